@@ -1,0 +1,43 @@
+"""Digests: what names the bytes of a result and of a state. blake3 throughout, 32 bytes.
+
+A part's digest binds what the bytes *mean* (log, round, base, contributors and their weights, range, grid, codec, reducer), so bytes
+reduced over another set of contributors can never match. The run is bound by ``base``: the chain of entries starts at the run's genesis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from blake3 import blake3
+
+from .group import Entry, Part, Plan
+
+
+def chunk_hash(data: bytes | bytearray | memoryview) -> bytes:
+    """Hash of one chunk of bytes."""
+    return blake3(data).digest()
+
+
+def merkle_root(hashes: Sequence[bytes]) -> bytes:
+    """Root over 32-byte hashes, in order. The count is bound; inner nodes and the root are hashed under prefixes of their own."""
+    level = list(hashes)
+    while len(level) > 1:
+        paired = [blake3(b"\x01" + level[i] + level[i + 1]).digest() for i in range(0, len(level) - 1, 2)]
+        if len(level) % 2:
+            paired.append(level[-1])
+        level = paired
+    return blake3(b"\x02" + len(hashes).to_bytes(8, "big") + b"".join(level)).digest()
+
+
+def part_digest(bound: Plan | Entry, part: Part, hashes: Sequence[bytes]) -> bytes:
+    """Digest of one part of a result; ``hashes`` are those of its chunks, in order.
+
+    A plan and the entry made from it give the same digest; ballot, revision and the owner's name do not matter, since the bytes do
+    not depend on them.
+    """
+    meaning = (
+        bound.log, bound.round, bound.base, bound.contributors, part.first, part.stop,
+        bound.numel, bound.chunk_elements, bound.codec, bound.reducer,
+    )  # fmt: skip
+    return blake3(b"atoll/part/1" + merkle_root(hashes) + msgspec.msgpack.encode(meaning)).digest()

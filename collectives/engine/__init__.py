@@ -1,0 +1,17 @@
+"""The lane engine: one thread that runs an exchange over real sockets. Lowest first:
+
+settings    EngineSettings, socket options
+poller      poll, or selectors
+lane        one socket: records, heartbeats
+proxy       EngineExchange: commands from other threads
+thread      EngineThread
+"""
+
+from __future__ import annotations
+
+from ..record_layer import LaneKeys, derive_lane_keys
+from .proxy import EngineExchange
+from .settings import EngineSettings, tune
+from .thread import EngineThread, LaneStats
+
+__all__ = ["EngineExchange", "EngineSettings", "EngineThread", "LaneKeys", "LaneStats", "derive_lane_keys", "tune"]

@@ -1,0 +1,199 @@
+"""One lane: a non-blocking socket, the records on it, and whether the other end lives.
+
+On the wire: 48-byte header, then the sealed payload; nothing else. The first record each way is a heartbeat: it proves that the
+other end has the keys, and no data is sent before it has come.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from typing import Protocol
+
+from ..errors import PeerLostError, RemoteProtocolError
+from ..exchange import Outgoing
+from ..exchange import header as wire_header
+from ..exchange.header import BEAT, BEAT_HEADER, HEADER_BYTES
+from ..identifiers import PeerId
+from ..record_layer import CLEAR, TAG_BYTES, LaneKeys, Opener, Sealer
+
+BATCH_BYTES = 65_536  # small records are sent and received together up to this
+EMPTY = memoryview(b"")
+
+
+class RecordSource(Protocol):
+    """Where records come from and go to: an `Exchange`."""
+
+    def next_record(self, peer: PeerId) -> Outgoing | None:
+        """See `Exchange.next_record`."""
+        ...
+
+    def destination(self, peer: PeerId, header: bytes) -> memoryview | None:
+        """See `Exchange.destination`."""
+        ...
+
+    def received(self, peer: PeerId, header: bytes) -> None:
+        """See `Exchange.received`."""
+        ...
+
+
+class PeerFaultError(RemoteProtocolError):
+    """A record that authenticates but breaks a rule: the peer itself did it, not somebody on the path."""
+
+
+class Lane:
+    """A lane to one peer. Methods raise NetworkError when the connection is gone, RemoteProtocolError when a record is not valid."""
+
+    def __init__(self, peer: PeerId, sock: socket.socket, keys: LaneKeys, path: str, now: float) -> None:
+        self.peer = peer
+        self.sock = sock
+        self.fd = sock.fileno()
+        self.path = path
+        self.up = False  # the other end's first record has come
+        self.can_read = True
+        self.can_write = True
+        self.opened_at = self.heard_at = self.spoke_at = now
+        self.bytes_sent = 0
+        self.bytes_received = 0
+        self._sealer = None if keys.cipher == CLEAR else Sealer(keys.send, keys.cipher)
+        self._opener = None if keys.cipher == CLEAR else Opener(keys.receive, keys.cipher)
+        self._tag = 0 if self._sealer is None else TAG_BYTES
+        self._tx = memoryview(bytearray(2 * BATCH_BYTES))
+        self._pending = EMPTY
+        self._broken = False
+        self._rx = memoryview(bytearray(2 * BATCH_BYTES))
+        self._have = 0
+        self._limit = BATCH_BYTES  # read at most this far
+        self.beat()
+
+    @property
+    def wants_write(self) -> bool:
+        """Whether bytes wait for the socket to take them."""
+        return len(self._pending) > 0 and not self._broken
+
+    def beat(self) -> None:
+        """Put a heartbeat on its way, unless other bytes are (they say the same)."""
+        if not self._pending:
+            self._pending = self._tx[: self._append(0, BEAT_HEADER, EMPTY)]
+
+    def send(self, source: RecordSource, now: float) -> bool:
+        """Send what the socket takes of one batch of records. True when anything moved."""
+        if not self.can_write or self._broken:
+            return False
+        if not self._pending and (not self.up or not self._fill(source)):
+            return False
+        try:
+            count = self.sock.send(self._pending)
+        except (BlockingIOError, InterruptedError):
+            self.can_write = False
+            return False
+        except OSError:
+            self._broken = True  # what the other end sent before it went may still be worth reading; that ends with an error soon
+            self.can_read = True
+            return True
+        self.bytes_sent += count
+        self.spoke_at = now
+        if count < len(self._pending):
+            self.can_write = False
+        self._pending = self._pending[count:]
+        return True
+
+    def receive(self, source: RecordSource, now: float) -> bool:
+        """Receive what is there, up to one batch of records. True when anything moved."""
+        if not self.can_read:
+            return False
+        try:
+            count = self.sock.recv_into(self._rx[self._have : self._limit])
+        except (BlockingIOError, InterruptedError):
+            self.can_read = False
+            return False
+        except OSError as error:
+            raise PeerLostError(f"lane broke: {error}", peer=self.peer) from None
+        if count == 0:
+            raise PeerLostError("lane was closed" + (" in the middle of a record" if self._have else ""), peer=self.peer)
+        self.bytes_received += count
+        self.heard_at = now
+        self._have += count
+        if self._have == self._limit or self._have >= HEADER_BYTES:
+            self._take(source)
+        return True
+
+    def close(self) -> None:
+        """Close the socket at once; what was not sent is dropped."""
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+        self.sock.close()
+
+    # ---- sending
+
+    def _fill(self, source: RecordSource) -> bool:
+        size = 0
+        while size < BATCH_BYTES:
+            record = source.next_record(self.peer)
+            if record is None:
+                break
+            size = self._append(size, record.header, record.payload)
+        self._pending = self._tx[:size]
+        return size > 0
+
+    def _append(self, start: int, header: bytes, payload: memoryview) -> int:
+        body = start + HEADER_BYTES
+        end = body + len(payload) + self._tag
+        if end > len(self._tx):
+            grown = memoryview(bytearray(end + BATCH_BYTES))
+            grown[:start] = self._tx[:start]
+            self._tx = grown
+        self._tx[start:body] = header
+        if self._sealer is not None:
+            self._sealer.seal(header, payload, self._tx[body:end])
+        else:
+            self._tx[body:end] = payload
+        return end
+
+    # ---- receiving
+
+    def _take(self, source: RecordSource) -> None:
+        """Handle the complete records in the buffer, and set how far to read next."""
+        position = 0
+        total = HEADER_BYTES
+        while self._have - position >= HEADER_BYTES:
+            header = bytes(self._rx[position : position + HEADER_BYTES])
+            total = HEADER_BYTES + wire_header.parse(header, self.peer).length + self._tag
+            if self._have - position < total:
+                break
+            self._open(source, header, self._rx[position + HEADER_BYTES : position + total])
+            position += total
+            total = HEADER_BYTES
+        rest = self._have - position
+        # Read a long record to its end, and the next header with it: then nearly every record costs one system call.
+        limit = max(BATCH_BYTES, total + HEADER_BYTES)
+        if limit > len(self._rx):
+            grown = memoryview(bytearray(limit))
+            grown[:rest] = self._rx[position : self._have]
+            self._rx = grown
+        elif position and rest:
+            self._rx[:rest] = self._rx[position : self._have]
+        self._have, self._limit = rest, limit
+
+    def _open(self, source: RecordSource, header: bytes, sealed: memoryview) -> None:
+        plain = sealed[: len(sealed) - self._tag]
+        if header[1] == BEAT:
+            self._decrypt(header, sealed, plain)
+            self.up = True
+            return
+        try:
+            if not self.up:
+                raise RemoteProtocolError("data before the first heartbeat", peer=self.peer)
+            target = source.destination(self.peer, header)
+        except RemoteProtocolError as error:
+            self._decrypt(header, sealed, plain)  # a forged header is nobody's fault but the path's
+            raise PeerFaultError(error.message, peer=self.peer) from None
+        self._decrypt(header, sealed, plain if target is None else target)
+        if target is not None:
+            source.received(self.peer, header)
+
+    def _decrypt(self, header: bytes, sealed: memoryview, out: memoryview) -> None:
+        if self._opener is not None:
+            self._opener.open(header, sealed, out, self.peer)
+        elif len(out):
+            out[:] = sealed

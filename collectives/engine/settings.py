@@ -1,0 +1,55 @@
+"""Settings of an engine thread, and what is asked of its sockets."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from dataclasses import dataclass
+
+from ..errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """How an engine treats its lanes. Times in seconds."""
+
+    beat_s: float = 0.2  # a lane that sent nothing for this long sends a heartbeat
+    dead_after_s: float = 1.0  # a lane that received nothing for this long is dead: five beats
+    hello_s: float = 2.0  # the other end's first authenticated record must come within this
+    switch_interval_s: float = 0.0005  # of the interpreter while an engine lives; 5 ms would cost an all-reduce tenfold beside busy Python
+    congestion: str | None = None  # TCP congestion control by name, such as "bbr"; None: the system's. Ignored where unavailable
+    notsent_lowat_bytes: int | None = 131_072  # unsent bytes the kernel keeps: a heartbeat is never late behind megabytes
+    user_timeout_s: float = 20.0  # the kernel's own verdict on unacknowledged data; a safety net, longer than any pause of a reader
+
+    def __post_init__(self) -> None:
+        if not 0 < self.beat_s <= self.dead_after_s / 2:
+            raise ConfigError(f"dead_after_s {self.dead_after_s} must be at least twice beat_s {self.beat_s}", key="lanes.dead_after_s")
+
+
+def tune(sock: socket.socket, settings: EngineSettings) -> None:
+    """Prepare a lane's socket. Everything but non-blocking mode is optional: a system or socket family without it is left as it is."""
+    sock.setblocking(False)
+    options: list[tuple[str, int | bytes]] = [("TCP_NODELAY", 1)]
+    if settings.congestion is not None:
+        options.append(("TCP_CONGESTION", settings.congestion.encode()))
+    if settings.notsent_lowat_bytes is not None:
+        options.append(("TCP_NOTSENT_LOWAT", settings.notsent_lowat_bytes))
+    options.append(("TCP_USER_TIMEOUT", int(1000 * settings.user_timeout_s)))
+    if sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    for name, value in options:
+        number = option_number(name)
+        if number is None:
+            continue
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, number, value)
+        except OSError:
+            continue  # not this kernel, or not permitted: the lane works without
+
+
+def option_number(name: str, platform: str = sys.platform) -> int | None:
+    """The number of a TCP option here, or None. Python 3.11 does not name TCP_NOTSENT_LOWAT everywhere."""
+    number = getattr(socket, name, None)
+    if number is None and name == "TCP_NOTSENT_LOWAT":
+        number = {"linux": 25, "darwin": 0x201}.get(platform)
+    return number

@@ -1,0 +1,296 @@
+"""The engine: one thread that drives one `Exchange` over lanes."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import LocalProtocolError, NetworkError, RemoteProtocolError
+from ..exchange import CommandFailed, Exchange, ExchangeEvent, LaneDown, LaneUp, PeerFault
+from ..group import Plan
+from ..identifiers import PeerId
+from ..record_layer import LaneKeys
+from ..reduce import Reducer
+from .lane import Lane, PeerFaultError
+from .poller import READ, WRITE, make_poller
+from .proxy import EngineExchange
+from .settings import EngineSettings, tune
+
+IDLE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class LaneStats:
+    """Bytes on a lane since it was added, record layer included, and what it is."""
+
+    path: str
+    up: bool
+    bytes_sent: int
+    bytes_received: int
+
+
+class EngineThread:
+    """Runs an `Exchange` over lanes in a thread of its own, until `stop`. A context manager.
+
+    ``emit`` and ``result_buffer`` are called in the engine's thread: they must hand over quickly and not wait for the engine. Everything
+    else may be called from any thread. ``exchange`` takes the commands. While any engine lives, the interpreter's switch interval is
+    small.
+    """
+
+    def __init__(
+        self,
+        me: PeerId,
+        *,
+        emit: Callable[[ExchangeEvent], None],
+        result_buffer: Callable[[Plan], memoryview] | None = None,
+        reducers: Mapping[str, Reducer] | None = None,
+        settings: EngineSettings | None = None,
+    ) -> None:
+        self.me = me
+        self.settings = settings or EngineSettings()
+        self.exchange = EngineExchange(self._submit)
+        self._emit = emit
+        self._core = Exchange(me, emit=emit, result_buffer=result_buffer, reducers=reducers, eager=False)
+        self._commands: deque[tuple[str, tuple[Any, ...], dict[str, Any]]] = deque()
+        self._lanes: dict[PeerId, Lane] = {}
+        self._order: list[Lane] = []
+        self._poller = make_poller()
+        self._wake_out, self._wake_in = socket.socketpair()
+        self._wake_out.setblocking(False)
+        self._wake_in.setblocking(False)
+        self._stopping = False
+        self._ended = False
+        self._closed_bytes = (0, 0)  # of lanes that are no more
+        self._totals_lock = threading.Lock()
+        self._lock = threading.Lock()  # no command may slip in behind the last look at the queue
+        self._thread = threading.Thread(target=self._main, name=f"atoll-engine-{me[-8:]}", daemon=True)
+
+    # ---- any thread
+
+    def start(self) -> None:
+        """Start the thread. Once."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Close all lanes and end the thread; returns when it has ended. Idempotent. Not from inside ``emit``."""
+        self._stopping = True
+        self._wake()
+        if self._thread.ident is not None:
+            self._thread.join()
+        else:
+            self._release()
+
+    def __enter__(self) -> EngineThread:
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    def add_lane(self, peer: PeerId, sock: socket.socket, keys: LaneKeys, path: str) -> None:
+        """Use a connected stream socket (TCP, or one end of a bridged pair) as the lane to ``peer``; the engine owns it from now on.
+
+        `LaneUp` follows when the other end has proved that it holds the keys. A lane to the same peer that exists is closed.
+        """
+        self._submit("+lane", peer, sock, keys, path)
+
+    def drop_lane(self, peer: PeerId) -> None:
+        """Close the lane to ``peer``; `LaneDown` follows."""
+        self._submit("-lane", peer)
+
+    def sync(self, timeout_s: float | None = None) -> bool:
+        """Wait until everything submitted so far has been run. False after ``timeout_s`` or when the engine has ended."""
+        done = threading.Event()
+        self._submit("sync", done)
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not done.is_set() and self.alive and (deadline is None or time.monotonic() < deadline):
+            done.wait(0.05 if deadline is None else max(0.0, min(0.05, deadline - time.monotonic())))
+        return done.is_set()
+
+    def stats(self) -> dict[PeerId, LaneStats]:
+        """Traffic of the present lanes."""
+        return {lane.peer: LaneStats(lane.path, lane.up, lane.bytes_sent, lane.bytes_received) for lane in list(self._order)}
+
+    def totals(self) -> tuple[int, int]:
+        """Bytes (sent, received) over all lanes there ever were, record layer included. Never falls."""
+        with self._totals_lock:
+            sent, received = self._closed_bytes
+            lanes = list(self._order)
+            return sent + sum(lane.bytes_sent for lane in lanes), received + sum(lane.bytes_received for lane in lanes)
+
+    def notify(self, event: threading.Event) -> None:
+        """Set ``event`` when everything submitted so far has been run; never, when the engine ends before."""
+        self._submit("sync", event)
+
+    def _submit(self, name: str, *args: Any, **options: Any) -> None:
+        with self._lock:
+            if not self._ended:
+                self._commands.append((name, args, options))
+            elif name == "+lane":
+                args[1].close()
+        self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # full: it will wake anyway; closed: it has ended
+            self._wake_in.send(b"\0")
+
+    # ---- the engine's thread
+
+    def _main(self) -> None:
+        _switch_interval(self.settings.switch_interval_s)
+        try:
+            self._loop()
+        except Exception as error:  # a defect: tell the session, then let the interpreter print it
+            self._emit(CommandFailed("engine", str(error), error))
+            raise
+        finally:
+            for lane in list(self._order):
+                self._close(lane, "engine stopped")
+            self._release()
+            _switch_interval(None)
+
+    def _release(self) -> None:
+        with self._lock:
+            self._ended = True
+        for name, args, _ in self._commands:
+            if name == "+lane":
+                args[1].close()
+        self._commands.clear()
+        for end in (self._wake_out, self._wake_in):
+            end.close()
+        self._poller.close()
+
+    def _loop(self) -> None:
+        self._poller.watch(self._wake_out.fileno(), READ)
+        now = checked = time.monotonic()
+        while not self._stopping:
+            while self._commands:
+                self._run(*self._commands.popleft())
+            moved = False
+            for lane in tuple(self._order):
+                moved |= self._step(lane, lane.send, now)
+            for lane in tuple(self._order):
+                moved |= self._step(lane, lane.receive, now)
+            moved |= self._core.work()
+            if len(self._order) > 1:
+                self._order.append(self._order.pop(0))
+            if not moved:
+                self._wait(now)
+            previous, now = now, time.monotonic()
+            if now - previous > self.settings.dead_after_s / 2:  # we were stopped, not they: their bytes are still in the kernel
+                for lane in self._order:
+                    lane.heard_at += now - previous
+            if now - checked > self.settings.beat_s / 4:
+                checked = now
+                self._check(now)
+
+    def _wait(self, now: float) -> None:
+        for lane in self._order:
+            self._poller.watch(lane.fd, READ | (WRITE if lane.wants_write else 0))
+        timeout = self.settings.beat_s / 2 if self._order else IDLE_S
+        for fd, ready in self._poller.wait(0 if self._commands or self._stopping else timeout):
+            if fd == self._wake_out.fileno():
+                with contextlib.suppress(BlockingIOError):
+                    self._wake_out.recv(4096)
+                continue
+            for lane in self._order:
+                if lane.fd == fd:
+                    lane.can_read = lane.can_read or bool(ready & READ)
+                    lane.can_write = lane.can_write or bool(ready & WRITE)
+
+    def _check(self, now: float) -> None:
+        """Heartbeats, and lanes that fell silent."""
+        for lane in tuple(self._order):
+            if not lane.up and now - lane.opened_at > self.settings.hello_s:
+                self._close(lane, f"no authentic record within {self.settings.hello_s} s")
+            elif lane.up and now - lane.heard_at > self.settings.dead_after_s:
+                self._close(lane, f"silent for {now - lane.heard_at:.1f} s")
+            elif now - lane.spoke_at >= self.settings.beat_s:
+                lane.beat()
+
+    def _step(self, lane: Lane, action: Callable[[Exchange, float], bool], now: float) -> bool:
+        was_up = lane.up
+        try:
+            moved = action(self._core, now)
+        except PeerFaultError as error:
+            self._emit(PeerFault(lane.peer, error.message))
+            self._close(lane, error.message)
+            return True
+        except (NetworkError, RemoteProtocolError) as error:
+            self._close(lane, error.message)
+            return True
+        if lane.up and not was_up:
+            self._core.lane_up(lane.peer)
+            self._emit(LaneUp(lane.peer, lane.path))
+        return moved
+
+    def _run(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        try:
+            if name == "+lane":
+                self._add(*args)
+            elif name == "-lane":
+                lane = self._lanes.get(args[0])
+                if lane is not None:
+                    self._close(lane, "dropped")
+            elif name == "sync":
+                args[0].set()
+            else:
+                getattr(self._core, name)(*args, **options)
+        except Exception as error:  # the thread outlives a command that is wrong; whoever gave it is told
+            self._emit(CommandFailed(name, str(error), error))
+
+    def _add(self, peer: PeerId, sock: socket.socket, keys: LaneKeys, path: str) -> None:
+        old = self._lanes.get(peer)
+        if old is not None:
+            self._close(old, "replaced by a new lane")
+        try:
+            if peer == self.me:
+                raise LocalProtocolError("a lane to oneself")
+            tune(sock, self.settings)
+            lane = Lane(peer, sock, keys, path, time.monotonic())
+        except Exception:
+            sock.close()
+            raise
+        self._lanes[peer] = lane
+        self._order.append(lane)
+
+    def _close(self, lane: Lane, reason: str) -> None:
+        if self._lanes.get(lane.peer) is not lane:
+            return
+        del self._lanes[lane.peer]
+        with self._totals_lock:
+            sent, received = self._closed_bytes
+            self._closed_bytes = sent + lane.bytes_sent, received + lane.bytes_received
+            self._order.remove(lane)
+        self._poller.forget(lane.fd)
+        lane.close()
+        self._core.lane_down(lane.peer)
+        self._emit(LaneDown(lane.peer, reason))
+
+
+_interval_lock = threading.Lock()
+_interval_saved: list[float] = []
+
+
+def _switch_interval(seconds: float | None) -> None:
+    """Set the interpreter's switch interval for one more engine; None: for one less. The last one restores it."""
+    with _interval_lock:
+        if seconds is not None:
+            _interval_saved.append(sys.getswitchinterval())
+            sys.setswitchinterval(min(seconds, sys.getswitchinterval()))
+        else:
+            saved = _interval_saved.pop()
+            if not _interval_saved:
+                sys.setswitchinterval(saved)

@@ -1,0 +1,216 @@
+"""Every public error of atoll, and nothing else.
+
+A user-facing error says what happened (with the values), why it probably is so, and what to type. ``code`` is stable
+(``atoll explain E110`` prints its page); ``exit_code`` follows sysexits.
+
+    AtollError
+    ├─ ConfigError                the user's to mend; names the key
+    ├─ NetworkError               PeerUnreachableError, PeerLostError, DeadlineExceededError
+    ├─ ProtocolError              RemoteProtocolError, LocalProtocolError, VersionMismatchError
+    ├─ SecurityError              BadSignatureError, NotAdmittedError, MisbehaviourError
+    ├─ GroupError                 NotEnoughPeersError, GroupDissolvedError
+    ├─ StateError                 OutOfDateError, DigestMismatchError, ModelMismatchError, StorageError
+    └─ SwarmClosedError
+"""
+
+from __future__ import annotations
+
+
+class AtollError(Exception):
+    """Base of all errors. ``code`` names its page in ``atoll explain``; ``why`` and ``hint`` are shown below the message."""
+
+    code = "E000"
+    exit_code = 1
+    retryable = False
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        why: str = "",
+        hint: str = "",
+        exit_code: int | None = None,
+        retryable: bool | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.why = why
+        self.hint = hint
+        if code is not None:
+            self.code = code
+        if exit_code is not None:
+            self.exit_code = exit_code
+        if retryable is not None:
+            self.retryable = retryable
+
+
+class ConfigError(AtollError):
+    """A setting is wrong. ``key`` is its path, such as ``$.train.outer.lr``."""
+
+    code = "E400"
+    exit_code = 78
+
+    def __init__(
+        self, message: str, *, key: str = "", code: str | None = None, why: str = "", hint: str = "", exit_code: int | None = None
+    ) -> None:
+        super().__init__(message, code=code, why=why, hint=hint, exit_code=exit_code)
+        self.key = key
+
+
+class _PeerError(AtollError):
+    """An error that concerns one peer; ``peer`` is its id, or "" when unknown."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        peer: str = "",
+        code: str | None = None,
+        why: str = "",
+        hint: str = "",
+        exit_code: int | None = None,
+        retryable: bool | None = None,
+    ) -> None:
+        super().__init__(message, code=code, why=why, hint=hint, exit_code=exit_code, retryable=retryable)
+        self.peer = peer
+
+
+class NetworkError(_PeerError):
+    """The network failed us; trying again may help."""
+
+    code = "E100"
+    exit_code = 69
+    retryable = True
+
+
+class PeerUnreachableError(NetworkError):
+    """No connection to the peer could be made."""
+
+    code = "E110"
+
+
+class PeerLostError(NetworkError):
+    """A peer that was connected fell silent."""
+
+    code = "E111"
+
+
+class DeadlineExceededError(NetworkError):
+    """An operation did not finish within its deadline."""
+
+    code = "E112"
+    exit_code = 75
+
+
+class ProtocolError(_PeerError):
+    """A rule of the protocol was broken."""
+
+    code = "E140"
+    exit_code = 76
+
+
+class RemoteProtocolError(ProtocolError):
+    """A peer broke a rule; it counts against that peer."""
+
+    code = "E141"
+
+
+class LocalProtocolError(ProtocolError):
+    """We broke a rule: a defect of atoll."""
+
+    code = "E142"
+    exit_code = 70
+
+
+class VersionMismatchError(ProtocolError):
+    """No protocol version in common."""
+
+    code = "E140"
+
+
+class SecurityError(_PeerError):
+    """Something could not be trusted."""
+
+    code = "E200"
+    exit_code = 77
+
+
+class BadSignatureError(SecurityError):
+    """A signature does not verify."""
+
+    code = "E202"
+
+
+class NotAdmittedError(SecurityError):
+    """The run does not admit this peer, or the invite is wrong or expired."""
+
+    code = "E201"
+
+
+class MisbehaviourError(SecurityError):
+    """A peer provably misbehaved. ``evidence`` is the signed bytes that prove it."""
+
+    code = "E203"
+
+    def __init__(self, message: str, *, peer: str, evidence: bytes = b"") -> None:
+        super().__init__(message, peer=peer)
+        self.evidence = evidence
+
+
+class GroupError(AtollError):
+    """The group for an operation cannot be formed or kept."""
+
+    code = "E150"
+    exit_code = 75
+    retryable = True
+
+
+class NotEnoughPeersError(GroupError):
+    """Fewer peers than asked for."""
+
+    code = "E151"
+
+
+class GroupDissolvedError(GroupError):
+    """The group ended before the operation did."""
+
+    code = "E152"
+
+
+class StateError(AtollError):
+    """Local state does not fit."""
+
+    code = "E300"
+    exit_code = 74
+
+
+class OutOfDateError(StateError):
+    """Local state is older than the run's log."""
+
+    code = "E304"
+
+
+class DigestMismatchError(StateError):
+    """Bytes do not have the digest they must have."""
+
+    code = "E302"
+
+
+class ModelMismatchError(StateError):
+    """The script's model is not the run's model; the message names the tensors."""
+
+    code = "E301"
+    exit_code = 76
+
+
+class StorageError(StateError):
+    """A file could not be read or written (disk full, corrupt, unreadable)."""
+
+    code = "E501"
+
+
+class SwarmClosedError(AtollError):
+    """The swarm object was closed, or its node ended."""
+
+    code = "E160"

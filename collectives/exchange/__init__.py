@@ -1,0 +1,51 @@
+"""The data plane of a round, without I/O. Lowest first:
+
+events      what it reports
+header      the record header
+pool        buffers for received parts
+slot        one open round: grid, members, received parts; frozen contributions
+plans       one plan being executed
+reduction   one chunk of my part
+blobs       content-addressed bytes beside the rounds
+outbox      what each peer is still to be sent
+exchange    Exchange: commands in, records and events out
+"""
+
+from __future__ import annotations
+
+from .events import (
+    BadChunk,
+    BlobComplete,
+    BlobProgress,
+    CommandFailed,
+    ExchangeEvent,
+    LaneDown,
+    LaneUp,
+    NonFinite,
+    PartReduced,
+    PeerFault,
+    Report,
+    ResultComplete,
+)
+from .exchange import Exchange
+from .header import HEADER_BYTES, MAX_PAYLOAD_BYTES
+from .outbox import Outgoing
+
+__all__ = [
+    "HEADER_BYTES",
+    "MAX_PAYLOAD_BYTES",
+    "BadChunk",
+    "BlobComplete",
+    "BlobProgress",
+    "CommandFailed",
+    "Exchange",
+    "ExchangeEvent",
+    "LaneDown",
+    "LaneUp",
+    "NonFinite",
+    "Outgoing",
+    "PartReduced",
+    "PeerFault",
+    "Report",
+    "ResultComplete",
+]

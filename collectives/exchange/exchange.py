@@ -1,0 +1,494 @@
+"""The data plane without I/O: parts in, results out, blobs beside them.
+
+One driver calls it from one thread: the engine with real lanes, the simulator with virtual ones. For every arriving record the driver
+calls `destination`, fills the view it gets, and calls `received` before any other call. For sending it pulls `next_record` whenever a
+lane has room; chunks are encoded at that moment. Nothing is assumed to have been delivered: the owner of a part and the receiver of a
+result say what they lack (`report`), and the sender sends it again (`resend_parts`, `resend_results`).
+
+All commands are idempotent, and those about rounds, plans, peers or blobs no longer known do nothing. Events are delivered when the
+outermost call ends, so the receiver of an event may call commands.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ..digest import chunk_hash
+from ..errors import ConfigError, LocalProtocolError, RemoteProtocolError
+from ..group import MAX_MEMBERS, Plan
+from ..identifiers import CID_BYTES, PeerId
+from ..partition import check_plan
+from ..reduce import MEAN, Reducer
+from . import header as wire_header
+from .blobs import Blobs
+from .events import ExchangeEvent, NonFinite, PartReduced, PeerFault, ResultComplete
+from .header import HEADER_BYTES, Header
+from .outbox import Outgoing, Sender
+from .plans import PlanState
+from .pool import Pools
+from .reduction import ChunkReducer
+from .slot import Frozen, RoundSlot, unfold
+
+
+class Exchange:
+    """Reduce-scatter and all-gather of many rounds at once, for one peer.
+
+    ``emit`` gets every event. ``result_buffer`` gives the memory for a plan's encoded result: writable, flat, at least its encoded
+    length, aligned to 4, a different one for every plan; by default it is allocated. ``reducers`` are those plans may name.
+    ``eager``: reduce as soon as possible, inside the call that made it possible. With False the driver calls `work` in its idle time,
+    so that no call takes longer than a few chunks.
+    """
+
+    def __init__(
+        self,
+        me: PeerId,
+        *,
+        emit: Callable[[ExchangeEvent], None],
+        result_buffer: Callable[[Plan], memoryview] | None = None,
+        reducers: Mapping[str, Reducer] | None = None,
+        eager: bool = True,
+    ) -> None:
+        self.me = me
+        self._emit = emit
+        self._result_buffer = result_buffer
+        self._reducers = dict(reducers) if reducers is not None else {"mean": MEAN}
+        self._eager = eager
+        self._pools = Pools()
+        self._reducer = ChunkReducer()
+        self._slots: dict[bytes, RoundSlot] = {}
+        self._lingering: dict[str, RoundSlot] = {}  # by log: closed, still serving slower peers
+        self._plans: dict[bytes, PlanState] = {}
+        self._frozen: dict[bytes, Frozen] = {}
+        self._lanes: set[PeerId] = set()
+        self._ready: deque[tuple[PlanState, int]] = deque()
+        self._incoming: tuple[PeerId, Callable[[], None], Callable[[], None] | None] | None = None
+        self._events: deque[ExchangeEvent] = deque()
+        self._blobs = Blobs(self._post)
+        self._sender = Sender(self._frozen, self._blobs, self._poison, self._forget_if_served)
+        self._delivering = False
+
+    # ---- rounds
+
+    def open_round(self, log: str, round_: int, members: Sequence[PeerId], numel: int, chunk_elements: int, codec: str) -> None:
+        """From now on accept parts of (log, round) from these peers. A second call may only change the members.
+
+        ``log`` must be unique in this exchange: where several runs share it, put the run into the name. Raises LocalProtocolError
+        for another grid or senseless sizes, ConfigError for an unknown codec.
+        """
+        if numel < 1 or not 1 <= chunk_elements <= 1 << 22 or len(members) > MAX_MEMBERS:
+            raise LocalProtocolError(f"round of {numel} elements in chunks of {chunk_elements} among {len(members)} members")
+        slot = RoundSlot(log, round_, members, numel, chunk_elements, self._pools.get(codec, min(chunk_elements, numel)))
+        known = self._slots.get(slot.id)
+        if known is None:
+            self._slots[slot.id] = slot
+        elif (known.numel, known.chunk_elements, known.codec.name) != (numel, chunk_elements, codec):
+            raise LocalProtocolError(f"round {round_} of {log!r} is open with another grid")
+        else:
+            known.members = slot.members
+
+    def freeze(self, log: str, round_: int, cid: bytes, vector: Tensor) -> None:
+        """Offer my contribution: float32, shape (numel,), contiguous, on the CPU. It must not change until `release` (cid).
+
+        Nothing is copied or encoded here. Raises LocalProtocolError for another kind of tensor.
+        """
+        if vector.dtype != torch.float32 or vector.dim() != 1 or not vector.is_contiguous() or vector.device.type != "cpu":
+            raise LocalProtocolError("a contribution is a flat contiguous float32 tensor on the CPU")
+        if len(cid) != CID_BYTES:
+            raise LocalProtocolError(f"a cid has {CID_BYTES} bytes")
+        slot = self._slots.get(wire_header.slot_id(log, round_))
+        if slot is not None and vector.shape[0] != slot.numel:
+            raise LocalProtocolError(f"contribution of {vector.shape[0]} elements to a round of {slot.numel}")
+        known = self._frozen.get(cid)
+        if known is None or known.vector.data_ptr() != vector.data_ptr():
+            self._frozen[cid] = Frozen(cid, vector.detach())
+        if slot is not None and slot.plan is not None and slot.plan.own_cid == cid:
+            self._start(slot.plan)
+        self._settle()
+
+    def release(self, cid: bytes) -> None:
+        """The vector of ``cid`` may change from now on; nothing of it is sent or used any more."""
+        self._frozen.pop(cid, None)
+
+    def execute(self, plan: Plan, audience: Sequence[PeerId]) -> None:
+        """Carry out a plan: send my parts to their owners, reduce mine, send its result to ``audience`` (all of the configuration).
+
+        A plan with a larger (ballot, revision) replaces the one in force for its round: parts that came or were sent stay, an
+        incomplete result is abandoned. A smaller one is ignored. The same plan again only adds to the audience.
+        Raises LocalProtocolError when the plan is not well formed or its round not open with this grid, ConfigError for a reducer
+        that cannot be run.
+        """
+        slot = self._slot_for(plan)
+        old = slot.plan
+        if old is not None and old.plan_id == plan.plan_id:
+            self._queue_results(old, old.add_audience(audience), [c for c in old.mine() if old.hashes[c] is not None])
+            return
+        if old is not None and (plan.ballot, plan.revision) <= old.order:
+            return
+        reducer = self._reducers.get(plan.reducer)
+        if reducer is None or reducer.form == "two-phase":
+            raise ConfigError(f"reducer {plan.reducer!r} cannot be run by this exchange", key="reducer")
+        data = self._result_buffer(plan) if self._result_buffer is not None else memoryview(bytearray(slot.encoded_bytes))
+        if len(data) < slot.encoded_bytes or data.readonly or data.format != "B":
+            raise LocalProtocolError(f"result buffer of {len(data)} bytes, {slot.encoded_bytes} writable bytes needed")
+        if old is not None:
+            self._abandon(slot, old)
+        state = PlanState(plan, slot, self.me, reducer, data, audience)
+        slot.plan = self._plans[state.plan_id] = state
+        self._take_early(state)
+        self._start(state)
+        self._settle()
+
+    def close_round(self, log: str, round_: int, *, linger: bool = True) -> None:
+        """The round is decided and its bytes are here: drop cached parts and the plan.
+
+        With ``linger`` the result chunks already queued for peers with a lane are still sent, from the buffer that `ResultComplete`
+        handed over, until the next round of this log is closed. Without, everything goes at once.
+        """
+        previous = self._lingering.get(log)
+        if previous is not None and previous.round != round_:
+            self._forget(previous)
+        slot = self._slots.pop(wire_header.slot_id(log, round_), None) or (previous if previous and previous.round == round_ else None)
+        if slot is None:
+            return
+        slot.closed = True
+        slot.release()
+        busy = False
+        for peer, box in self._sender.boxes.items():
+            flow = box.flows.get(slot.id)
+            if flow is None:
+                continue
+            flow.parts.clear()
+            if linger and peer in self._lanes and flow.results and slot.plan is not None and slot.plan.complete:
+                busy = True
+            else:
+                box.drop(slot.id)
+        if busy:
+            self._lingering[log] = slot
+        else:
+            self._forget(slot)
+
+    def resend_parts(self, peer: PeerId, plan_id: bytes, cid: bytes, spans: Iterable[tuple[int, int]]) -> None:
+        """Answer to Missing: send these chunks of my contribution to their owner again."""
+        state = self._plans.get(plan_id)
+        if state is None or state.slot.closed or cid != state.own_cid or self._usable(state) is None or peer == self.me:
+            return
+        box = self._sender.box(peer)
+        flow = box.flow(state.slot)
+        for chunk in unfold(spans, state.slot.chunks):
+            if state.owners[chunk] == peer:
+                flow.parts[cid, chunk] = None
+        box.wake(flow)
+
+    def resend_results(self, peer: PeerId, plan_id: bytes, spans: Iterable[tuple[int, int]]) -> None:
+        """Answer to Need: send these chunks of my part's result again, as far as they are reduced."""
+        state = self._plans.get(plan_id)
+        if state is None or peer == self.me:
+            return
+        chunks = unfold(spans, state.slot.chunks)
+        self._queue_results(state, (peer,), [c for c in chunks if state.owners[c] == self.me and state.hashes[c] is not None])
+
+    def report(self, plan_id: bytes) -> None:
+        """Ask what a plan (or a wanted blob, by its name) still lacks; answered by a `Report` (`BlobProgress`) event if it is known."""
+        self._blobs.report(plan_id)
+        state = self._plans.get(plan_id)
+        if state is not None:
+            self._post(state.report(self._usable(state) is not None))
+        self._settle()
+
+    # ---- blobs
+
+    def provide(self, name: bytes, data: memoryview, chunk_bytes: int) -> None:
+        """Have these bytes ready for `send_blob`, until `withdraw`. They must not change until then."""
+        self._blobs.provide(name, data, chunk_bytes)
+
+    def withdraw(self, name: bytes) -> None:
+        """Forget a provided blob, also what is queued of it."""
+        self._blobs.withdraw(name)
+
+    def send_blob(self, peer: PeerId, name: bytes, spans: Iterable[tuple[int, int]]) -> None:
+        """Send these chunks of a provided blob; they are behind all rounds in the queue."""
+        chunks = self._blobs.chunks(name)
+        if chunks and peer != self.me:
+            self._sender.box(peer).blobs.update(((name, chunk), None) for chunk in unfold(spans, chunks))
+
+    def want(self, name: bytes, destination: memoryview, chunk_bytes: int, hashes: Sequence[bytes], sources: Sequence[PeerId]) -> None:
+        """Accept chunks of a blob from ``sources`` into ``destination``. Asking for them is the session's business.
+
+        With ``hashes`` (blake3, one a chunk) every chunk is checked on arrival; an empty sequence takes them as they come, and
+        `BlobComplete` tells the hashes. Again with the same memory and hashes: only the sources change (barred ones come back).
+        """
+        self._blobs.want(name, destination, chunk_bytes, hashes, sources)
+        self._settle()
+
+    def unwant(self, name: bytes) -> None:
+        """Stop accepting a blob; its memory is not written to any more."""
+        self._blobs.unwant(name)
+
+    # ---- lanes
+
+    def lane_up(self, peer: PeerId) -> None:
+        """There is a lane to ``peer``."""
+        self._lanes.add(peer)
+
+    def lane_down(self, peer: PeerId) -> None:
+        """The lane is gone, with whatever was in flight. What is queued waits for the next one."""
+        self._lanes.discard(peer)
+        if self._incoming is not None and self._incoming[0] == peer:
+            self._abort_incoming()
+        for slot in list(self._lingering.values()):
+            box = self._sender.boxes.get(peer)
+            if box is not None:
+                box.drop(slot.id)
+            self._forget_if_served(slot)
+
+    def next_record(self, peer: PeerId) -> Outgoing | None:
+        """The next thing worth sending to ``peer``, encoded now, or None."""
+        found = self._sender.next_record(peer)
+        if self._events:
+            self._settle()
+        return found
+
+    def destination(self, peer: PeerId, header: bytes | bytearray | memoryview) -> memoryview | None:
+        """Where the payload of an arriving record goes; None: read and discard it. Raises RemoteProtocolError for an invalid header."""
+        if self._incoming is not None:
+            self._abort_incoming()
+        record = wire_header.parse(header, peer)
+        if record.kind == wire_header.PART:
+            return self._part_destination(peer, record)
+        if record.kind == wire_header.RESULT:
+            return self._result_destination(peer, record)
+        if record.kind == wire_header.BLOB:
+            place = self._blobs.destination(peer, record)
+            if place is None:
+                return None
+            self._incoming = (peer, place[1], None)
+            return place[0]
+        raise RemoteProtocolError(f"record kind {record.kind} outside a lane", peer=peer)
+
+    def received(self, peer: PeerId, header: bytes | bytearray | memoryview) -> None:
+        """The view that `destination` returned for this record is filled."""
+        del header
+        incoming = self._incoming
+        if incoming is None or incoming[0] != peer:
+            return
+        self._incoming = None
+        incoming[1]()
+        if self._events or self._eager:
+            self._settle()
+
+    def work(self) -> bool:
+        """Reduce one chunk that is ready; True when there may be more to do. Only needed when not ``eager``."""
+        while self._ready:
+            state, chunk = self._ready.popleft()
+            if state.slot.plan is state and state.waiting.get(chunk) == 0 and not state.slot.closed and self._can_reduce(state):
+                self._reduce(state, chunk)
+                break
+        if self._events:
+            self._deliver()
+        return bool(self._ready)
+
+    # ---- arriving records
+
+    def _part_destination(self, peer: PeerId, record: Header) -> memoryview | None:
+        slot = self._slots.get(record.key)
+        if slot is None:
+            return None
+        slot.check_record(peer, record.chunk, record.length)
+        wire = slot.part_wire(peer, record.sub, record.chunk)
+        if wire is None:
+            return None
+
+        def arrived() -> None:
+            if slot.closed:
+                slot.pool.give(wire)
+                return
+            slot.store(peer, record.sub, record.chunk, wire)
+            slot.bytes_received += HEADER_BYTES + record.length
+            state = slot.plan
+            if state is not None and state.part_arrived(peer, record.sub, record.chunk) and self._can_reduce(state):
+                self._reduce(state, record.chunk)
+
+        self._incoming = (peer, arrived, lambda: slot.pool.give(wire))
+        return wire.data
+
+    def _result_destination(self, peer: PeerId, record: Header) -> memoryview | None:
+        state = self._plans.get(record.key)
+        if state is None:
+            return self._early_destination(peer, record)
+        state.slot.check_record(peer, record.chunk, record.length)
+        if state.owners[record.chunk] != peer:
+            raise RemoteProtocolError(f"result of chunk {record.chunk}, which it does not own", peer=peer)
+        if state.hashes[record.chunk] is not None or state.slot.closed:
+            return None
+
+        def arrived() -> None:
+            if state.slot.plan is state and not state.slot.closed:
+                state.slot.bytes_received += HEADER_BYTES + record.length
+                self._result_arrived(state, peer, record.chunk)
+
+        self._incoming = (peer, arrived, None)
+        return state.view(record.chunk)
+
+    def _early_destination(self, peer: PeerId, record: Header) -> memoryview | None:
+        slot = self._slots.get(record.sub)
+        if slot is None:
+            return None
+        slot.check_record(peer, record.chunk, record.length)
+        wire = slot.early_wire(record.key, peer, record.chunk)
+        if wire is None:
+            return None
+
+        def arrived() -> None:
+            slot.bytes_received += HEADER_BYTES + record.length
+            slot.store_early(record.key, peer, record.chunk, wire)
+
+        self._incoming = (peer, arrived, lambda: slot.pool.give(wire))
+        return wire.data
+
+    def _abort_incoming(self) -> None:
+        incoming, self._incoming = self._incoming, None
+        if incoming is not None and incoming[2] is not None:
+            incoming[2]()
+
+    def _take_early(self, state: PlanState) -> None:
+        for chunk, (peer, wire) in state.slot.take_early(state.plan_id).items():
+            if state.owners[chunk] == peer:
+                state.view(chunk)[:] = wire.data
+                self._result_arrived(state, peer, chunk)
+            state.slot.pool.give(wire)
+
+    def _result_arrived(self, state: PlanState, peer: PeerId, chunk: int) -> None:
+        wire = state.wire(chunk)
+        if not state.slot.codec.finite(wire):
+            self._post(PeerFault(peer, f"result of chunk {chunk} is not finite"))
+            return
+        state.progress += 1
+        state.accept(chunk, chunk_hash(wire.data))
+        self._completed(state)
+
+    # ---- reducing
+
+    def _reduce(self, state: PlanState, chunk: int) -> None:
+        culprit = self._reducer.reduce(state, chunk, self._usable(state))
+        if culprit is not None:
+            state.blocked = True
+            self._blame(state, *culprit)
+            return
+        done = state.reduced(chunk, chunk_hash(state.view(chunk)))
+        self._queue_results(state, state.audience, (chunk,))
+        if done is not None:
+            self._post(PartReduced(state.plan_id, done, state.part_digest(done)))
+        self._completed(state)
+
+    def _blame(self, state: PlanState, peer: PeerId, cid: bytes) -> None:
+        if peer == self.me:
+            self._poison(cid)
+        else:
+            state.slot.refuse(peer, cid)
+            self._post(PeerFault(peer, "contribution is not finite"))
+
+    def _poison(self, cid: bytes) -> None:
+        frozen = self._frozen.get(cid)
+        if frozen is not None and not frozen.poisoned:
+            frozen.poisoned = True
+            self._post(NonFinite(cid))
+
+    def _completed(self, state: PlanState) -> None:
+        if state.complete:
+            digests = tuple(state.part_digest(index) for index in range(len(state.plan.parts)))
+            slot = state.slot
+            self._post(ResultComplete(state.plan_id, digests, state.data, slot.bytes_sent, slot.bytes_received))
+
+    def _usable(self, state: PlanState) -> Frozen | None:
+        """My contribution to a plan, when it can be used."""
+        frozen = self._frozen.get(state.own_cid) if state.own_cid is not None else None
+        return None if frozen is None or frozen.poisoned or frozen.vector.shape[0] != state.slot.numel else frozen
+
+    def _can_reduce(self, state: PlanState) -> bool:
+        return not state.blocked and (state.own_cid is None or self._usable(state) is not None)
+
+    # ---- plans
+
+    def _slot_for(self, plan: Plan) -> RoundSlot:
+        fault = check_plan(plan)
+        if fault is not None:
+            raise LocalProtocolError(f"plan of round {plan.round} of {plan.log!r} is not well formed: {fault}")
+        slot = self._slots.get(wire_header.slot_id(plan.log, plan.round))
+        if slot is None:
+            raise LocalProtocolError(f"round {plan.round} of {plan.log!r} is not open")
+        if (slot.numel, slot.chunk_elements, slot.codec.name) != (plan.numel, plan.chunk_elements, plan.codec):
+            raise LocalProtocolError(f"round {plan.round} of {plan.log!r} is open with another grid")
+        return slot
+
+    def _start(self, state: PlanState) -> None:
+        """Queue what can be sent, and reduced, now."""
+        if self._usable(state) is not None and state.own_cid is not None:
+            for part in state.plan.parts:
+                if part.owner == self.me:
+                    continue
+                box = self._sender.box(part.owner)
+                flow = box.flow(state.slot)
+                for chunk in range(part.first, part.stop):
+                    if flow.wants_part(state.own_cid, chunk):
+                        flow.parts[state.own_cid, chunk] = None
+                box.wake(flow)
+        if self._can_reduce(state):
+            self._ready.extend((state, chunk) for chunk in state.ready())
+
+    def _queue_results(self, state: PlanState, peers: Iterable[PeerId], chunks: Sequence[int]) -> None:
+        for peer in peers:
+            box = self._sender.box(peer)
+            flow = box.flow(state.slot)
+            for chunk in chunks:
+                flow.results[chunk] = None
+            box.wake(flow)
+
+    def _abandon(self, slot: RoundSlot, state: PlanState) -> None:
+        slot.abandoned.add(state.plan_id)
+        self._plans.pop(state.plan_id, None)
+        for box in self._sender.boxes.values():
+            flow = box.flows.get(slot.id)
+            if flow is not None:
+                flow.parts.clear()
+                flow.results.clear()
+
+    def _forget_if_served(self, slot: RoundSlot) -> None:
+        if slot.closed and not any(slot.id in box.flows for box in self._sender.boxes.values()):
+            self._forget(slot)
+
+    def _forget(self, slot: RoundSlot) -> None:
+        if self._lingering.get(slot.log) is slot:
+            del self._lingering[slot.log]
+        for box in self._sender.boxes.values():
+            box.drop(slot.id)
+        if slot.plan is not None:
+            self._plans.pop(slot.plan.plan_id, None)
+            slot.plan = None
+
+    # ---- events
+
+    def _post(self, event: ExchangeEvent) -> None:
+        self._events.append(event)
+
+    def _settle(self) -> None:
+        if self._eager and not self._delivering:
+            while self._ready:
+                self.work()
+        self._deliver()
+
+    def _deliver(self) -> None:
+        if self._delivering:
+            return
+        self._delivering = True
+        try:
+            while self._events:
+                self._emit(self._events.popleft())
+                if self._eager:
+                    while self._ready:
+                        self.work()
+        finally:
+            self._delivering = False

@@ -1,0 +1,72 @@
+"""The fixed 48-byte header of every record on a lane.
+
+version u8 | kind u8 | zero u16 | length u32 | chunk u64 | key 16 bytes | sub 16 bytes     (little endian)
+
+PART     key = slot (log and round), sub = cid of the contribution
+RESULT   key = plan id, sub = slot
+BLOB     key = first 16 bytes of blake3(name), sub = zeros
+BEAT     everything zero, no payload; used by the lane itself
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+import msgspec
+from blake3 import blake3
+
+from ..errors import RemoteProtocolError
+from ..identifiers import PeerId
+
+VERSION = 1
+PART, RESULT, BLOB, BEAT = 1, 2, 3, 4
+KEY_BYTES = 16
+NO_KEY = bytes(KEY_BYTES)
+MAX_PAYLOAD_BYTES = 17 << 20
+"""Longest payload: a chunk of 2^22 float32 values, or int8 with its scales; state chunks are at most 4 MiB."""
+
+_layout = struct.Struct("<BBHIQ16s16s")
+HEADER_BYTES = _layout.size
+
+
+class Header(NamedTuple):
+    """A parsed header."""
+
+    kind: int
+    length: int
+    chunk: int
+    key: bytes
+    sub: bytes
+
+
+def pack(kind: int, length: int, chunk: int, key: bytes, sub: bytes) -> bytes:
+    """Header bytes."""
+    return _layout.pack(VERSION, kind, 0, length, chunk, key, sub)
+
+
+BEAT_HEADER = pack(BEAT, 0, 0, NO_KEY, NO_KEY)
+
+
+def parse(data: bytes | bytearray | memoryview, peer: PeerId) -> Header:
+    """A header from a peer, all fields in bounds. Raises RemoteProtocolError."""
+    if len(data) != HEADER_BYTES:
+        raise RemoteProtocolError(f"record header of {len(data)} bytes", peer=peer)
+    version, kind, zero, length, chunk, key, sub = _layout.unpack(data)
+    if version != VERSION or zero or not PART <= kind <= BEAT:
+        raise RemoteProtocolError(f"unknown record: version {version}, kind {kind}", peer=peer)
+    if length > MAX_PAYLOAD_BYTES:
+        raise RemoteProtocolError(f"record of {length} bytes, limit {MAX_PAYLOAD_BYTES}", peer=peer)
+    if kind == BEAT and (length or chunk or key != NO_KEY or sub != NO_KEY):
+        raise RemoteProtocolError("heartbeat with content", peer=peer)
+    return Header(kind, length, chunk, key, sub)
+
+
+def slot_id(log: str, round_: int) -> bytes:
+    """16 bytes that name (log, round) in headers."""
+    return blake3(b"atoll/slot/1" + msgspec.msgpack.encode((log, round_))).digest(KEY_BYTES)
+
+
+def blob_key(name: bytes) -> bytes:
+    """16 bytes that name a blob in headers."""
+    return blake3(b"atoll/blob/1" + name).digest(KEY_BYTES)

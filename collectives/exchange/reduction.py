@@ -1,0 +1,82 @@
+"""Reducing one chunk of my part: all contributions of the plan, in its order, or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..codec import Codec, Wire
+from ..identifiers import PeerId
+from .plans import PlanState
+from .slot import Frozen
+
+Source = tuple[PeerId, bytes]
+
+
+class ChunkReducer:
+    """Reduces chunks. Owns scratch memory: one encoded chunk for my own contribution, decoded rows only for reducers that need them."""
+
+    def __init__(self) -> None:
+        self._own: tuple[tuple[str, int], Wire] | None = None
+        self._rows: Tensor | None = None
+        self._out: Tensor | None = None
+
+    def reduce(self, state: PlanState, chunk: int, own: Frozen | None) -> Source | None:
+        """Write the encoded result of a chunk to its place. Returns None, or the contribution that made it impossible.
+
+        My own contribution goes through its encoding like everybody's, so the result depends on encoded bytes alone.
+        """
+        wires: list[Wire] = []
+        for peer, cid, held in state.sources:
+            if cid == state.own_cid:
+                assert own is not None
+                wire, finite = own.wire(state.slot, chunk, self._scratch(state.slot.codec, state.slot.elements(chunk)))
+                if not finite:
+                    return (peer, cid)
+                wires.append(wire)
+            else:
+                wires.append(held[chunk])
+        if self._combine(state, wires, state.wire(chunk)):
+            return None
+        return self._culprit(state, wires)
+
+    def _combine(self, state: PlanState, wires: Sequence[Wire], out: Wire) -> bool:
+        codec = state.slot.codec
+        if state.factors is not None:
+            return codec.weighted_mean(wires, state.factors.multipliers, state.factors.divisor, out)
+        assert state.reducer.form == "rows"
+        if self._rows is None or self._rows.shape[0] != len(wires) or self._rows.shape[1] < out.elements:
+            self._rows = torch.empty(len(wires), out.elements)
+            self._out = torch.empty(out.elements)
+        assert self._out is not None
+        rows, result = self._rows[:, : out.elements], self._out[: out.elements]
+        for row, wire in zip(rows.unbind(0), wires, strict=True):
+            codec.decode(wire, row)
+        state.reducer.reduce(rows, state.weights, result)
+        return codec.encode(result, out)
+
+    def _culprit(self, state: PlanState, wires: Sequence[Wire]) -> Source:
+        """Whose values made the result overflow: the first that is not finite, else the largest."""
+        codec = state.slot.codec
+        worst, largest = 0, -1.0
+        for index, wire in enumerate(wires):
+            if not codec.finite(wire):
+                worst = index
+                break
+            values = torch.empty(wire.elements)
+            codec.decode(wire, values)
+            magnitude = values.abs_().max().item()
+            if magnitude > largest:
+                worst, largest = index, magnitude
+        peer, cid, _ = state.sources[worst]
+        return (peer, cid)
+
+    def _scratch(self, codec: Codec, elements: int) -> Wire | None:
+        if codec.zero_copy:
+            return None
+        key = (codec.name, elements)
+        if self._own is None or self._own[0] != key:
+            self._own = (key, codec.wire(memoryview(bytearray(codec.wire_bytes(elements))), elements))
+        return self._own[1]

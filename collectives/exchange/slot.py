@@ -1,0 +1,195 @@
+"""One open round as the data plane sees it: its grid, whose parts are accepted, and the parts that have come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from ..codec import Wire, chunk_span, encoded_bytes
+from ..errors import RemoteProtocolError
+from ..identifiers import PeerId
+from .events import Spans
+from .header import slot_id
+from .pool import WirePool
+
+if TYPE_CHECKING:
+    from .plans import PlanState
+
+MAX_SPANS = 4096  # what a control message may carry
+
+
+class RoundSlot:
+    """State of (log, round) from `open_round` to `close_round`.
+
+    Received parts are keyed (peer, cid, chunk), not by plan, so that a revised plan finds what an earlier one brought. A peer may
+    have one encoded vector's worth of chunks here, whatever it sends: an honest one sends each owner its part only.
+    """
+
+    def __init__(self, log: str, round_: int, members: Sequence[PeerId], numel: int, chunk_elements: int, pool: WirePool) -> None:
+        self.log = log
+        self.round = round_
+        self.id = slot_id(log, round_)
+        self.members = frozenset(members)
+        self.numel = numel
+        self.chunk_elements = chunk_elements
+        self.chunks = -(-numel // chunk_elements)
+        self.pool = pool
+        self.codec = pool.codec
+        self.plan: PlanState | None = None
+        self.closed = False
+        self.bytes_sent = 0
+        self.bytes_received = 0
+        self.abandoned: set[bytes] = set()
+        self._last_elements = numel - (self.chunks - 1) * chunk_elements
+        self._wire_bytes = self.codec.wire_bytes(min(chunk_elements, numel))
+        self._last_bytes = self.codec.wire_bytes(self._last_elements)
+        self._parts: dict[PeerId, dict[bytes, dict[int, Wire]]] = {}
+        self._counts: dict[PeerId, int] = {}
+        self._refused: set[tuple[PeerId, bytes]] = set()
+        self._early: dict[bytes, dict[int, tuple[PeerId, Wire]]] = {}
+        self._early_count = 0
+
+    @property
+    def encoded_bytes(self) -> int:
+        """Length of the whole encoded vector."""
+        return encoded_bytes(self.codec, self.numel, self.chunk_elements)
+
+    def elements(self, chunk: int) -> int:
+        """Number of values of a chunk."""
+        return self._last_elements if chunk == self.chunks - 1 else self.chunk_elements
+
+    def span(self, chunk: int) -> tuple[int, int, int]:
+        """(first byte, last byte + 1, elements) of a chunk in the encoded vector."""
+        return chunk_span(self.codec, self.numel, self.chunk_elements, chunk)
+
+    def check_record(self, peer: PeerId, chunk: int, length: int) -> None:
+        """Raises RemoteProtocolError unless a record's chunk exists on the grid and has its length."""
+        if chunk >= self.chunks:
+            raise RemoteProtocolError(f"chunk {chunk} of {self.chunks}", peer=peer)
+        expected = self._last_bytes if chunk == self.chunks - 1 else self._wire_bytes
+        if length != expected:
+            raise RemoteProtocolError(f"chunk {chunk} of {length} bytes, expected {expected}", peer=peer)
+
+    # parts
+
+    def part_wire(self, peer: PeerId, cid: bytes, chunk: int) -> Wire | None:
+        """Where an arriving part goes, or None when it is not wanted (duplicate, stranger, refused, no room)."""
+        if peer not in self.members or self.closed or (peer, cid) in self._refused:
+            return None
+        if chunk in self._parts.get(peer, {}).get(cid, ()):
+            return None
+        if self._counts.get(peer, 0) >= self.chunks and not self._make_room(peer, cid):
+            return None
+        return self.pool.take(self.elements(chunk))
+
+    def store(self, peer: PeerId, cid: bytes, chunk: int, wire: Wire) -> None:
+        """A part has arrived."""
+        self._parts.setdefault(peer, {}).setdefault(cid, {})[chunk] = wire
+        self._counts[peer] = self._counts.get(peer, 0) + 1
+
+    def parts_of(self, peer: PeerId, cid: bytes) -> dict[int, Wire]:
+        """The chunks of a contribution that are here (a live view; do not change it)."""
+        return self._parts.setdefault(peer, {}).setdefault(cid, {})
+
+    def refuse(self, peer: PeerId, cid: bytes) -> None:
+        """Drop a contribution and take no more of it."""
+        self._refused.add((peer, cid))
+        self._drop(peer, cid)
+
+    def _make_room(self, peer: PeerId, cid: bytes) -> bool:
+        """Drop the oldest contribution of a peer that the plan does not use."""
+        used = self.plan.cids if self.plan else frozenset[bytes]()
+        for other in list(self._parts[peer]):
+            if other != cid and other not in used and self._parts[peer][other]:
+                self._drop(peer, other)
+                return True
+        return False
+
+    def _drop(self, peer: PeerId, cid: bytes) -> None:
+        chunks = self._parts.get(peer, {}).pop(cid, {})
+        self._counts[peer] = self._counts.get(peer, 0) - len(chunks)
+        for wire in chunks.values():
+            self.pool.give(wire)
+        chunks.clear()  # a plan may hold this very mapping
+
+    # results that come before their plan
+
+    def early_wire(self, plan_id: bytes, peer: PeerId, chunk: int) -> Wire | None:
+        """Where a result of a plan not known yet goes, or None. At most one vector of them is kept."""
+        if peer not in self.members or self.closed or plan_id in self.abandoned:
+            return None
+        if self._early_count >= self.chunks or chunk in self._early.get(plan_id, ()):
+            return None
+        return self.pool.take(self.elements(chunk))
+
+    def store_early(self, plan_id: bytes, peer: PeerId, chunk: int, wire: Wire) -> None:
+        """A result has arrived before its plan."""
+        self._early.setdefault(plan_id, {})[chunk] = (peer, wire)
+        self._early_count += 1
+
+    def take_early(self, plan_id: bytes) -> dict[int, tuple[PeerId, Wire]]:
+        """The early results of a plan. Hand the wires back to the pool."""
+        found = self._early.pop(plan_id, {})
+        self._early_count -= len(found)
+        return found
+
+    def release(self) -> None:
+        """Give all buffers back."""
+        for peer, cids in self._parts.items():
+            for cid in list(cids):
+                self._drop(peer, cid)
+        self._parts.clear()
+        for plan_id in list(self._early):
+            for _, wire in self.take_early(plan_id).values():
+                self.pool.give(wire)
+
+
+class Frozen:
+    """One of my own contributions: float32 (numel,), unchanged until released."""
+
+    def __init__(self, cid: bytes, vector: Tensor) -> None:
+        self.cid = cid
+        self.vector = vector
+        self.poisoned = False
+        self._data: memoryview | None = None
+        self._chunks: dict[int, Sequence[Tensor]] = {}
+
+    def chunk(self, slot: RoundSlot, chunk: int) -> Tensor:
+        """Values of one chunk; the views are made once a grid."""
+        size = slot.chunk_elements
+        views = self._chunks.get(size)
+        if views is None:
+            views = self._chunks[size] = self.vector.split(size)
+        return views[chunk]
+
+    def wire(self, slot: RoundSlot, chunk: int, scratch: Wire | None) -> tuple[Wire, bool]:
+        """The chunk encoded (into ``scratch``, or as it lies where the codec needs no copy), and whether all of it is finite."""
+        values = self.chunk(slot, chunk)
+        if scratch is not None:
+            return scratch, slot.codec.encode(values, scratch)
+        if self._data is None:
+            self._data = self.vector.numpy().data.cast("B")
+        start = 4 * chunk * slot.chunk_elements
+        wire = Wire(self._data[start : start + 4 * values.shape[0]], values.shape[0], values, None, ())
+        return wire, slot.codec.finite(wire)
+
+
+def spans(chunks: Iterable[int]) -> Spans:
+    """Ascending chunk numbers as ranges, at most MAX_SPANS of them."""
+    found: list[list[int]] = []
+    for chunk in chunks:
+        if found and found[-1][1] == chunk:
+            found[-1][1] = chunk + 1
+        elif len(found) == MAX_SPANS:
+            break
+        else:
+            found.append([chunk, chunk + 1])
+    return tuple((first, stop) for first, stop in found)
+
+
+def unfold(ranges: Iterable[tuple[int, int]], limit: int) -> Iterable[int]:
+    """Chunk numbers of ranges, none at or above ``limit``."""
+    for first, stop in ranges:
+        yield from range(max(0, first), min(stop, limit))

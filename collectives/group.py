@@ -1,0 +1,142 @@
+"""Who takes part: members, configurations, quorums, plans and log entries. Frozen values, pure functions.
+
+The round protocol over them is specified in docs/protocol.md ("The round").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Annotated
+
+import msgspec
+from blake3 import blake3
+
+from .identifiers import HASH_BYTES, PeerId
+
+MAX_MEMBERS = 256
+MAX_PEER_ID = 128
+MAX_CODEC_NAME = 64
+
+Peer = Annotated[PeerId, msgspec.Meta(min_length=1, max_length=MAX_PEER_ID)]
+Hash = Annotated[bytes, msgspec.Meta(min_length=HASH_BYTES, max_length=HASH_BYTES)]
+Cid = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
+Short = Annotated[str, msgspec.Meta(max_length=MAX_CODEC_NAME)]
+
+
+class Member(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """A peer in one of its lives. A peer that lost its journal comes back under a larger incarnation."""
+
+    peer: Peer
+    incarnation: Count
+
+
+Config = Annotated[tuple[Member, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
+"""The acceptors of one log entry, sorted."""
+
+
+class Contributor(msgspec.Struct, frozen=True, array_like=True):
+    """One frozen contribution: whose, which buffer, how many samples it stands for."""
+
+    member: Member
+    cid: Cid
+    weight: Annotated[int, msgspec.Meta(ge=1, le=1 << 48)]
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """Chunks [first, stop) of the flat vector and the member that reduces them."""
+
+    owner: Peer
+    first: Count
+    stop: Count
+
+
+class Plan(msgspec.Struct, frozen=True, array_like=True):
+    """How the open round is to be reduced: revision ``revision`` of ballot ``ballot`` of entry ``round`` of ``log``.
+
+    ``chunk_elements`` is the fixed chunk grid: chunk c covers elements [c*chunk_elements, (c+1)*chunk_elements).
+    ``contributors`` is the order of reduction. The parts cover all chunks, in order, without gaps.
+    """
+
+    log: Short
+    round: Count
+    ballot: Count
+    revision: Count
+    base: Hash
+    contributors: Annotated[tuple[Contributor, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
+    parts: Annotated[tuple[Part, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
+    numel: Count
+    chunk_elements: Annotated[int, msgspec.Meta(ge=1, le=1 << 22)]
+    codec: Short
+    reducer: Short = "mean"
+
+    @property
+    def plan_id(self) -> bytes:
+        """16 bytes that name this plan."""
+        return blake3(b"atoll/plan/1" + msgspec.msgpack.encode(self)).digest(16)
+
+    @property
+    def chunks(self) -> int:
+        """Number of chunks of the vector."""
+        return -(-self.numel // self.chunk_elements)
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """Entry ``round`` of a log: everything the round changes. Entry 0 is the genesis, signed by the organiser.
+
+    ``base`` is the hash of the entry before; ``base_state`` the Merkle root of (anchor, momentum) before this entry is applied
+    (of the initial state, for the genesis and entry 1). Without contributors the entry only changes the configuration.
+    """
+
+    log: Short
+    round: Count
+    base: Hash
+    base_state: Hash
+    contributors: Annotated[tuple[Contributor, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
+    parts: Annotated[tuple[Part, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
+    part_digests: Annotated[tuple[Hash, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
+    numel: Count
+    chunk_elements: Count
+    codec: Short
+    reducer: Short
+    next_config: Config
+
+    def hash(self) -> bytes:
+        """blake3 of the canonical encoding."""
+        return blake3(b"atoll/entry/1" + msgspec.msgpack.encode(self)).digest()
+
+
+class Vote(msgspec.Struct, frozen=True, array_like=True):
+    """One acceptor's signature under (run, log, round, ballot, entry hash)."""
+
+    member: Member
+    ballot: Count
+    signature: Annotated[bytes, msgspec.Meta(max_length=64)]
+
+
+class Certified(msgspec.Struct, frozen=True, array_like=True):
+    """An entry with the votes of a quorum under one ballot (for the genesis: the organiser's signature)."""
+
+    entry: Entry
+    votes: Annotated[tuple[Vote, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
+
+
+def is_quorum(config: Config, voters: Collection[Member], organiser: PeerId | None) -> bool:
+    """Whether ``voters`` decide for ``config``: a majority of it, or exactly half including the organiser's member.
+
+    Any two quorums of one configuration intersect.
+    """
+    yes = {member for member in config if member in voters}
+    if 2 * len(yes) > len(config):
+        return True
+    return 2 * len(yes) == len(config) and any(member.peer == organiser for member in yes)
+
+
+def convener(run: str, log: str, round_: int, ballot: int, config: Config) -> Member:
+    """The one owner of a ballot: config sorted by hash(run, log, round, peer), indexed by ballot. Opinion does not enter."""
+
+    def key(member: Member) -> bytes:
+        return blake3(msgspec.msgpack.encode(("atoll/convener/1", run, log, round_, member.peer))).digest()
+
+    order = sorted(config, key=key)
+    return order[ballot % len(order)]

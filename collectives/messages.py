@@ -1,0 +1,169 @@
+"""The round's control messages: typed, bounded, encoded with msgpack. Nothing here has behaviour.
+
+Every message travels in an Envelope bound to (log, round, incarnation of the sender); the run and the sender are those of the
+authenticated stream. All are idempotent; loss is repaired by pull.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from .errors import RemoteProtocolError
+from .group import MAX_MEMBERS, Certified, Cid, Count, Entry, Hash, Plan, Short
+from .identifiers import PeerId
+from .layout import Layout
+
+MAX_CHUNK_LIST = 4096
+MAX_MESSAGE_BYTES = 1 << 20
+
+PlanId = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+Span = tuple[Count, Count]
+"""Chunks [first, stop)."""
+Spans = Annotated[tuple[Span, ...], msgspec.Meta(max_length=MAX_CHUNK_LIST)]
+
+
+class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
+    """To the convener of (round, ballot): my contribution is frozen (cid), or I have nothing for this round (cid None)."""
+
+    base: Hash
+    cid: Cid | None
+    weight: Count
+    leave: bool
+
+
+class Prepare(msgspec.Struct, frozen=True, array_like=True, tag="prepare"):
+    """From the convener of ballot > 0: promise to ignore smaller ballots, and say what you accepted."""
+
+    ballot: Count
+
+
+class Accepted1(msgspec.Struct, frozen=True, array_like=True):
+    """What an acceptor accepted last in this round."""
+
+    ballot: Count
+    entry: Entry
+
+
+class Promise(msgspec.Struct, frozen=True, array_like=True, tag="promise"):
+    """Answer to Prepare."""
+
+    ballot: Count
+    accepted: Accepted1 | None
+    ready: Ready | None
+
+
+class PlanMessage(msgspec.Struct, frozen=True, array_like=True, tag="plan"):
+    """The convener's plan; repeated until the round moves on."""
+
+    plan: Plan
+
+
+class Missing(msgspec.Struct, frozen=True, array_like=True, tag="missing"):
+    """From a part's owner to the convener and the contributors concerned: these contributions have not (fully) arrived."""
+
+    plan_id: PlanId
+    lacking: Annotated[tuple[tuple[Cid, Spans], ...], msgspec.Meta(max_length=MAX_MEMBERS)]
+
+
+class Need(msgspec.Struct, frozen=True, array_like=True, tag="need"):
+    """To a part's owner: I lack these chunks of its result."""
+
+    plan_id: PlanId
+    chunks: Spans
+
+
+class Accept(msgspec.Struct, frozen=True, array_like=True, tag="accept"):
+    """From the convener of ``ballot``: vote for this entry."""
+
+    ballot: Count
+    entry: Entry
+
+
+class Accepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted"):
+    """A vote, to all of the configuration."""
+
+    ballot: Count
+    entry_hash: Hash
+    signature: Annotated[bytes, msgspec.Meta(max_length=64)]
+
+
+class Fetch(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):
+    """Tell me what was decided from the envelope's round on."""
+
+
+class Catch(msgspec.Struct, frozen=True, array_like=True, tag="catch"):
+    """Certified entries from the envelope's round on (a run of them; more on the next Fetch)."""
+
+    entries: Annotated[tuple[Certified, ...], msgspec.Meta(max_length=64)]
+    head: Count  # number of entries the sender has
+    results_from: Count  # oldest entry whose result bytes the sender still has
+
+
+class Join(msgspec.Struct, frozen=True, array_like=True, tag="join"):
+    """I hold the state before the envelope's round; put me into the next configuration."""
+
+
+class Get(msgspec.Struct, frozen=True, array_like=True, tag="get"):
+    """Send me content: the result bytes of an entry (``name`` = entry hash) or a state (``name`` = its root).
+
+    Without ``chunks`` it asks for the chunk hashes, answered by Offer; with them for these chunks, which come over the lane.
+    Answered by Gone when it is no longer here.
+    """
+
+    name: Hash
+    chunks: Spans
+
+
+class AskState(msgspec.Struct, frozen=True, array_like=True, tag="ask_state"):
+    """Which state can I have from you? Answered by Offer, bound to the round whose state it is."""
+
+
+class Offer(msgspec.Struct, frozen=True, array_like=True, tag="offer"):
+    """Chunk hashes of content ``name``, 32 bytes each.
+
+    For a state, their Merkle root is the name, the envelope's round r says "after entry r" and ``layout`` names its tensors.
+    For a result, they must give the entry's part digests.
+    """
+
+    name: Hash
+    hashes: Annotated[bytes, msgspec.Meta(max_length=1 << 19)]
+    layout: Layout | None
+
+
+class Gone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):
+    """What you asked for is no longer here. Ask another member, or for a newer state."""
+
+    name: Hash
+
+
+Body = Ready | Prepare | Promise | PlanMessage | Missing | Need | Accept | Accepted | Fetch | Catch | Join | Get | AskState | Offer | Gone
+
+
+class Envelope(msgspec.Struct, frozen=True, array_like=True):
+    """A round message and what it is bound to."""
+
+    log: Short
+    round: Count
+    incarnation: Count
+    body: Body
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Envelope)
+
+
+def encode(envelope: Envelope) -> bytes:
+    """Wire bytes of an envelope."""
+    return _encoder.encode(envelope)
+
+
+def decode(data: bytes, peer: PeerId) -> Envelope:
+    """Validated envelope from a peer's bytes. Raises RemoteProtocolError naming the peer."""
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise RemoteProtocolError(f"control message of {len(data)} bytes, limit {MAX_MESSAGE_BYTES}", peer=peer)
+    try:
+        return _decoder.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise RemoteProtocolError(f"malformed control message: {error}", peer=peer) from None

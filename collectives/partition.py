@@ -1,0 +1,83 @@
+"""Who reduces which chunks: one contiguous range per owner, sized by bandwidth. Pure and deterministic.
+
+In a butterfly of n peers a peer that owns the share p of the vector sends and receives 1 + (n-2)p vectors. All finish together when
+p_i = (T b_i - 1) / (n-2), cut off at 0; T follows from the shares summing to 1 (the bisection of DeDLOC, arXiv 2106.10207).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .errors import LocalProtocolError
+from .group import Part, Plan
+from .identifiers import PeerId
+
+
+def parts_for(chunks: int, peers: Sequence[tuple[PeerId, float]]) -> tuple[Part, ...]:
+    """Parts that cover chunks [0, chunks) in order, in the order of ``peers``: (peer, bandwidth_bytes_per_s).
+
+    Bandwidth 0 means client-only: sends and receives, owns nothing. When nobody has any, all are taken to be equal. A peer whose
+    share rounds to no chunk is left out. Raises LocalProtocolError without peers or chunks.
+    """
+    if not peers or chunks < 1:
+        raise LocalProtocolError(f"cannot divide {chunks} chunks among {len(peers)} peers")
+    rates = [max(0.0, float(rate)) for _, rate in peers]
+    if not any(rates):
+        rates = [1.0] * len(peers)
+    counts = _round_to(chunks, _shares(rates))
+    parts: list[Part] = []
+    first = 0
+    for (peer, _), count in zip(peers, counts, strict=True):
+        if count:
+            parts.append(Part(peer, first, first + count))
+            first += count
+    return tuple(parts)
+
+
+def check_plan(plan: Plan) -> str | None:
+    """Why a plan is not well formed, or None. Run on every plan that comes from outside."""
+    if not plan.contributors:
+        return "no contributors"
+    if len({c.cid for c in plan.contributors}) != len(plan.contributors):
+        return "a cid appears twice"
+    if len({c.member.peer for c in plan.contributors}) != len(plan.contributors):
+        return "a peer contributes twice"
+    if plan.numel < 1:
+        return "an empty vector"
+    position = 0
+    for part in plan.parts:
+        if part.first != position or part.stop <= part.first:
+            return f"part [{part.first}, {part.stop}) does not follow chunk {position}"
+        position = part.stop
+    return None if position == plan.chunks else f"parts cover {position} of {plan.chunks} chunks"
+
+
+def _shares(rates: list[float]) -> list[float]:
+    """Shares that minimise the time of the slowest peer; they sum to 1."""
+    owners = sum(rate > 0 for rate in rates)
+    top = max(rates)
+    rates = [rate / top for rate in rates]
+    n = len(rates)
+    if n <= 2 or owners == 1:  # with two peers everyone moves one vector whatever the shares: split the work of reducing evenly
+        return [(rate > 0) / owners for rate in rates]
+    low, high = 0.0, float(n) / min(rate for rate in rates if rate > 0)
+    for _ in range(100):
+        middle = (low + high) / 2
+        if sum(max(0.0, middle * rate - 1) for rate in rates) < n - 2:
+            low = middle
+        else:
+            high = middle
+    shares = [max(0.0, high * rate - 1) for rate in rates]
+    total = sum(shares)
+    return [share / total for share in shares]
+
+
+def _round_to(total: int, shares: list[float]) -> list[int]:
+    """Integers near total * shares that sum to total: largest remainders first, ties to the earlier."""
+    exact = [total * share for share in shares]
+    counts = [int(value) for value in exact]
+    order = sorted(range(len(shares)), key=lambda i: (-(exact[i] - counts[i]), i))
+    order = [i for i in order if shares[i] > 0]
+    for step in range(total - sum(counts)):
+        counts[order[step % len(order)]] += 1
+    return counts

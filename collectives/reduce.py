@@ -1,0 +1,101 @@
+"""Reducers: the contributions to a chunk → its result. Three forms, because they need different things from the data plane.
+
+* streaming: (sum of m_i x_i) / d with factors from the weights alone; runs on encoded chunks, in place (the mean).
+* rows: needs all contributions to a chunk decoded side by side (coordinate-wise median, trimmed mean).
+* two-phase: needs statistics over the *whole* vector (a Gram matrix, summed over the parts) before it can weigh (Krum, geometric median).
+
+A reducer is chosen by the plan's name for it; `security` passes in others than the mean. All work in float32 with separately rounded
+elementwise operations in the order of the plan's contributors, so every owner gets the same bits from the same bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """What a streaming reducer computes: (sum over i of multipliers[i] * x[i]) / divisor."""
+
+    multipliers: tuple[float, ...]
+    divisor: float
+
+
+class StreamingReducer(Protocol):
+    """Linear in the contributions, with factors that follow from the weights."""
+
+    name: str
+    form: Literal["streaming"]
+
+    def factors(self, weights: Sequence[int]) -> Factors:
+        """Factors for contributions of these weights, in the plan's order. Each is exactly a float32."""
+        ...
+
+
+class RowsReducer(Protocol):
+    """Needs every contribution to a chunk at once."""
+
+    name: str
+    form: Literal["rows"]
+
+    def reduce(self, rows: Tensor, weights: Sequence[int], out: Tensor) -> None:
+        """rows: float32 (contributors, elements), may be overwritten; out: float32 (elements,)."""
+        ...
+
+
+class TwoPhaseReducer(Protocol):
+    """Weighs whole vectors by statistics that are sums over the parts."""
+
+    name: str
+    form: Literal["two-phase"]
+
+    def statistics(self, rows: Tensor) -> Tensor:
+        """rows: float32 (contributors, elements) of one chunk; returns float64 (k,), added up over all chunks in order."""
+        ...
+
+    def factors(self, statistics: Tensor, weights: Sequence[int]) -> Factors:
+        """Factors of the weighted sum, from the statistics of the whole vector."""
+        ...
+
+
+Reducer = StreamingReducer | RowsReducer | TwoPhaseReducer
+
+
+class WeightedMean:
+    """sum(w_i x_i) / sum(w_i)."""
+
+    name = "mean"
+    form: Literal["streaming"] = "streaming"
+
+    def factors(self, weights: Sequence[int]) -> Factors:
+        """Weights without their common divisor, so that equal weights cost no multiplication.
+
+        Sums above 2^20 are scaled down by a power of two (which rounds nothing), so that finite values do not overflow.
+        """
+        divisor = math.gcd(*weights)
+        small = [weight // divisor for weight in weights]
+        total = sum(small)
+        shift = 2.0 ** -max(0, total.bit_length() - 20)
+        return Factors(tuple(_float32(weight * shift) for weight in small), _float32(total * shift))
+
+
+MEAN = WeightedMean()
+
+
+def reduce_two_phase(reducer: TwoPhaseReducer, chunks: Sequence[Tensor], weights: Sequence[int]) -> Factors:
+    """Both phases for one process that holds all chunks: float32 (contributors, elements) each, in order."""
+    total = reducer.statistics(chunks[0])
+    for rows in chunks[1:]:
+        total = total + reducer.statistics(rows)
+    return reducer.factors(total, weights)
+
+
+def _float32(x: float) -> float:
+    """The nearest float32, so that factors are the same numbers wherever they are computed."""
+    mantissa, exponent = math.frexp(x)
+    return math.ldexp(round(math.ldexp(mantissa, 24)), exponent - 24)

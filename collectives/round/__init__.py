@@ -1,0 +1,33 @@
+"""The round and its decision: one log entry per outer step. Sans I/O.
+
+timing        every duration, with its reason
+journal       the Journal seam: what a member must not forget; MemoryJournal
+certificate   what votes sign; checking a chain of entries
+state         volatile state of the open round, shape of the vector, the actions a machine asks for
+pulling       who is asked again for what has not come
+convener      the convener's side: collect, plan, revise, propose
+machine       RoundMachine: acceptor, learner and contributor of one log
+"""
+
+from .certificate import check_chain, check_genesis, genesis_payload, vote_payload
+from .convener import Convening, Phase
+from .journal import Journal, MemoryJournal
+from .machine import RoundMachine
+from .state import OpenRound, RoundActions, Shape
+from .timing import Timing
+
+__all__ = [
+    "Convening",
+    "Journal",
+    "MemoryJournal",
+    "OpenRound",
+    "Phase",
+    "RoundActions",
+    "RoundMachine",
+    "Shape",
+    "Timing",
+    "check_chain",
+    "check_genesis",
+    "genesis_payload",
+    "vote_payload",
+]

@@ -1,0 +1,54 @@
+"""Votes and certificates: what is signed, and when a chain of entries may be believed without asking anybody."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from ..errors import RemoteProtocolError
+from ..group import Certified, Config, is_quorum
+from ..identifiers import PeerId
+
+Verify = Callable[[PeerId, bytes, bytes], bool]
+"""(peer, payload, signature) -> valid"""
+
+
+def vote_payload(run: str, log: str, round_: int, ballot: int, entry_hash: bytes) -> bytes:
+    """The bytes under a vote's signature."""
+    return msgspec.msgpack.encode(("atoll/vote/1", run, log, round_, ballot, entry_hash))
+
+
+def genesis_payload(run: str, entry_hash: bytes) -> bytes:
+    """The bytes under the organiser's signature of a genesis entry."""
+    return msgspec.msgpack.encode(("atoll/genesis/1", run, entry_hash))
+
+
+def check_genesis(certified: Certified, *, run: str, organiser: PeerId, verify: Verify, peer: PeerId) -> None:
+    """Raise RemoteProtocolError unless the organiser signed this genesis of ``run``."""
+    entry = certified.entry
+    well_formed = entry.round == 0 and not entry.contributors and entry.next_config and certified.votes
+    if not well_formed or not verify(organiser, genesis_payload(run, entry.hash()), certified.votes[0].signature):
+        raise RemoteProtocolError("genesis entry is not signed by the run's organiser", peer=peer)
+
+
+def check_chain(
+    entries: Sequence[Certified], *, run: str, log: str, base: bytes, config: Config, organiser: PeerId | None, verify: Verify, peer: PeerId
+) -> None:
+    """Raise RemoteProtocolError unless ``entries`` continue the log after the entry with hash ``base`` and next_config ``config``.
+
+    Every entry must carry valid votes of a quorum of its configuration under one ballot.
+    """
+    for certified in entries:
+        entry = certified.entry
+        if entry.base != base or entry.log != log:
+            raise RemoteProtocolError(f"entry {entry.round} does not continue the log", peer=peer)
+        digest = entry.hash()
+        ballots = {vote.ballot for vote in certified.votes}
+        if len(ballots) != 1:
+            raise RemoteProtocolError(f"certificate of entry {entry.round} mixes ballots", peer=peer)
+        payload = vote_payload(run, log, entry.round, ballots.pop(), digest)
+        voters = {vote.member for vote in certified.votes if verify(vote.member.peer, payload, vote.signature)}
+        if not is_quorum(config, voters, organiser):
+            raise RemoteProtocolError(f"certificate of entry {entry.round} has no quorum", peer=peer)
+        base, config = digest, entry.next_config

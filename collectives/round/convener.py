@@ -1,0 +1,296 @@
+"""The convener's side of one open round: collect, plan, revise, propose. Sans I/O; owned by a RoundMachine.
+
+A ballot has one owner whatever anybody thinks of its health. What the convener voted is the only thing it may send in its ballot.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from .. import messages as m
+from ..group import Config, Contributor, Entry, Member, Part, Plan
+from ..identifiers import PeerId
+from ..partition import parts_for
+
+if TYPE_CHECKING:
+    from .machine import RoundMachine
+
+
+class Phase(Enum):
+    """What the convener of a ballot waits for."""
+
+    OFF = "not convening"
+    PREPARE = "promises of a quorum"
+    ADOPT = "the bytes of a value accepted in an earlier ballot"
+    READY = "contributions"
+    REDUCE = "the reduced bytes of the plan"
+    ACCEPT = "votes"
+
+
+class Convening:
+    """Convener state of the open round, volatile: after a restart it resends its vote or never uses that ballot again."""
+
+    def __init__(self, machine: RoundMachine) -> None:
+        self.machine = machine
+        self.phase = Phase.OFF
+        self.ballot = 0
+        self.revision = -1
+        self.promises: dict[Member, m.Promise] = {}
+        self.entry: Entry | None = None
+        self.plan: Plan | None = None
+        self.began_at = self.planned_at = 0.0
+        self.lost: set[bytes] = set()  # cids that owners could not get
+        self.missing: dict[PeerId, set[bytes]] = {}  # owner -> cids it reports missing under the present plan
+        self.reported_at: dict[PeerId, float] = {}
+
+    @property
+    def active(self) -> bool:
+        """Whether this member convenes a ballot."""
+        return self.phase is not Phase.OFF
+
+    def begin(self, now: float, ballot: int) -> None:
+        """Convene a ballot that this member owns."""
+        machine, accepted = self.machine, self.machine.journal.accepted
+        self.stop()
+        self.ballot, self.began_at = ballot, now
+        if accepted and accepted[0] == ballot:
+            self.phase, self.entry = Phase.ACCEPT, accepted[1]
+        elif ballot >= machine.journal.promised:
+            self.phase, self.promises = (Phase.READY if ballot == 0 else Phase.PREPARE), {}
+            self.repeat(now)
+
+    def stop(self) -> None:
+        """Convene no more; a later ballot may."""
+        self.phase, self.plan, self.entry = Phase.OFF, None, None
+        self.lost, self.missing, self.reported_at = set(), {}, {}
+
+    def step(self, now: float) -> None:
+        """Go on as far as what is known allows."""
+        machine = self.machine
+        if machine.open.decided or not machine.is_member:
+            return
+        if not self.active:
+            fresh = machine.ballot == 0 and machine.journal.promised <= 0 and not machine.journal.restarted
+            if fresh and machine.journal.accepted is None and machine.convener_of(0) == machine.me:
+                self.begin(now, 0)
+        elif machine.journal.promised > self.ballot:
+            return self.stop()
+        if self.phase is Phase.PREPARE:
+            self._collect_promises(now)
+        if self.phase is Phase.ADOPT and self.entry is not None and machine.root is not None:  # a vote says: I hold the state before
+            if machine.has_bytes(self.entry):
+                self._propose(now, self.entry)
+            else:
+                machine.actions.fetch_result(self.entry, self._holders(self.entry))
+        if self.phase is Phase.READY:
+            self._consider_plan(now)
+        if self.phase is Phase.REDUCE:
+            self._consider_proposal(now)
+        return None
+
+    def repeat(self, now: float) -> None:
+        """Repair loss: say again what the others may not have heard, and revise a plan that does not come on."""
+        machine = self.machine
+        if self.phase is Phase.PREPARE:
+            for member in machine.config:
+                if member not in self.promises:
+                    self._tell(member.peer, m.Prepare(self.ballot))
+        elif self.phase is Phase.REDUCE and self.plan:
+            self._consider_revision(now)
+            if self.plan and self.phase is Phase.REDUCE:
+                self._broadcast(m.PlanMessage(self.plan))
+        elif self.phase is Phase.ACCEPT and self.entry:
+            self._broadcast(m.Accept(self.ballot, self.entry))
+
+    # ---- inputs
+    def on_promise(self, now: float, who: Member, promise: m.Promise) -> None:
+        """An acceptor's answer to Prepare."""
+        if self.phase is Phase.PREPARE and promise.ballot == self.ballot:
+            if promise.accepted:
+                self.machine.open.known[promise.accepted.entry.hash()] = promise.accepted.entry
+            self.promises[who] = promise
+        self.step(now)
+
+    def on_missing(self, now: float, who: Member, body: m.Missing) -> None:
+        """An owner lives, and these cids have not fully arrived there."""
+        if self.plan and body.plan_id == self.plan.plan_id:
+            self.reported_at[who.peer] = now
+            self.missing[who.peer] = {cid for cid, _ in body.lacking}
+
+    def on_own_report(self, missing: dict[bytes, m.Spans]) -> None:
+        """What this member itself, as an owner, still misses."""
+        if self.plan:
+            self.missing[self.machine.me.peer] = set(missing)
+
+    def bulk_progress(self, now: float) -> None:
+        """New bytes of the plan arrived: it is not stuck."""
+        self.planned_at = now
+
+    # ---- prepare
+    def _collect_promises(self, now: float) -> None:
+        if not self.machine.quorum(list(self.promises)):
+            return
+        accepted = [p.accepted for p in self.promises.values() if p.accepted]
+        if accepted:
+            self.phase, self.entry = Phase.ADOPT, max(accepted, key=lambda a: a.ballot).entry
+        else:
+            self.phase, self.began_at = Phase.READY, now
+
+    def _holders(self, entry: Entry) -> list[PeerId]:
+        return [who.peer for who, p in self.promises.items() if p.accepted and p.accepted.entry == entry and who != self.machine.me]
+
+    # ---- plan
+    def _consider_plan(self, now: float) -> None:
+        machine = self.machine
+        if self.ballot > 0 and machine.open.reduced:
+            return self._propose_reduced(now, *machine.open.reduced)  # an earlier plan's bytes are all here: as honest as new ones
+        ready = machine.open.ready
+        awaited = [member for member in machine.config if member not in ready and not machine.actions.suspected(member.peer)]
+        offers = machine.contributors_ready()
+        if not offers:
+            if self._wants_change(now):  # nobody waits for a round to be let in or out
+                self._propose_change(now)
+            return None
+        since = machine.open.first_ready_at if self.ballot == 0 else self.began_at
+        grace = machine.timing.grace(machine.round_s) if self.ballot == 0 else machine.timing.pull_s
+        if not awaited or (since is not None and now - since > grace):
+            self._new_plan(now, offers)
+        return None
+
+    def _new_plan(self, now: float, offers: list[Contributor]) -> None:
+        machine, shape = self.machine, self.machine.shape
+        self.revision += 1
+        owners = [(c.member.peer, machine.actions.bandwidth(c.member.peer)) for c in offers]
+        chunks = -(-shape.numel // shape.chunk_elements)
+        self.plan = Plan(
+            machine.log, machine.round, self.ballot, self.revision, machine.base, tuple(offers), parts_for(chunks, owners),
+            shape.numel, shape.chunk_elements, shape.codec, shape.reducer,
+        )  # fmt: skip
+        self.phase, self.planned_at = Phase.REDUCE, now
+        self.missing, self.reported_at = {}, {}
+        self._broadcast(m.PlanMessage(self.plan))
+
+    def _consider_revision(self, now: float) -> None:
+        """Only the convener changes the set, and always for all parts."""
+        plan, machine = self.plan, self.machine
+        assert plan is not None
+        if machine.open.reduced and machine.open.reduced[0] == plan:
+            return
+        dead = {c.cid for c in plan.contributors if machine.actions.suspected(c.member.peer)}
+        gone = {cid for cids in self.missing.values() for cid in cids} & dead
+        lacking = machine.open.lacking != 0
+        dead_owner = lacking and any(machine.actions.suspected(part.owner) for part in plan.parts)
+        if not gone and not dead_owner and now - self.planned_at <= machine.timing.revise_s:
+            return
+        self._revise(now, dead)
+
+    def _revise(self, now: float, dead: set[bytes]) -> None:
+        plan, machine = self.plan, self.machine
+        assert plan is not None
+        silent = {
+            part.owner
+            for part in plan.parts
+            if part.owner != machine.me.peer
+            and now - self.reported_at.get(part.owner, -1e9) > machine.timing.detect_s
+            and self._part_lacks(part)
+        }
+        self.lost |= dead | {cid for cids in self.missing.values() for cid in cids}
+        self.lost |= {c.cid for c in plan.contributors if c.member.peer in silent}
+        keep = [c for c in machine.contributors_ready() if c.cid not in self.lost]
+        if not keep or self.revision > len(machine.config) + 2:
+            return self.stop()  # the next attempt takes over
+        if tuple(keep) == plan.contributors:
+            self.planned_at = now
+            return None
+        return self._new_plan(now, keep)
+
+    def _part_lacks(self, part: Part) -> bool:
+        return self.machine.open.lacking_of(part.owner)
+
+    # ---- propose
+    def _consider_proposal(self, now: float) -> None:
+        reduced = self.machine.open.reduced
+        if reduced and reduced[0] == self.plan:
+            self._propose_reduced(now, *reduced)
+
+    def _propose_reduced(self, now: float, plan: Plan, digests: tuple[bytes, ...]) -> None:
+        machine = self.machine
+        if machine.root is None:
+            return  # the state root is still being hashed; `on_root` steps again
+        entry = Entry(
+            machine.log, machine.round, machine.base, machine.root, plan.contributors, plan.parts, digests, plan.numel, plan.chunk_elements,
+            plan.codec, plan.reducer, self._next_config(now, {c.member for c in plan.contributors}),
+        )  # fmt: skip
+        self._propose(now, entry)
+
+    def _propose_change(self, now: float) -> None:
+        """An entry without contributors: it only changes the configuration."""
+        machine, shape = self.machine, self.machine.shape
+        if machine.root is None:
+            return
+        entry = Entry(
+            machine.log, machine.round, machine.base, machine.root, (), (), (), shape.numel, shape.chunk_elements, shape.codec, shape.reducer,
+            self._next_config(now, set()),
+        )  # fmt: skip
+        self._propose(now, entry)
+
+    def _propose(self, now: float, entry: Entry) -> None:
+        machine = self.machine
+        if self.ballot < machine.journal.promised or machine.root != entry.base_state:
+            return self.stop()
+        self.phase, self.entry = Phase.ACCEPT, entry
+        machine.cast_vote(now, self.ballot, entry)  # the convener votes first
+        self._broadcast(m.Accept(self.ballot, entry))
+        return None
+
+    # ---- the next configuration
+    def _joiners(self, now: float) -> list[Member]:
+        machine = self.machine
+        recent = max(1.0, 4 * machine.timing.fetch_s)
+        return sorted(
+            who
+            for who, (round_, seen) in machine.joiners.items()
+            if machine.near(round_) and now - seen < recent and who not in machine.config
+        )
+
+    def _wants_change(self, now: float) -> bool:
+        leaves = any(ready.leave for ready in self.machine.open.ready.values())
+        return (leaves and len(self.machine.config) > 1) or bool(self._joiners(now))
+
+    def _next_config(self, now: float, contributing: set[Member]) -> Config:
+        """Leavers go, the silent are evicted, joiners come: at most max(1, staying - 1), so that those who know the log decide."""
+        machine = self.machine
+        leaving = {who for who, ready in machine.open.ready.items() if ready.leave}
+        staying = [member for member in machine.config if member not in leaving] or self._last_one()
+        organiser_stays = any(member.peer == machine.organiser and not machine.actions.suspected(member.peer) for member in staying)
+        floor = 1 if organiser_stays else 3
+        for member in list(staying):
+            silent = member not in contributing and member != machine.me and machine.actions.suspected(member.peer)
+            if silent and len(staying) > floor:
+                staying.remove(member)
+        room = max(1, len(staying) - 1)
+        for joiner in self._joiners(now):
+            older = [member for member in staying if member.peer == joiner.peer]
+            if older and older[0].incarnation > joiner.incarnation:
+                continue
+            if older:
+                staying.remove(older[0])  # a new incarnation replaces the old one and takes no room
+            elif room == 0:
+                continue
+            else:
+                room -= 1
+            staying.append(joiner)
+        return tuple(sorted(staying))
+
+    def _last_one(self) -> list[Member]:
+        """Where all leave, one keeps the log: the organiser's member, else the convener."""
+        organiser = [member for member in self.machine.config if member.peer == self.machine.organiser]
+        return organiser or [self.machine.me]
+
+    def _broadcast(self, body: m.Body) -> None:
+        for member in self.machine.config:
+            self._tell(member.peer, body)
+
+    def _tell(self, peer: PeerId, body: m.Body) -> None:
+        self.machine.actions.send(peer, self.machine.log, self.machine.round, body)

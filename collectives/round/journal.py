@@ -1,0 +1,62 @@
+"""What a member must not forget: the Journal seam and its in-memory implementation.
+
+A vote means "I hold state r-1 and all bytes of r, and I will not vote for a smaller ballot". Whoever answers Prepare or votes
+writes here first. The node's implementation is `atoll.node.storage`; `MemoryJournal` serves simulations (it survives a simulated
+crash) and free-standing operations (whose votes are volatile and valid for one process lifetime).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ..group import Certified, Entry
+
+
+class Journal(Protocol):
+    """Persistent state of one member in one log. Every method returns only when a kill -9 could not undo it."""
+
+    incarnation: int
+    restarted: bool
+    """Whether an earlier life of this incarnation may have sent messages: such a member never uses ballot 0 of its open round."""
+    entries: list[Certified]
+    promised: int
+    accepted: tuple[int, Entry] | None
+
+    def promise(self, ballot: int) -> None:
+        """Record that ballots below ``ballot`` are ignored."""
+        ...
+
+    def accept(self, ballot: int, entry: Entry) -> None:
+        """Record a vote; the result bytes of ``entry`` are already stored."""
+        ...
+
+    def append(self, certified: Certified) -> None:
+        """Record a decided entry that has been applied; clears promise, vote and ``restarted``."""
+        ...
+
+
+class MemoryJournal:
+    """A Journal in memory."""
+
+    def __init__(self, incarnation: int = 0) -> None:
+        self.incarnation = incarnation
+        self.restarted = False
+        self.entries: list[Certified] = []
+        self.promised = -1
+        self.accepted: tuple[int, Entry] | None = None
+
+    def promise(self, ballot: int) -> None:
+        """Record a promise."""
+        self.promised = ballot
+
+    def accept(self, ballot: int, entry: Entry) -> None:
+        """Record a vote."""
+        self.promised = ballot
+        self.accepted = (ballot, entry)
+
+    def append(self, certified: Certified) -> None:
+        """Record an applied entry."""
+        self.entries.append(certified)
+        self.promised = -1
+        self.accepted = None
+        self.restarted = False

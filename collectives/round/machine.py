@@ -1,0 +1,492 @@
+"""One member of a replicated log: acceptor, learner and contributor of the open round. Sans I/O.
+
+The log decides one entry a round by single-decree Paxos; ballots are attempts, each owned by one convener (`convener.py`).
+Acceptors of entry r are exactly the configuration decided by entry r-1. A vote says "I hold state r-1 and all bytes of r". The
+data plane (`atoll.collectives.exchange`) yields bytes for a plan and safety does not depend on it. Specified in docs/protocol.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+from .. import messages as m
+from ..errors import RemoteProtocolError
+from ..group import Certified, Config, Contributor, Entry, Member, Plan, Vote, convener, is_quorum
+from ..identifiers import PeerId
+from .certificate import check_chain, vote_payload
+from .convener import Convening
+from .journal import Journal
+from .pulling import ask_again
+from .state import OpenRound, RoundActions, Shape
+from .timing import Timing
+
+CATCH_ENTRIES = 16  # entries in one Catch: bounded by MAX_MESSAGE_BYTES even at 256 members
+MAX_JOINERS = 1024  # remembered at a time: whoever is admitted to the run may ask, under any incarnation
+EARLY_MESSAGES = 512  # messages of the next round kept while this one is being applied
+
+
+class RoundMachine:
+    """The state machine of one log at one member. One driver calls it; every input carries ``now`` in seconds."""
+
+    def __init__(
+        self, *, run: str, log: str, me: Member, organiser: PeerId | None, journal: Journal, shape: Shape, timing: Timing, actions: RoundActions,
+        rng: Random, now: float,
+    ) -> None:  # fmt: skip
+        self.run, self.log, self.me, self.organiser = run, log, me, organiser
+        self.journal, self.shape, self.timing, self.actions, self.rng = journal, shape, timing, actions, rng
+        self.root: bytes | None = None  # Merkle root of the state before the open round; None while it is being hashed
+        self.contribution: tuple[bytes, int] | None = None
+        self.leaving = self.idle = False
+        self.stateless = False  # the entries are known but the state is still being fetched: nothing can be applied or voted on
+        self.joiners: dict[Member, tuple[int, float]] = {}
+        self.ahead: list[Certified] = []  # verified entries beyond the open round
+        self.round_s: float | None = None  # how long the last round took
+        self.bulk_s = 0.0  # how long the last reduction took
+        self._answered: dict[tuple[PeerId, int], float] = {}
+        self._asked: dict[PeerId, float] = {}
+        self._early: list[tuple[PeerId, int, int, m.Body]] = []
+        self._fetched_at = now
+        self._open(now)
+
+    # ---- views
+    @property
+    def round(self) -> int:
+        """The open round: the number of applied entries (the genesis is entry 0)."""
+        return len(self.journal.entries)
+
+    @property
+    def config(self) -> Config:
+        """The acceptors of the open round."""
+        return self.journal.entries[-1].entry.next_config
+
+    @property
+    def is_member(self) -> bool:
+        """Whether this member, in this incarnation, is an acceptor of the open round."""
+        return self.me in self.config
+
+    @property
+    def frontier(self) -> list[Certified]:
+        """Decided entries that are verified but not yet applied here, oldest first."""
+        decided = self.open.decided
+        if decided is None:
+            return list(self.ahead)
+        return [decided, *(c for c in self.ahead if c.entry.round > decided.entry.round)]  # votes may decide what a Catch brought, too
+
+    @property
+    def tail(self) -> Certified:
+        """The newest entry known."""
+        return (self.frontier or self.journal.entries)[-1]
+
+    @property
+    def others(self) -> list[PeerId]:
+        """The other acceptors."""
+        return [member.peer for member in self.config if member != self.me]
+
+    def convener_of(self, ballot: int) -> Member:
+        """The owner of a ballot of the open round."""
+        return convener(self.run, self.log, self.round, ballot, self.config)
+
+    def near(self, round_: int) -> bool:
+        """Whether a joiner that holds the state before ``round_`` is close enough: results it lacks are still kept here."""
+        return round_ >= self.round - self.timing.keep_rounds // 2
+
+    def has_bytes(self, entry: Entry) -> bool:
+        """Whether all result bytes of the entry are stored here."""
+        return not entry.contributors or entry.part_digests in self.open.held
+
+    def quorum(self, voters: Sequence[Member]) -> bool:
+        """Whether these acceptors decide the open round."""
+        return is_quorum(self.config, set(voters), self.organiser)
+
+    # ---- inputs
+    def contribute(self, now: float, cid: bytes, weight: int) -> None:
+        """Offer a frozen contribution: it must stay untouched until `decided` has told whether it was counted."""
+        self.contribution = (cid, weight)
+        if self.open.plan is None:
+            self.open.progress_at = now
+        self._close_round(now)
+        self.convening.step(now)
+
+    def _close_round(self, now: float) -> None:
+        """Say to all that a contribution is there: whoever has something contributes it now."""
+        self._send_ready(now)
+        if self.contribution and self.is_member:
+            for peer in self.others:
+                self.tell(peer, m.Ready(self.base, *self.contribution, self.leaving))
+
+    def set_idle(self, now: float, idle: bool) -> None:
+        """Say whether a contribution may come at all; an idle member is not waited for."""
+        self.idle = idle
+        if idle:
+            self._send_ready(now)
+
+    def on_message(self, now: float, peer: PeerId, incarnation: int, round_: int, body: m.Body) -> None:
+        """A control message of this log. Raises RemoteProtocolError when it breaks a rule."""
+        who = Member(peer, incarnation)
+        if isinstance(body, m.Catch):
+            return self._on_catch(now, peer, round_, body)
+        if isinstance(body, m.Join) and (who in self.joiners or len(self.joiners) < MAX_JOINERS):
+            self.joiners[who] = (round_, now)
+        if round_ < self.round:
+            return self._send_catch(now, peer, round_)
+        if isinstance(body, m.Fetch | m.Join):
+            if round_ > self.round:
+                self._fetch(now, peer)
+            return None
+        if round_ > self.round:
+            if round_ == self.round + 1 and self.open.applying and len(self._early) < EARLY_MESSAGES:
+                self._early.append((peer, incarnation, round_, body))
+                return None
+            return self._fetch(now, peer)
+        if who in self.config and self.is_member:
+            self._dispatch(now, who, body)
+        return None
+
+    def _dispatch(self, now: float, who: Member, body: m.Body) -> None:
+        match body:
+            case m.Ready():
+                self._on_ready(now, who, body)
+            case m.Prepare():
+                self._on_prepare(now, who, body.ballot)
+            case m.Promise():
+                if body.ready and self._ready_fits(body.ready):
+                    self.open.ready[who] = body.ready
+                if body.accepted is None or self._entry_fits(body.accepted.entry):
+                    self.convening.on_promise(now, who, body)
+            case m.PlanMessage():
+                self._on_plan(now, who, body.plan)
+            case m.Missing():
+                self._on_missing(now, who, body)
+            case m.Need():
+                self.actions.resend_results(who.peer, body.plan_id, body.chunks)
+            case m.Accept():
+                self._on_accept(now, who, body.ballot, body.entry)
+            case m.Accepted():
+                self._on_accepted(now, who, body)
+            case _:
+                pass
+
+    def on_result(self, now: float, digests: tuple[bytes, ...], plan_id: bytes | None = None) -> None:
+        """All result bytes with these part digests are stored here; ``plan_id`` names the plan they were reduced by, if any."""
+        opened = self.open
+        opened.held.add(digests)
+        if opened.plan and opened.plan.plan_id == plan_id:
+            opened.reduced = (opened.plan, digests)
+            self.bulk_s = now - opened.planned_at
+            self._progress(now)
+        self._bytes_arrived(now)
+
+    def on_report(self, now: float, plan_id: bytes, missing: dict[bytes, m.Spans], lacking: dict[PeerId, m.Spans]) -> None:
+        """What the data plane still waits for: contributions missing in my part, result chunks lacking by owner."""
+        if self.open.plan is not None and self.open.plan.plan_id == plan_id:
+            ask_again(self, now, self.open.plan, missing, lacking)
+
+    def on_applied(self, now: float) -> None:
+        """The decided entry's outer step is done (its state root follows by `on_root`): the next round opens."""
+        decided = self.open.decided
+        assert decided is not None
+        assert self.open.applying
+        self.journal.append(decided)  # may raise StorageError: nothing has changed then, and it may be called again
+        self.round_s = now - self.open.born
+        self._note(decided)
+        self.root = None
+        self._open(now)
+
+    def resume(self, now: float) -> None:
+        """Take up what came early. To be called after `on_applied` or `adopt_snapshot`, once the data plane has opened the new round."""
+        early, self._early = self._early, []
+        for peer, incarnation, round_, body in early:
+            self.on_message(now, peer, incarnation, round_, body)
+        self._advance(now)
+
+    def on_root(self, now: float, round_: int, root: bytes) -> None:
+        """Merkle root of the state before round ``round_``."""
+        if round_ == self.round:
+            self.root = root
+            self._bytes_arrived(now)
+
+    def adopt_snapshot(self, now: float, skipped: Sequence[Certified], root: bytes) -> None:
+        """The state after the last of ``skipped`` was installed: take over the entries; they tell which cids were counted."""
+        for certified in skipped:
+            self.journal.append(certified)  # may raise StorageError: call it again then, with those that are left
+            self._note(certified)
+        self.ahead = [c for c in self.frontier if c.entry.round >= self.round]
+        self.root, self.stateless = root, False
+        self._open(now)
+
+    def tick(self, now: float) -> None:
+        """Call about every ``timing.pull_s`` seconds."""
+        opened = self.open
+        if opened.decided and not opened.applying:
+            self._try_apply()
+        if opened.applying:
+            return
+        stale = now - opened.progress_at > self.timing.takeover_s / 2
+        if (not self.is_member or (self.engaged and stale)) and now - self._fetched_at > self.timing.fetch_s:
+            self._fetched_at = now
+            known = [member.peer for member in self.tail.entry.next_config if member.peer != self.me.peer]
+            targets = [peer for peer in known if not self.actions.suspected(peer)] or known
+            if targets:
+                self.actions.send(self.rng.choice(targets), self.log, self.tail.entry.round + 1, m.Fetch())
+        if not self.is_member:
+            return
+        if opened.pending:
+            self._try_vote(now)
+        plan = opened.plan
+        if plan is None or (self.contribution and all(c.cid != self.contribution[0] for c in plan.contributors)):
+            self._send_ready(now)
+        if plan is not None and opened.lacking != 0:
+            self.actions.report(plan.plan_id)
+        self._repeat_vote()
+        self.convening.step(now)
+        self.convening.repeat(now)
+        self._consider_takeover(now)
+
+    # ---- acceptor
+    def _on_prepare(self, now: float, who: Member, ballot: int) -> None:
+        if ballot < 1 or self.convener_of(ballot) != who or ballot < self.journal.promised:
+            return
+        if ballot > self.journal.promised:
+            self._progress(now)
+            self.journal.promise(ballot)
+        self.ballot = max(self.ballot, ballot)
+        accepted = self.journal.accepted
+        self.tell(who.peer, m.Promise(ballot, m.Accepted1(*accepted) if accepted else None, self._my_ready()))
+
+    def _on_plan(self, now: float, who: Member, plan: Plan) -> None:
+        current = self.open.plan
+        if self.stateless or self.convener_of(plan.ballot) != who or plan.ballot < self.journal.promised or not self._plan_fits(plan):
+            return
+        self.ballot = max(self.ballot, plan.ballot)
+        if current and (plan.ballot, plan.revision) <= (current.ballot, current.revision):
+            return
+        self._progress(now)
+        self.open.plan, self.open.plan_sender, self.open.lacking, self.open.planned_at = plan, who.peer, None, now
+        self.actions.execute(plan, [member.peer for member in self.config])
+
+    def _plan_fits(self, plan: Plan) -> bool:
+        same = (plan.log, plan.round, plan.base) == (self.log, self.round, self.base) and self.shape.fits(plan)
+        members = set(self.config)
+        contributors = [c.member for c in plan.contributors]
+        owners = {part.owner for part in plan.parts} <= {member.peer for member in members}
+        return same and bool(contributors) and len(set(contributors)) == len(contributors) and set(contributors) <= members and owners
+
+    def _on_accept(self, now: float, who: Member, ballot: int, entry: Entry) -> None:
+        if ballot < self.journal.promised or self.convener_of(ballot) != who or not self._entry_fits(entry):
+            return
+        self.ballot = max(self.ballot, ballot)
+        self.open.known[entry.hash()] = entry
+        accepted = self.journal.accepted
+        if accepted and accepted[0] == ballot:
+            return
+        if not self.open.pending or self.open.pending[0] < ballot:
+            self._progress(now)
+            self.open.pending = (ballot, entry, who.peer)
+        self._try_vote(now)
+
+    def _entry_fits(self, entry: Entry) -> bool:
+        same = (entry.log, entry.round, entry.base) == (self.log, self.round, self.base) and self.shape.fits(entry)
+        return same and bool(entry.next_config) and len(entry.part_digests) == len(entry.parts)
+
+    def _try_vote(self, now: float) -> None:
+        pending = self.open.pending
+        if pending is None:
+            return
+        ballot, entry, sender = pending
+        if ballot < self.journal.promised:
+            self.open.pending = None
+        elif self.root is not None and self.root == entry.base_state:
+            if self.has_bytes(entry):
+                self.open.pending = None
+                self.cast_vote(now, ballot, entry)
+            else:
+                self.actions.fetch_result(entry, [sender])
+
+    def cast_vote(self, now: float, ballot: int, entry: Entry) -> None:
+        """Vote: all bytes of the entry and the state before it are stored here."""
+        self.actions.keep(entry)  # first the bytes, then the vote, then the answer
+        self.journal.accept(ballot, entry)
+        self.open.known[entry.hash()] = entry
+        self._send_vote(ballot, entry)
+
+    def _send_vote(self, ballot: int, entry: Entry) -> None:
+        digest = entry.hash()
+        body = m.Accepted(ballot, digest, self.actions.sign(vote_payload(self.run, self.log, self.round, ballot, digest)))
+        for peer in self.others:
+            self.tell(peer, body)
+        self.tell(self.me.peer, body)
+
+    def _repeat_vote(self) -> None:
+        """A vote is repeated from the journal, never from a fresh reduction, until the round is decided."""
+        if self.journal.accepted and not self.open.decided:
+            self._send_vote(*self.journal.accepted)
+
+    # ---- learner
+    def _on_accepted(self, now: float, who: Member, body: m.Accepted) -> None:
+        votes = self.open.votes.setdefault((body.ballot, body.entry_hash), {})
+        if who not in votes:
+            self._progress(now)
+            votes[who] = body.signature
+        if self.open.decided is None and self.quorum(list(votes)):
+            entry = self.open.known.get(body.entry_hash)
+            if entry is None:
+                return self._fetch(now, who.peer)
+            certificate = tuple(Vote(member, body.ballot, signature) for member, signature in sorted(votes.items()))
+            self.open.decided = Certified(entry, certificate)
+            self._try_apply()
+        return None
+
+    def _try_apply(self) -> None:
+        decided = self.open.decided
+        if decided is None or self.open.applying or self.stateless:
+            return
+        if self.has_bytes(decided.entry):
+            self.open.applying = True
+            self.actions.apply(decided.entry)
+        else:
+            holders = [*(vote.member.peer for vote in decided.votes), *(member.peer for member in self.tail.entry.next_config)]
+            self.actions.fetch_result(decided.entry, [peer for peer in dict.fromkeys(holders) if peer != self.me.peer])
+
+    def _bytes_arrived(self, now: float) -> None:
+        self._try_vote(now)
+        self._try_apply()
+        self.convening.step(now)
+
+    def _note(self, certified: Certified) -> None:
+        """Tell the session about a decided entry and whether the own frozen contribution is counted in it."""
+        counted = self.contribution is not None and any(c.cid == self.contribution[0] for c in certified.entry.contributors)
+        self.actions.decided(certified, counted)
+        if certified.entry.contributors:  # counted or not, its round is over: the script re-bases what was not counted
+            self.contribution = None  # (where only the configuration changed, it stands on the same anchor: offered again)
+
+    # ---- catching up
+    def _send_catch(self, now: float, peer: PeerId, round_: int) -> None:
+        key = (peer, round_)
+        if peer == self.me.peer or now - self._answered.get(key, -1e9) < self.timing.pull_s / 2:
+            return
+        if len(self._answered) > 4096:
+            self._answered.clear()
+        self._answered[key] = now
+        entries = tuple(self.journal.entries[round_ : round_ + CATCH_ENTRIES])
+        self.actions.send(peer, self.log, round_, m.Catch(entries, self.round, self.actions.results_from()))
+
+    def _fetch(self, now: float, peer: PeerId) -> None:
+        if not self.open.applying and now - self._asked.get(peer, -1e9) >= self.timing.pull_s / 2:
+            self._asked[peer] = now
+            self.actions.send(peer, self.log, self.tail.entry.round + 1, m.Fetch())
+
+    def _on_catch(self, now: float, peer: PeerId, round_: int, body: m.Catch) -> None:
+        have = self.tail.entry.round + 1
+        fresh = [c for c in body.entries if c.entry.round >= have]
+        if fresh and fresh[0].entry.round == have:
+            last = self.tail.entry
+            check_chain(
+                fresh, run=self.run, log=self.log, base=last.hash(), config=last.next_config, organiser=self.organiser,
+                verify=self.actions.verify, peer=peer,
+            )  # fmt: skip
+            self.ahead.extend(fresh)
+            if body.head > have + len(fresh):
+                self._asked.pop(peer, None)
+                self._fetch(now, peer)
+        self._advance(now)
+
+    def _advance(self, now: float) -> None:
+        while self.ahead and self.ahead[0].entry.round < self.round:
+            self.ahead.pop(0)
+        if self.ahead and not self.open.decided:
+            self.open.decided = self.ahead.pop(0)
+            self.open.known[self.open.decided.entry.hash()] = self.open.decided.entry
+        self._try_apply()
+
+    # ---- contributor
+    def _my_ready(self) -> m.Ready | None:
+        if self.contribution:
+            return m.Ready(self.base, self.contribution[0], self.contribution[1], self.leaving)
+        closing = self.open.first_ready_at is not None  # before that, a script may still attach and contribute to this round
+        return m.Ready(self.base, None, 0, self.leaving) if self.leaving or (self.idle and closing) else None
+
+    def _send_ready(self, now: float) -> None:
+        ready = self._my_ready()
+        if ready and self.is_member and not self.open.decided:
+            self.tell(self.convener_of(self.ballot).peer, ready)
+
+    def _on_ready(self, now: float, who: Member, ready: m.Ready) -> None:
+        if not self._ready_fits(ready):
+            raise RemoteProtocolError(f"Ready for round {self.round} on another base", peer=who.peer)
+        if ready.cid is not None and self.open.first_ready_at is None:
+            self.open.first_ready_at = now
+            self.actions.closing(self.round)
+            if self.idle:
+                self._send_ready(now)
+        self.open.ready[who] = ready
+        self.convening.step(now)
+
+    def _ready_fits(self, ready: m.Ready) -> bool:
+        return ready.base == self.base and (ready.cid is None or ready.weight >= 1)
+
+    def _on_missing(self, now: float, who: Member, body: m.Missing) -> None:
+        self.convening.on_missing(now, who, body)
+        if self.open.plan and body.plan_id == self.open.plan.plan_id and self.contribution:
+            for cid, spans in body.lacking:
+                if cid == self.contribution[0]:
+                    self.actions.resend_parts(who.peer, body.plan_id, cid, spans)
+
+    # ---- ballots
+    def _open(self, now: float) -> None:
+        self.open = OpenRound(born=now, progress_at=now)
+        self.base = self.journal.entries[-1].entry.hash()
+        self.ballot = max(0, self.journal.promised)
+        self.convening = Convening(self)
+        self.joiners = {who: seen for who, seen in self.joiners.items() if self.near(seen[0])}
+        self._close_round(now)
+
+    @property
+    def engaged(self) -> bool:
+        """Whether the open round is under way as far as this member knows; a merely training swarm is not stuck."""
+        opened = self.open
+        return bool(
+            self.contribution or self.journal.accepted or self.journal.promised >= 0 or opened.plan or opened.pending or opened.decided
+        )
+
+    def _consider_takeover(self, now: float) -> None:
+        if not self.engaged or self.open.decided:
+            return
+        patience = self.timing.takeover_s * min(8.0, 1 + self.ballot / 2) * (2 if self.convening.active else 1)
+        if self.ballot == 0 and self.journal.restarted and self.convener_of(0) == self.me:
+            patience = 0.0  # this ballot is spent: nobody else can use it
+        elif self.open.plan is not None:
+            patience += 2 * self.bulk_s
+        elif self.ballot == 0:
+            patience += self.timing.grace(self.round_s)
+        suspected = self.convener_of(self.ballot) != self.me and self.actions.suspected(self.convener_of(self.ballot).peer)
+        if now - self.open.progress_at <= patience and not suspected:
+            return
+        self.ballot = max(self.ballot, self.journal.promised) + 1
+        for _ in self.config:
+            owner = self.convener_of(self.ballot)
+            if owner == self.me or not self.actions.suspected(owner.peer):
+                break
+            self.ballot += 1
+        self.open.progress_at = now
+        if self.convener_of(self.ballot) == self.me:
+            self.convening.begin(now, self.ballot)
+        else:
+            self.convening.stop()
+            self._send_ready(now)
+
+    def _progress(self, now: float) -> None:
+        self.open.progress_at = now
+
+    def tell(self, peer: PeerId, body: m.Body) -> None:
+        """Send within the open round; a message to oneself is delivered by the session like any other."""
+        self.actions.send(peer, self.log, self.round, body)
+
+    def contributors_ready(self) -> list[Contributor]:
+        """The frozen contributions offered for the open round, in configuration order."""
+        ready = self.open.ready
+        return [
+            Contributor(member, offer.cid, offer.weight)
+            for member in self.config
+            if (offer := ready.get(member)) is not None and offer.cid is not None
+        ]

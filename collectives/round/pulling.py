@@ -1,0 +1,53 @@
+"""Repairing loss on the data plane by pull: who is asked for what has not come."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .. import messages as m
+from ..group import Plan
+from ..identifiers import PeerId
+
+if TYPE_CHECKING:
+    from .machine import RoundMachine
+
+MISSING_SPANS = 256  # of one contribution in one message; the rest is asked for next time
+PATIENCE_PULLS = 8  # a source that sent nothing for so many pulls is asked again; what is under way would only come twice
+
+
+def ask_again(machine: RoundMachine, now: float, plan: Plan, missing: dict[bytes, m.Spans], lacking: dict[PeerId, m.Spans]) -> None:
+    """Ask contributors for ``missing`` parts (telling the convener) and owners for ``lacking`` results; less than before is progress.
+
+    Lanes lose nothing while they last, so only sources that have fallen silent are asked.
+    """
+    opened = machine.open
+    opened.lacking_owners = frozenset(lacking)
+    left = sum(map(_count, missing.values())) + sum(map(_count, lacking.values()))
+    if opened.lacking is None or left < opened.lacking:
+        opened.lacking = left
+        opened.progress_at = now
+        machine.convening.bulk_progress(now)
+    machine.convening.on_own_report(missing)
+    silent = {cid: spans for cid, spans in missing.items() if _is_silent(machine, now, plan, cid, _count(spans))}
+    me = machine.me.peer
+    if any(part.owner == me for part in plan.parts) and (missing or lacking):
+        by_cid = {c.cid: c.member.peer for c in plan.contributors}
+        body = m.Missing(plan.plan_id, tuple((cid, silent.get(cid, ())[:MISSING_SPANS]) for cid in missing))
+        for peer in sorted(({by_cid[cid] for cid in silent if cid in by_cid} | {opened.plan_sender or me}) - {me}):
+            machine.tell(peer, body)
+    for owner, spans in lacking.items():
+        if owner != me and _is_silent(machine, now, plan, owner.encode(), _count(spans)):
+            machine.tell(owner, m.Need(plan.plan_id, spans[: m.MAX_CHUNK_LIST]))
+
+
+def _count(spans: m.Spans) -> int:
+    return sum(stop - first for first, stop in spans)
+
+
+def _is_silent(machine: RoundMachine, now: float, plan: Plan, source: bytes, left: int) -> bool:
+    """Whether a source's count of chunks outstanding has stood still for a while; True at most once in that while."""
+    known = machine.open.waiting.get((plan.plan_id, source))
+    if known is not None and left >= known[0] and now - known[1] < (PATIENCE_PULLS - 0.5) * machine.timing.pull_s:
+        return False
+    machine.open.waiting[plan.plan_id, source] = (left, now)
+    return known is not None and left >= known[0]

@@ -1,0 +1,119 @@
+"""What a RoundMachine knows and asks for: the volatile state of the open round, the shape of the vector, the actions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from .. import messages as m
+from ..group import Certified, Entry, Member, Plan
+from ..identifiers import PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The flat vector and its encoding on the wire: ``numel`` float32 elements in chunks of ``chunk_elements``."""
+
+    numel: int
+    chunk_elements: int
+    codec: str
+    reducer: str = "mean"
+
+    def fits(self, what: Plan | Entry) -> bool:
+        """Whether a plan or an entry is over this vector, its parts covering it without gaps (none where nothing is contributed)."""
+        same = (what.numel, what.chunk_elements, what.codec, what.reducer) == (self.numel, self.chunk_elements, self.codec, self.reducer)
+        chunks = -(-self.numel // self.chunk_elements) if what.contributors else 0
+        return same and [0, *(part.stop for part in what.parts)] == [*(part.first for part in what.parts), chunks]
+
+
+class RoundActions(Protocol):
+    """What a RoundMachine asks of its session. None of them blocks; answers come back as inputs of the machine."""
+
+    def send(self, peer: PeerId, log: str, round_: int, body: m.Body) -> None:
+        """Send a control message; one to oneself is delivered like any other."""
+        ...
+
+    def execute(self, plan: Plan, audience: Sequence[PeerId]) -> None:
+        """Let the data plane carry out a plan; ``audience`` receives the results."""
+        ...
+
+    def report(self, plan_id: bytes) -> None:
+        """Ask the data plane what it waits for: answered by `on_report`."""
+        ...
+
+    def resend_parts(self, peer: PeerId, plan_id: bytes, cid: bytes, spans: m.Spans) -> None:
+        """Send parts of the own contribution again."""
+        ...
+
+    def resend_results(self, peer: PeerId, plan_id: bytes, spans: m.Spans) -> None:
+        """Send chunks of the own reduced part again."""
+        ...
+
+    def fetch_result(self, entry: Entry, holders: Sequence[PeerId]) -> None:
+        """Fetch the entry's result bytes from any of ``holders``: answered by `on_result`. Repeated calls are one."""
+        ...
+
+    def keep(self, entry: Entry) -> None:
+        """The entry is about to be voted on: its bytes must survive what the vote survives."""
+        ...
+
+    def apply(self, entry: Entry) -> None:
+        """Apply the outer step of a decided entry whose bytes are here: answered by `on_applied`, then `on_root`."""
+        ...
+
+    def decided(self, certified: Certified, counted: bool) -> None:
+        """The entry is decided; ``counted``: the own frozen contribution is in it."""
+        ...
+
+    def results_from(self) -> int:
+        """The oldest round whose result bytes are still here."""
+        ...
+
+    def closing(self, round_: int) -> None:
+        """A contribution to the open round was offered, here or elsewhere: whoever has something contributes it now."""
+        ...
+
+    def suspected(self, peer: PeerId) -> bool:
+        """Whether the peer is believed dead, frozen or unreachable."""
+        ...
+
+    def bandwidth(self, peer: PeerId) -> float:
+        """Upload bandwidth in bytes/s; 0 for a peer that owns no parts."""
+        ...
+
+    def sign(self, payload: bytes) -> bytes:
+        """Signature of this member."""
+        ...
+
+    def verify(self, peer: PeerId, payload: bytes, signature: bytes) -> bool:
+        """Whether the peer's signature of the payload is valid."""
+        ...
+
+
+@dataclass(slots=True)
+class OpenRound:
+    """Volatile state of the open round; gone at a restart."""
+
+    born: float
+    progress_at: float
+    ready: dict[Member, m.Ready] = field(default_factory=dict[Member, m.Ready])
+    first_ready_at: float | None = None
+    plan: Plan | None = None
+    plan_sender: PeerId | None = None
+    planned_at: float = 0.0
+    reduced: tuple[Plan, tuple[bytes, ...]] | None = None  # the newest plan whose result is complete here, and its part digests
+    lacking: int | None = None  # chunks not yet here, for progress; None before the first report
+    lacking_owners: frozenset[PeerId] = frozenset()
+    waiting: dict[tuple[bytes, bytes], tuple[int, float]] = field(default_factory=dict[tuple[bytes, bytes], tuple[int, float]])
+    """By (plan, cid or owner): chunks outstanding from that source, and since when no fewer."""
+    held: set[tuple[bytes, ...]] = field(default_factory=set[tuple[bytes, ...]])  # part digests of complete results
+    known: dict[bytes, Entry] = field(default_factory=dict[bytes, Entry])  # entries seen, by hash
+    votes: dict[tuple[int, bytes], dict[Member, bytes]] = field(default_factory=dict[tuple[int, bytes], dict[Member, bytes]])
+    pending: tuple[int, Entry, PeerId] | None = None  # an Accept whose bytes are not all here
+    decided: Certified | None = None
+    applying: bool = False
+
+    def lacking_of(self, owner: PeerId) -> bool:
+        """Whether result chunks of this owner have not arrived."""
+        return self.lacking is None or owner in self.lacking_owners

@@ -1,0 +1,25 @@
+"""Every duration of the round protocol, with its reason. Seconds throughout."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Durations of one run. The defaults suit the internet; simulations scale them down."""
+
+    pull_s: float = 0.05  # how often lost control messages are repaired by pull: max(50 ms, 2 RTT)
+    heartbeat_s: float = 0.2
+    detect_s: float = 1.0  # silence after which a peer is suspected: max(1 s, 8 x p99 RTT)
+    revise_s: float = 1.0  # no progress of a reduction for this long: the convener revises the plan
+    takeover_s: float = 1.4  # detect_s + 4 RTT: no progress of a ballot for this long: the next convener takes over
+    ready_grace_min_s: float = 1.0  # a straggler of one scheduling hiccup is waited for
+    ready_grace_s: float = 5.0  # upper bound of the wait after the first Ready; a quarter of a round below it
+    fetch_s: float = 0.25  # how often a lagging or joining member asks for what was decided
+    keep_rounds: int = 8  # result bytes kept for laggards
+
+    def grace(self, round_s: float | None) -> float:
+        """How long after the first Ready the convener waits for the others, given the last round's duration."""
+        if round_s is None:
+            return self.ready_grace_s
+        return min(self.ready_grace_s, max(self.ready_grace_min_s, 0.25 * round_s))

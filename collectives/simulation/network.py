@@ -1,0 +1,144 @@
+"""Messages between peers in virtual time, over links that delay, lose, double and reorder them, or are cut.
+
+Harsher than the streams of the real node: messages of one pair overtake each other, are lost one by one, and a message sent to a
+process may reach the next process of that peer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+from ..identifiers import PeerId
+from .world import World
+
+Payload = bytes | tuple[bytes, bytes]
+"""A control message, or a record of the data plane: header and plaintext."""
+
+Deliver = Callable[[PeerId, str, Payload], None]
+Tap = Callable[[PeerId, PeerId, str, Payload], bool | None]
+
+
+@dataclass(slots=True)
+class Weather:
+    """What happens to each message, in probabilities. Applies to all links at once."""
+
+    loss: float = 0.0
+    duplicate: float = 0.0
+    late: float = 0.0  # share of messages delayed by up to late_s
+    late_s: float = 0.0
+    storm: float = 0.0  # a second chance to be lost, for short times
+
+
+@dataclass(slots=True)
+class Link:
+    """One direction between two peers."""
+
+    latency_s: float
+    jitter_s: float
+    bandwidth_bytes_per_s: float  # 0: without limit
+    free_at: float = 0.0  # when the last byte handed to it has left
+
+
+class Network:
+    """Peers and the links between them. ``tap`` sees every send before the weather does; True loses it, and it may raise."""
+
+    def __init__(self, world: World, *, latency_s: float = 0.001, jitter_s: float = 0.0, bandwidth_bytes_per_s: float = 0.0) -> None:
+        self.world = world
+        self.weather = Weather()
+        self.tap: Tap | None = None
+        self.sent: dict[str, int] = {}  # messages by channel
+        self.bytes_sent: dict[PeerId, int] = {}
+        self.bytes_received: dict[PeerId, int] = {}
+        self._rng = world.stream("network")
+        self._default = (latency_s, jitter_s, bandwidth_bytes_per_s)
+        self._links: dict[tuple[PeerId, PeerId], Link] = {}
+        self._deliver: dict[PeerId, Deliver] = {}
+        self._frozen: dict[PeerId, list[tuple[PeerId, str, Payload]]] = {}
+        self._side: Mapping[PeerId, int] | None = None
+        self._cuts: set[tuple[PeerId, PeerId]] = set()
+
+    def attach(self, peer: PeerId, deliver: Deliver) -> None:
+        """Hand messages for ``peer`` to ``deliver(sender, channel, payload)`` from now on."""
+        self._deliver[peer] = deliver
+
+    def detach(self, peer: PeerId) -> None:
+        """The process of ``peer`` is gone: messages that arrive now are lost."""
+        self._deliver.pop(peer, None)
+        self._frozen.pop(peer, None)
+
+    def attached(self) -> Collection[PeerId]:
+        """Peers with a process, frozen ones included."""
+        return self._deliver.keys()
+
+    def freeze(self, peer: PeerId) -> None:
+        """Keep what arrives for ``peer`` until `thaw`, as the kernel does for a stopped process."""
+        self._frozen.setdefault(peer, [])
+
+    def thaw(self, peer: PeerId) -> None:
+        """Deliver everything that was kept, in the order of arrival, now."""
+        for sender, channel, payload in self._frozen.pop(peer, []):
+            self.world.at(self.world.now, lambda s=sender, c=channel, p=payload: self._arrive(s, peer, c, p))
+
+    def partition(self, side: Mapping[PeerId, int] | None) -> None:
+        """Only peers on the same side hear each other; None takes the partition away."""
+        self._side = side
+
+    def cut(self, sender: PeerId, receiver: PeerId) -> None:
+        """Lose everything from ``sender`` to ``receiver``, in this direction only, until `mend`."""
+        self._cuts.add((sender, receiver))
+
+    def mend(self) -> None:
+        """Clear weather, no partition, no cuts. Frozen and dead processes stay what they are."""
+        self.weather = Weather()
+        self._side = None
+        self._cuts.clear()
+
+    def severed(self, sender: PeerId, receiver: PeerId) -> bool:
+        """Whether a partition or a cut separates the two in this direction."""
+        if (sender, receiver) in self._cuts:
+            return True
+        return self._side is not None and self._side.get(sender, 0) != self._side.get(receiver, 0)
+
+    def link(self, sender: PeerId, receiver: PeerId) -> Link:
+        """The link of this direction; its fields may be set."""
+        found = self._links.get((sender, receiver))
+        if found is None:
+            found = self._links[(sender, receiver)] = Link(*self._default)
+        return found
+
+    def send(self, sender: PeerId, receiver: PeerId, channel: str, payload: Payload) -> float:
+        """Put one message on its way and return when the link is free for the next one (virtual seconds)."""
+        lost = self.tap is not None and bool(self.tap(sender, receiver, channel, payload))
+        now, link, weather, rng = self.world.now, self.link(sender, receiver), self.weather, self._rng
+        size = len(payload) if isinstance(payload, bytes) else len(payload[0]) + len(payload[1])
+        self.sent[channel] = self.sent.get(channel, 0) + 1
+        self.bytes_sent[sender] = self.bytes_sent.get(sender, 0) + size
+        start = max(now, link.free_at)
+        if link.bandwidth_bytes_per_s > 0:
+            link.free_at = start + size / link.bandwidth_bytes_per_s
+        else:
+            link.free_at = start
+        lost = lost or self.severed(sender, receiver)
+        lost = lost or (weather.loss > 0 and rng.random() < weather.loss) or (weather.storm > 0 and rng.random() < weather.storm)
+        if lost:
+            return link.free_at
+        copies = 2 if weather.duplicate > 0 and rng.random() < weather.duplicate else 1
+        for _ in range(copies):
+            delay = link.latency_s + (link.jitter_s * rng.random() if link.jitter_s > 0 else 0.0)
+            if weather.late > 0 and rng.random() < weather.late:
+                delay += weather.late_s * rng.random()
+            self.world.at(link.free_at + delay, lambda: self._arrive(sender, receiver, channel, payload))
+        return link.free_at
+
+    def _arrive(self, sender: PeerId, receiver: PeerId, channel: str, payload: Payload) -> None:
+        deliver = self._deliver.get(receiver)
+        if deliver is None or self.severed(sender, receiver):
+            return
+        waiting = self._frozen.get(receiver)
+        if waiting is not None:
+            waiting.append((sender, channel, payload))
+            return
+        size = len(payload) if isinstance(payload, bytes) else len(payload[0]) + len(payload[1])
+        self.bytes_received[receiver] = self.bytes_received.get(receiver, 0) + size
+        deliver(sender, channel, payload)

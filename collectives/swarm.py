@@ -1,0 +1,185 @@
+"""The Swarm seam: what a training script sees of its swarm. No implementation lives here.
+
+Implemented by the node's client (`atoll.node.client`), by `LocalSwarm` in virtual time (`atoll.node.local`) and by nothing
+else. All methods are called from one thread of the script and none of them needs trio or libp2p.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar, runtime_checkable
+
+import msgspec
+
+from .identifiers import PeerId, RunId
+from .layout import Layout
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Status = Literal["committed", "open", "uncertified"]
+T = TypeVar("T", covariant=True)
+
+
+class OuterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The outer optimizer, applied to the anchor in the node. ``kind`` "nesterov" or "sgd"."""
+
+    kind: Literal["nesterov", "sgd"] = "nesterov"
+    lr: float = 0.7  # published DiLoCo value (arXiv 2311.08105); 0.9 below about 50 rounds
+    momentum: float = 0.9  # published value; 0.6 below about 50 rounds, where 0.9 diverges
+
+
+class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The part of a run's manifest that governs rounds and optimizers. The manifest has authority over the script."""
+
+    method: Literal["diloco", "local_sgd"] = "diloco"
+    sync_every: int | None = 100  # H: inner steps a round; None: rounds end by time
+    round_s: float | None = None  # seconds a round, when sync_every is None
+    outer: OuterSettings = OuterSettings()
+    codec: str = "int8"
+    rounds: int | None = None  # committed rounds after which the run is done; None: no end
+    deadline_s: float | None = None  # how long a script waits for a round before it trains on; None: from measured rates
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One counted contribution of a committed round."""
+
+    peer: PeerId
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a contribution. A lost peer is a value here, not an exception.
+
+    ``committed``: decided and applied; ``contributors`` names exactly what the mean was taken over, ``counted`` says whether
+    one's own contribution is among it. ``open``: the deadline passed and the round is still undecided: the contribution stays
+    frozen, training goes on. ``uncertified``: committed on a branch without a quorum.
+
+    ``bytes_sent`` and ``bytes_received``: what this peer's node moved, encryption and control messages included, since the outcome
+    of the contribution before (so that they add up over rounds), or while the all-reduce was under way.
+    """
+
+    status: Status
+    round: int
+    contributors: tuple[Share, ...] = ()
+    counted: bool = False
+    lost: tuple[PeerId, ...] = ()
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    elapsed_s: float = 0.0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerView:
+    """One member of the run as a script sees it."""
+
+    peer: PeerId
+    round: int
+    live: bool
+    path: str = ""  # "self", "direct", "relay", "lan", "" when unknown
+
+
+class AnchorView(Protocol):
+    """One committed generation of the anchor: float32, shape (numel,), read-only. Valid until `release`."""
+
+    @property
+    def round(self) -> int:
+        """Committed rounds that are in it."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """blake3 of its bytes, in hex; may be computed when first asked for."""
+        ...
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        ...
+
+    def copy_into(self, destination: Tensor, start: int = 0) -> None:
+        """Copy elements [start, start + destination.numel()) into ``destination`` (float32, contiguous, on the CPU)."""
+        ...
+
+    def release(self) -> None:
+        """Give the lease back; the view must not be used afterwards. Idempotent."""
+        ...
+
+
+class Pending(Protocol, Generic[T]):
+    """A result that will come. `wait` with a timeout never raises for lateness: it returns what is known."""
+
+    def done(self) -> bool:
+        """Whether `wait` would return the final result at once."""
+        ...
+
+    def wait(self, timeout_s: float | None = None) -> T:
+        """The result; after ``timeout_s`` seconds an "open" Outcome. May be called again."""
+        ...
+
+
+@runtime_checkable
+class Swarm(Protocol):
+    """A run, as the script of one member sees it."""
+
+    peer: PeerId
+    run_id: RunId
+    settings: RunSettings
+
+    def open(self, layout: Layout, initial: Callable[[Tensor], None]) -> AnchorView:
+        """Enter the run with a model of this layout and return the newest anchor.
+
+        Where the run has no state yet and this member founds it, ``initial`` writes the initial parameters into a float32
+        tensor of shape (numel,). Raises ModelMismatchError (naming the tensors) when the run's model is another one.
+        Calling it again after the node was restarted re-enters.
+        """
+        ...
+
+    def anchor(self) -> AnchorView:
+        """A lease on the newest committed anchor. Release it."""
+        ...
+
+    def contribute(self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None) -> Pending[Outcome]:
+        """Freeze a contribution and offer it to the open round.
+
+        ``write`` fills a float32 tensor of shape (numel,) with the pseudo-gradient (anchor - parameters), weighted by
+        ``samples`` (an integer > 0) in the mean. With ``base``, the round of the anchor it was made on, it is refused (committed,
+        not counted, with the reason) when that anchor is no longer the newest. At most one contribution is frozen at a time: a second call while one is
+        undecided raises LocalProtocolError.
+        """
+        ...
+
+    @property
+    def closing(self) -> int:
+        """The newest round that another member has finished, 0 before the first: whoever has trained contributes now, so that
+        the fastest member sets the pace and nobody is left out. Cheap: read after every step."""
+        ...
+
+    def all_reduce(self, flat: Tensor, *, weight: int, op_id: str, deadline_s: float) -> Pending[Outcome]:
+        """Weighted mean of ``flat`` (float32, contiguous, CPU) over all members that call it with the same ``op_id``.
+
+        In place when the outcome is committed; untouched otherwise. The result is bit-identical on all members. Who does not call is
+        waited for a few seconds, then left out; a member that calls after that gets the same result, uncounted. A tensor with
+        NaN or infinity ends as "open". An ``op_id`` serves once in the life of a run.
+        """
+        ...
+
+    def members(self) -> Sequence[PeerView]:
+        """The members of the run's current configuration."""
+        ...
+
+    def report(self, metrics: Mapping[str, float]) -> None:
+        """Tell the node about training ("step", "loss", …): shown by `atoll status`, never blocks."""
+        ...
+
+    def leave(self) -> None:
+        """Leave the run: finish or hand over the round, then stop contributing. The node keeps seeding."""
+        ...
+
+    def close(self) -> None:
+        """Drop the connection to the node. A private node ends with it. Idempotent."""
+        ...

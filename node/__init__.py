@@ -1,0 +1,44 @@
+"""The node: your machine in a swarm. A daemon (`atoll up`) or the private child of a script; and what scripts use of it.
+
+    from atoll.node import join
+
+loads neither trio nor libp2p nor torch. Rooms, lowest first:
+
+    paths, config      where files lie, and settings
+    strict_toml, manifest, invite   what a run is, and how one gets into it
+    shared_memory      contribution and anchor, between node and script
+    net/               libp2p, DHT, lanes
+    membership_records, membership   who is there
+    session/           a run's log: rounds, state, transfer; sans I/O
+    storage/           what a run keeps on disk
+    simulation/        the whole swarm in virtual time
+    lifecycle, private_node, notify   one node a home; private nodes that end with their script; systemd
+    control/           the control socket: messages, what the node implements for it, the server
+    service/           the node process's own work
+    client/            the blocking side of the control socket: `join`, RunSwarm, NodeClient
+    export             a run's anchor as safetensors
+    local, local_member   LocalSwarm: whole swarms in one process and virtual time, for users' own tests
+    recipes/, demo/, cli/   built-in training, the demonstration, the command line
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .client import NodeClient, RunSwarm, join
+
+__all__ = ["join", "NodeClient", "RunSwarm"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(".client", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,96 @@
+"""``python -m atoll.node``: run a node in the foreground. `atoll up` and private nodes of scripts start it."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from ..collectives.errors import AtollError
+from .cli.output import Terminal, as_json, show_error
+from .notify import notify, notify_failed
+from .private_node import ParentLink
+
+if TYPE_CHECKING:
+    from .service.node import Node
+    from .service.process import NodeOptions
+
+DEFAULT_LANE_PORT = 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m atoll.node", description="Run an atoll node in the foreground.")
+    parser.add_argument("--home", default=None, help="one folder for all state (default: ATOLL_HOME, else the XDG folders)")
+    parser.add_argument("--listen", action="append", metavar="ADDR", help="/ip4/HOST/tcp/PORT; may be repeated")
+    parser.add_argument("--port", type=int, default=None, help="TCP port of the node (0: any)")
+    parser.add_argument("--lane-port", type=int, default=DEFAULT_LANE_PORT, help="TCP port for bulk data (0: any)")
+    parser.add_argument("--bootstrap", action="append", metavar="ADDR", help="/ip4/HOST/tcp/PORT/p2p/PEER; may be repeated")
+    parser.add_argument("--announce", action="append", default=[], metavar="ADDR", help="address that others should dial; may be repeated")
+    parser.add_argument("--json", action="store_true", help="say where it listens, or why it cannot, as one JSON object on stdout")
+    parser.add_argument("--private", action="store_true", help="belong to the script that started this node")
+    parser.add_argument("--parent-pid", type=int, default=0, help="process of that script")
+    parser.add_argument("--parent-fd", type=int, default=-1, help="inherited link to that script")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit code of the node process."""
+    args = _parser().parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    logging.raiseExceptions = False  # a log on a full disk is no reason to write tracebacks into it
+    try:
+        options = _options(args)
+    except AtollError as error:
+        if args.parent_fd >= 0:
+            ParentLink(args.parent_fd).failed(error)
+        return _failed(args, error)
+    from .service.process import run_node
+
+    try:
+        run_node(options, lambda node, path: _ready(node, args))
+    except AtollError as error:
+        return _failed(args, error)
+    finally:
+        notify("STOPPING=1")
+    return 0
+
+
+def _failed(args: argparse.Namespace, error: AtollError) -> int:
+    """Tell the supervisor and whoever reads the log."""
+    notify_failed(error)
+    show_error(Terminal(json=args.json), error)
+    return error.exit_code
+
+
+def _ready(node: Node, args: argparse.Namespace) -> None:
+    """Say that the node is up: to its supervisor, and to whoever looks at it."""
+    notify("READY=1", "STATUS=ready")
+    if args.private:
+        return
+    addresses = node.context.network.addresses()
+    if args.json:
+        print(as_json({"peer": node.peer, "pid": os.getpid(), "addresses": addresses}), flush=True)
+    else:
+        print("\n".join((f"node {node.peer} is up; Ctrl-C drains and ends it", *addresses)), file=sys.stderr, flush=True)
+
+
+def _options(args: argparse.Namespace) -> NodeOptions:
+    """Flags over environment over files; a private node takes any free port unless its settings name one."""
+    from .config import load_config
+    from .paths import find_paths
+    from .service.process import NodeOptions
+
+    flags = {"node.port": args.port, "node.listen": tuple(args.listen or ()), "node.bootstrap": tuple(args.bootstrap or ())}
+    loaded = load_config(find_paths(args.home), flags)
+    listen = loaded.config.listen_addresses
+    if args.private and not {"node.port", "node.listen"} & loaded.origins.keys():
+        listen = ("/ip4/0.0.0.0/tcp/0",)
+    return NodeOptions(
+        args.home, listen, args.lane_port, loaded.config.node.bootstrap, tuple(args.announce), args.private, args.parent_pid, args.parent_fd
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

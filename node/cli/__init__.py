@@ -1,0 +1,157 @@
+"""The ``atoll`` command. Bottom up:
+
+    errors_catalogue   the page of every error code
+    names              two-word names of peers
+    output             what is said and where; errors on a screen and as JSON
+    options            options that every command takes
+    views, live        documents of the node as text; the view of `join`
+    costs              what a run asks of a member
+    child, run_script  the training process that `join` starts; running a script of one's own in it
+    meta               demo, explain, completion, version
+    identity           init, id, config
+    daemon             up, down, status, ls, peers, leave
+    invites            invite new, invite inspect
+    runs               new, validate, export
+    join               join
+
+A command's module is imported when the command runs, and heavy packages inside its functions: ``atoll --help`` loads click and
+nothing else.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from ...collectives.errors import AtollError
+from .options import shared_options
+from .output import Terminal, show_error
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "demo": ("meta", "Train a small model on this machine with three peers, kill one, let one join."),
+    "init": ("identity", "Make this machine's key and settings; safe to repeat."),
+    "up": ("daemon", "Run this machine's node."),
+    "down": ("daemon", "Stop the node; it finishes its round first."),
+    "new": ("runs", "Check and sign a run's manifest; print its id and an invite."),
+    "validate": ("runs", "Check a run's manifest and say what it means."),
+    "join": ("join", "Join a run by invite and train, with a live view."),
+    "leave": ("daemon", "Leave a run; the node finishes its round first."),
+    "ls": ("daemon", "List the runs of this node."),
+    "status": ("daemon", "Show the node and its runs on one screen."),
+    "peers": ("daemon", "Show the members of a run."),
+    "id": ("identity", "Print this machine's peer id."),
+    "invite": ("invites", "Make or inspect invites."),
+    "export": ("runs", "Write a run's model as safetensors that load without atoll."),
+    "config": ("identity", "Show or change settings."),
+    "explain": ("meta", "Explain an error code."),
+    "completion": ("meta", "Print a completion script for your shell."),
+    "version": ("meta", "Print versions."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands live in modules that are imported on use."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All names, in the order of use."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the command's module."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f".{COMMANDS[cmd_name][0]}", __name__)
+        command: click.Command = getattr(module, f"{cmd_name}_command")
+        return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click, but an unknown command comes with the known one that is most like it."""
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            import difflib
+
+            close = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            ctx.fail(f"there is no command {args[0]!r}." + (f" Did you mean `atoll {close[0]}`?" if close else ""))
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list in ``--help``, from the table: nothing is imported for it."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()], col_max=14)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@shared_options
+@click.pass_context
+def cli(ctx: click.Context) -> None:
+    """Train PyTorch models together, peer to peer.
+
+    A node is your machine. A run is a signed recipe. An invite is one string that gets a node into a run.
+    See it work: atoll demo
+    """
+    ctx.ensure_object(Terminal)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run one command and return its exit status; errors are printed here and nowhere else."""
+    terminal = Terminal()
+    terminal.json = "--json" in argv  # also when the command line itself is wrong
+    try:
+        result: Any = cli.main(list(argv), prog_name="atoll", standalone_mode=False, obj=terminal)
+        sys.stdout.flush()
+        return result if isinstance(result, int) else 0
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.format_message(), file=sys.stderr)
+        return error.exit_code
+    except click.ClickException as error:
+        return _usage(terminal, error)
+    except (click.Abort, KeyboardInterrupt):
+        terminal.say("stopped")
+        return 130
+    except AtollError as error:
+        if terminal.verbose >= 2:
+            _traceback()
+        show_error(terminal, error)
+        return error.exit_code
+    except Exception as error:  # a defect, or the system failing under us: say so without a traceback
+        return _unexpected(terminal, error)
+
+
+def _usage(terminal: Terminal, error: click.ClickException) -> int:
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "atoll"
+    show_error(terminal, AtollError(error.format_message(), code="E002", hint=f"{path} --help", exit_code=error.exit_code))
+    return error.exit_code
+
+
+def _unexpected(terminal: Terminal, error: Exception) -> int:
+    if isinstance(error, OSError):
+        from ..paths import storage_error
+
+        failure = storage_error(str(error.filename or "the system refused"), error)
+        show_error(terminal, failure)
+        return failure.exit_code
+    if terminal.verbose >= 2:
+        _traceback()
+    show_error(
+        terminal,
+        AtollError(f"{type(error).__name__}: {error}", why="This is a defect of atoll.", hint="The same command with -vv shows where."),
+    )
+    return 1
+
+
+def _traceback() -> None:
+    import traceback
+
+    traceback.print_exc(file=sys.stderr)
+
+
+def main() -> None:
+    """The console script."""
+    sys.exit(run(sys.argv[1:]))
+
+
+main.command = cli  # pyright: ignore[reportFunctionMemberAccess]  # for tools that look at the commands

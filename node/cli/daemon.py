@@ -1,0 +1,289 @@
+"""up, down, status, ls, peers, leave: the running node."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ...collectives.errors import NetworkError, SwarmClosedError
+from .options import shared_options
+from .output import Terminal, current
+
+if TYPE_CHECKING:
+    from ..client.commands import NodeClient
+
+GONE_S = 10.0
+READY_S = 120.0  # a cold start imports libp2p and torch from a slow disk
+WATCH_S = 2.0
+_SLICE_S = 0.2
+NOT_RUNNING = 3
+
+
+def connect(terminal: Terminal) -> NodeClient:
+    """The running node of this home. Raises NetworkError (E003, exit 3) when there is none."""
+    from ..client.commands import NodeClient
+
+    return NodeClient.connect(terminal.paths)
+
+
+def running(terminal: Terminal) -> NodeClient | None:
+    """The running node, or None."""
+    try:
+        return connect(terminal)
+    except NetworkError as error:
+        if error.code == "E003":
+            return None
+        raise
+
+
+def node_addresses(terminal: Terminal) -> tuple[str, ...]:
+    """Addresses at which the running node can be reached by others; nothing when none runs."""
+    client = running(terminal)
+    if client is None:
+        return ()
+    with client:
+        return addresses_of(client.status())
+
+
+def addresses_of(status: dict[str, Any]) -> tuple[str, ...]:
+    """Where others can dial the node, from a status document."""
+    return tuple(str(address) for address in (status.get("network") or {}).get("addresses") or ())
+
+
+@click.command("up")
+@click.option("--port", type=click.IntRange(0, 65535), help="TCP port to listen on; 0: any free one.")
+@click.option("--listen", multiple=True, metavar="ADDRESS", help="Multiaddr to listen on; repeatable.")
+@click.option("--bootstrap", multiple=True, metavar="ADDRESS", help="Peer to ask first; repeatable.")
+@click.option("--background", is_flag=True, help="Run it behind you; returns when it is ready.")
+@shared_options
+def up_command(port: int | None, listen: tuple[str, ...], bootstrap: tuple[str, ...], background: bool) -> int:
+    """Run this machine's node.
+
+    Ctrl-C once: it finishes or hands over its round and ends. Twice: it ends now.
+    """
+    from ..config import load_config
+    from ..lifecycle import already_running
+    from .identity import identity_of
+
+    terminal = current()
+    flags = {"node.port": port, "node.listen": listen, "node.bootstrap": bootstrap}
+    config = load_config(terminal.paths, flags, terminal.environ).config
+    terminal.paths.ensure()
+    identity_of(terminal)
+    client = running(terminal)
+    if client is not None:
+        client.close()
+        raise already_running(terminal.paths)
+    command = [sys.executable, "-m", "atoll.node", "--lane-port", str(config.node.lane_port)]
+    named = (("--listen", config.listen_addresses), ("--bootstrap", config.node.bootstrap), ("--announce", config.node.announce))
+    command += [part for option, addresses in named for address in addresses for part in (option, address)]
+    if terminal.home:
+        command += ["--home", str(Path(terminal.home).expanduser().absolute())]
+    if background:
+        return _start_behind(terminal, command, dict(terminal.environ))
+    command += ["--json"] if terminal.json else []
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(command[0], command, dict(terminal.environ))
+
+
+def _start_behind(terminal: Terminal, command: list[str], environment: dict[str, str]) -> int:
+    """Start the node in a session of its own and wait until it says it is ready, or why it is not."""
+    log = terminal.paths.log_dir / "node.log"
+    with (
+        tempfile.TemporaryDirectory(prefix="atoll-up-") as folder,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notes,
+        log.open("ab") as output,
+    ):
+        address = os.path.join(folder, "notify")
+        notes.bind(address)
+        notes.settimeout(_SLICE_S)
+        process = subprocess.Popen(
+            command,
+            env={**environment, "NOTIFY_SOCKET": address},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+        try:
+            _wait_ready(process, notes, log)
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
+        process.returncode = 0  # it goes on without us: neither waited for nor warned about
+    with connect(terminal) as client:
+        status = client.status()
+    addresses = list(addresses_of(status))
+    terminal.data(
+        f"node {status.get('peer', '')} is up, process {process.pid}\n" + "\n".join(addresses),
+        {"pid": process.pid, "peer": status.get("peer"), "addresses": addresses, "log": log},
+    )
+    terminal.say(f"log: {log}    stop it: atoll down")
+    return 0
+
+
+def _wait_ready(process: subprocess.Popen[bytes], notes: socket.socket, log: Path) -> None:
+    """Read notes until READY=1. Raises the error the node names, SwarmClosedError (E161) when it says none."""
+    from ..notify import MAX_NOTE_BYTES, error_in
+
+    waited_s = 0.0
+    while waited_s < READY_S:
+        ended = process.poll() is not None
+        try:
+            note = notes.recv(MAX_NOTE_BYTES).decode(errors="replace")
+        except TimeoutError:
+            if ended:
+                raise SwarmClosedError(
+                    f"the node ended while starting (status {process.returncode})", code="E161", why=_last_line(log), hint=f"Read {log}"
+                ) from None
+            waited_s += _SLICE_S
+            continue
+        if (error := error_in(note)) is not None:
+            raise error
+        if "READY=1" in note.splitlines():
+            return
+    raise SwarmClosedError(f"the node was not ready within {READY_S:g} s", code="E161", why=_last_line(log), hint=f"Read {log}")
+
+
+def _last_line(log: Path) -> str:
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - 4096))
+        last = file.read().decode(errors="replace").strip().rpartition("\n")[2]
+    return f"Its last words: {last}" if last else ""
+
+
+@click.command("down")
+@click.option("--now", is_flag=True, help="Hand nothing over.")
+@shared_options
+def down_command(now: bool) -> int:
+    """Stop the node; it finishes its round first. Ctrl-C: stop it now."""
+    terminal = current()
+    client = running(terminal)
+    if client is None:
+        terminal.data("no node is running", {"stopped": False})
+        return 0
+    with client:
+        pid = client.node.pid
+        if not now:
+            terminal.say("draining: the round is finished or handed over")
+        try:
+            client.down(now=now)
+        except SwarmClosedError:
+            pass  # it ended before it could answer
+        except KeyboardInterrupt:
+            os.kill(pid, signal.SIGTERM)
+            raise
+    _wait_gone(pid)
+    terminal.data("the node ended", {"stopped": True, "pid": pid})
+    return 0
+
+
+def _wait_gone(pid: int) -> None:
+    """Wait until a process that closed its connection has ended, so that its port and its home are free."""
+    for _ in range(round(GONE_S / _SLICE_S)):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return
+        threading.Event().wait(_SLICE_S)
+
+
+@click.command("status")
+@click.argument("run", required=False, default="")
+@shared_options
+def status_command(run: str) -> int:
+    """Show the node and its runs on one screen. Exit status 3: no node is running."""
+    from .views import status_text
+
+    terminal = current()
+    client = running(terminal)
+    if client is None:
+        terminal.data("no node is running", {"running": False})
+        terminal.say("Start it: atoll up    See everything work: atoll demo")
+        return NOT_RUNNING
+    with client:
+        status = client.status()
+        if run:
+            run_id = client.find_run(run).run_id
+            status["runs"] = [entry for entry in status.get("runs") or () if entry.get("run_id") == run_id]
+    terminal.data("" if terminal.json else status_text(terminal, status), {"running": True, **status})
+    return 0
+
+
+@click.command("ls")
+@shared_options
+def ls_command() -> None:
+    """List the runs of this node, also those it is not in at the moment."""
+    from ..manifest import decode_manifest, list_runs
+    from .views import runs_table
+
+    terminal = current()
+    found: dict[str, dict[str, Any]] = {}
+    for run_id, signed in list_runs(terminal.paths).items():
+        manifest = decode_manifest(signed.manifest)
+        found[run_id] = {
+            "run_id": run_id,
+            "name": manifest.name,
+            "organiser": signed.organiser,
+            "rounds": manifest.train.rounds,
+            "phase": "stored",
+        }
+    client = running(terminal)
+    if client is not None:
+        with client:
+            for entry in client.runs():
+                found[entry["run_id"]] = found.get(entry["run_id"], {}) | entry
+    runs = list(found.values())
+    terminal.data("" if terminal.json else runs_table(terminal, runs), {"runs": runs})
+
+
+@click.command("peers")
+@click.argument("run", required=False, default="")
+@click.option("--watch", is_flag=True, help="Show it again every two seconds until Ctrl-C.")
+@shared_options
+def peers_command(run: str, watch: bool) -> None:
+    """Show the members of a run.
+
+    RUN: id, its beginning, or name; the only one when left out.
+    """
+    from .views import peers_table
+
+    terminal = current()
+    with connect(terminal) as client:
+        while True:
+            peers = client.peers(run)
+            table = "" if terminal.json else peers_table(terminal, peers)
+            if watch and terminal.live:
+                click.clear()
+            terminal.data(table, {"peers": peers})
+            if not watch:
+                return
+            threading.Event().wait(WATCH_S)
+
+
+@click.command("leave")
+@click.argument("run", required=False, default="")
+@click.option("--now", is_flag=True, help="Do not wait for the open round.")
+@shared_options
+def leave_command(run: str, now: bool) -> None:
+    """Leave a run; the node finishes its round first.
+
+    It then serves the run's state to nobody. RUN: id, its beginning, or name; the only one when left out.
+    """
+    terminal = current()
+    with connect(terminal) as client:
+        info = client.find_run(run)
+        client.leave(info.run_id, now=now)
+    terminal.data(f"left {info.name} ({info.run_id[:8]})", {"run_id": info.run_id, "name": info.name, "left": True})
+    terminal.say(f"Back in: atoll join {info.run_id[:8]}")

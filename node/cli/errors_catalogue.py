@@ -1,0 +1,289 @@
+"""The page of every error code: what ``atoll explain E110`` prints. A test compares the codes with those the source raises."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Page(NamedTuple):
+    """One code: a stable slug, one line, the exit status, and what to know and type."""
+
+    slug: str
+    title: str
+    exit_code: int
+    text: str
+
+
+PAGES: dict[str, Page] = {
+    "E000": Page(
+        "defect",
+        "something failed that atoll did not expect",
+        1,
+        """This is a defect of atoll, not of your set-up. Nothing that was committed is lost: anchor, momentum and journal are
+written atomically. Run the same command with -vv to see where it happened, and report that text together with
+`atoll version --json`.""",
+    ),
+    "E001": Page(
+        "preflight",
+        "something that must be compiled cannot be compiled here",
+        69,
+        """libp2p depends on fastecdsa, which has no ready-made wheel for Linux: a C compiler, the Python headers and libgmp are
+needed while installing.
+
+    Debian, Ubuntu    sudo apt install build-essential python3-dev libgmp-dev
+    Fedora            sudo dnf install gcc python3-devel gmp-devel
+    macOS             xcode-select --install && brew install gmp""",
+    ),
+    "E002": Page(
+        "usage",
+        "the command line is not understood",
+        2,
+        """The message names the option or argument. `atoll COMMAND --help` shows what a command takes.""",
+    ),
+    "E003": Page(
+        "not-running",
+        "no node of yours is running",
+        3,
+        """Commands such as status, peers and leave ask the running node through a socket in your runtime folder.
+
+    atoll up                   run the node here
+    atoll up --background      run it behind you
+    atoll config path          show which folders are in use: a node started with another --home or ATOLL_HOME is another node""",
+    ),
+    "E100": Page(
+        "network",
+        "the network failed",
+        69,
+        """A connection could not be made or broke. Training goes on alone; the node tries again by itself. When it lasts, look at
+`atoll peers` to see who is reached and how, and at the firewall of this machine.""",
+    ),
+    "E101": Page(
+        "port-in-use",
+        "the port to listen on is taken",
+        73,
+        """Another program listens there, most often another node of yours.
+
+    atoll status                          is it yours? Use it; one node serves all runs
+    atoll up --port 0 --home ./node2      a second node with its own key and any free port
+    atoll config set node.port 4160       another port for good""",
+    ),
+    "E102": Page(
+        "node-running",
+        "this home has its node already",
+        73,
+        """One folder is one node with one key. A script that found no running node may have started a private one, which belongs to
+it alone and ends with it.
+
+    atoll status                     the node that runs
+    atoll up --background            a node that all your scripts and commands share (when the private one has ended)
+    atoll up --home ./node2          a second node with a key of its own""",
+    ),
+    "E110": Page(
+        "no-bootstrap",
+        "no peer could be reached",
+        69,
+        """None of the addresses answered. This is not a ban and your key is fine: do not delete it. The addresses may be old, their
+machines off, or a firewall may be in between. The node goes on trying with growing pauses and remembers every peer it
+ever reached.
+
+    atoll peers                          who is reached now
+    atoll invite inspect INVITE          which addresses an invite carries
+    atoll up --bootstrap ADDRESS         try another way in
+Any member can print an invite with fresh addresses: atoll invite new""",
+    ),
+    "E111": Page(
+        "peer-lost",
+        "a peer fell silent",
+        69,
+        """Neither we nor two other members got an answer from it. Its contribution to the open round is left out by name, its part
+goes to others, and the round is decided without it. There is nothing to do; it re-enters when it comes back.""",
+    ),
+    "E112": Page(
+        "deadline",
+        "something took longer than its deadline",
+        75,
+        """No wait in atoll is for ever; this one ended. Deadlines follow from measured rates, so a link that suddenly became slow is
+the usual cause. Trying again is safe.""",
+    ),
+    "E113": Page(
+        "nobody-home",
+        "no member of the run answered",
+        69,
+        """The network is reached, but nobody who knows this run is online, so its recipe cannot be fetched. A run lives as long as one
+of its members' nodes does.
+
+    atoll up             on the organiser's machine: its node serves the runs it knows""",
+    ),
+    "E120": Page(
+        "clock",
+        "this machine's clock is wrong",
+        75,
+        """Signed records carry the time and end by themselves; with a wrong clock the others refuse ours and we refuse theirs.
+
+    sudo timedatectl set-ntp true""",
+    ),
+    "E140": Page(
+        "version",
+        "no protocol version in common",
+        76,
+        """The other side speaks another version of the protocol. It sits out; the others go on. If it is you:
+
+    pip install -U atoll
+    atoll down && atoll up""",
+    ),
+    "E141": Page(
+        "remote-protocol",
+        "a peer sent something that breaks the protocol",
+        76,
+        """The bytes were refused before they had any effect, and it counts against that peer. An old or foreign program on its side
+is the usual cause. There is nothing to do here.""",
+    ),
+    "E142": Page(
+        "local-protocol",
+        "atoll was used, or behaved, against its own rules",
+        70,
+        """From a script: a call out of order, such as a second contribution while one is undecided; the message names it.
+Otherwise a defect of atoll: report it with the text that -vv shows.""",
+    ),
+    "E150": Page(
+        "group",
+        "the group for an operation cannot be formed",
+        75,
+        """Not enough members agreed to take part in time. Training goes on; the next round tries again.""",
+    ),
+    "E151": Page(
+        "not-enough-peers",
+        "fewer peers than asked for",
+        75,
+        """A commit needs more than half of the members of the last committed round, or exactly half with the organiser. In a smaller
+part of a divided network you train on alone and wait; what you learned meanwhile is contributed when the others are back.
+
+    atoll peers          who is there""",
+    ),
+    "E152": Page(
+        "group-dissolved",
+        "the group ended before the operation did",
+        75,
+        """Members left or were lost while it ran. Nothing was committed, nothing is lost; try again.""",
+    ),
+    "E160": Page(
+        "closed",
+        "the connection to the node is closed",
+        1,
+        """The script called close(), or its node ended. Training can go on alone. `atoll up` starts the node again; the script
+enters the run again at the next synchronisation.""",
+    ),
+    "E161": Page(
+        "no-node",
+        "a node could not be started",
+        1,
+        """The node process ended, or was not ready in time. The message quotes its last words and names its log. Often: the disk is
+full, the port is taken, or libp2p is not installed as it should be.
+
+    atoll up             run it in the foreground and see""",
+    ),
+    "E200": Page(
+        "security",
+        "something could not be trusted",
+        77,
+        """A check of a key, a signature or a permission failed; the message says which. Nothing was accepted.""",
+    ),
+    "E201": Page(
+        "not-admitted",
+        "the invite does not open this run",
+        77,
+        """It was cut or mistyped, has expired, or belongs to another run. Invites end by themselves so that a leaked one does not
+stay open. Your own key is fine.
+
+    atoll invite inspect INVITE       what it says and when it ends
+    atoll invite new                  a member types this to make you a new one""",
+    ),
+    "E202": Page(
+        "bad-signature",
+        "a signature does not verify",
+        77,
+        """The bytes were changed after signing, or somebody else signed them. An invite: copy it again, character by character. A
+manifest: it is refused; ask the organiser. A record from a peer: it is dropped and counts against that peer.""",
+    ),
+    "E203": Page(
+        "misbehaviour",
+        "a peer provably misbehaved",
+        77,
+        """It signed two things that cannot both be true. The signed bytes are kept as evidence, the peer is left out. There is nothing
+to do.""",
+    ),
+    "E210": Page(
+        "key-file",
+        "the key file cannot be used",
+        77,
+        """Whoever reads this file can speak in your name, so atoll refuses a file that others may read, as ssh does.
+
+    chmod 600 ~/.local/share/atoll/identity.key
+
+When the file is damaged: restore it from a backup, or move it away and run `atoll init` for a new key. A new key is a new
+peer; runs that you organise can then no longer be signed for.""",
+    ),
+    "E300": Page(
+        "state",
+        "local state does not fit",
+        74,
+        """What lies on disk does not belong to what the run has committed. The message names the file. Moving the run's folder away
+and joining again fetches a good state from the others.""",
+    ),
+    "E301": Page(
+        "model-mismatch",
+        "your model is not the run's model",
+        76,
+        """All members of a run train the same tensors: same names, same shapes, same order. The message lists those that differ.
+Compare with whoever made the run; for a built-in model leave the model to the manifest.""",
+    ),
+    "E302": Page(
+        "digest",
+        "bytes do not have the hash they must have",
+        74,
+        """Received bytes are discarded, their sender is marked, and they are fetched from somebody else; then there is nothing to do.
+If it is a file of this machine, the disk is suspect.""",
+    ),
+    "E303": Page(
+        "damaged",
+        "a file on this disk is damaged",
+        74,
+        """A checkpoint, journal or manifest does not fit its own hash. atoll does not use it. Where the run has other members there is
+nothing to do: the old files are set aside, the state is fetched from the others and checked on arrival. Where nobody else is
+known to have the state, nothing is touched and the run waits: restore the file from a backup and try again, or, if others do
+have the state, move the run's folder away and join again. Your key and your other runs are not touched. If it happens again,
+check the disk.""",
+    ),
+    "E304": Page(
+        "out-of-date",
+        "local state is older than the run",
+        74,
+        """The run went on without this copy. A log is never rewound: load a newer state, or join again and let the node fetch it.""",
+    ),
+    "E400": Page(
+        "config",
+        "a setting is wrong",
+        78,
+        """The message names the key by its path, such as $.train.outer.lr, and what may stand there. Unknown keys are errors, so that
+a typing mistake cannot silently train with a default.
+
+    atoll validate RUN.toml      check a manifest
+    atoll config show            settings in use, and where each comes from""",
+    ),
+    "E501": Page(
+        "storage",
+        "a file could not be written or read",
+        73,
+        """Most often the disk is full or the folder belongs to somebody else. Training goes on where it can; files are replaced
+atomically, so the older version is still there.
+
+    df -h ~                       how much is free
+    atoll config path             which folders are in use
+    ATOLL_HOME=/bigger/disk/atoll atoll up""",
+    ),
+}
+
+
+def page(code: str) -> Page:
+    """The page of a code; of E000 for one that is unknown."""
+    return PAGES.get(code.upper(), PAGES["E000"])

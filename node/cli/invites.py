@@ -1,0 +1,146 @@
+"""invite new, invite inspect."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ...collectives.errors import ConfigError, NotAdmittedError
+from .options import shared_options
+from .output import Terminal, current, iso_time, short_peer, span_text
+
+if TYPE_CHECKING:
+    from ..invite import Invite
+    from ..manifest import SignedManifest
+
+INVITE_FILE = "invite"
+_ADDRESS = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/[^/]+/tcp/[0-9]+/p2p/[1-9A-HJ-NP-Za-km-z]+")
+_UNITS_S = {"s": 1, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+def duration_s(text: str) -> float:
+    """``7d``, ``12h``, ``30min``, ``90s`` as seconds. Raises ConfigError."""
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*(s|min|h|d|w)", text.strip())
+    if not found or float(found[1]) <= 0:
+        raise ConfigError(f"{text!r} is no duration", why="", hint="For example 90s, 30min, 12h, 7d", exit_code=2)
+    return float(found[1]) * _UNITS_S[found[2]]
+
+
+def check_addresses(given: tuple[str, ...]) -> None:
+    """Raise ConfigError when one of them is not the address of a peer."""
+    for address in given:
+        if not _ADDRESS.fullmatch(address):
+            raise ConfigError(
+                f"{address!r} is no address of a peer",
+                key="bootstrap",
+                why="It needs a host, a TCP port and a peer id.",
+                hint="/ip4/203.0.113.7/tcp/4150/p2p/12D3KooW…",
+            )
+
+
+def addresses_in_use(terminal: Terminal, given: tuple[str, ...], signed: SignedManifest | None) -> tuple[str, ...]:
+    """Addresses to put into an invite: given ones, else the running node's, else those of the settings and the manifest.
+
+    Raises ConfigError when there is none.
+    """
+    from ..config import load_config
+    from ..manifest import decode_manifest
+    from .daemon import node_addresses
+
+    config = load_config(terminal.paths, environ=terminal.environ).config
+    found = given or node_addresses(terminal) or config.node.bootstrap
+    if not found and signed is not None:
+        found = decode_manifest(signed.manifest).network.bootstrap
+    if not found:
+        raise ConfigError(
+            "there is no address to put into the invite",
+            why="No node of yours is running, and neither the settings nor the manifest name a bootstrap address.",
+            hint="atoll up --background, then again; or give one: --bootstrap /ip4/203.0.113.7/tcp/4150/p2p/12D3KooW…",
+        )
+    return tuple(found)
+
+
+def fresh_invite(terminal: Terminal, signed: SignedManifest, addresses: tuple[str, ...], life_s: float) -> Invite:
+    """An invite to a stored run: the organiser's own, or a member's from the invite she joined with."""
+    from ..invite import make_invite, parse_invite, reissue
+    from .identity import identity_of
+
+    identity = identity_of(terminal)
+    if identity.peer == signed.organiser:
+        return make_invite(signed.run_id, addresses, identity, now_s=time.time(), life_s=life_s)
+    mine = terminal.paths.run_dir(signed.run_id) / INVITE_FILE
+    try:
+        text = mine.read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError):
+        raise NotAdmittedError(
+            f"this node cannot invite to run {signed.run_id}",
+            why="It is neither the organiser nor did it come by an invite.",
+            hint="Ask the organiser.",
+        ) from None
+    return reissue(parse_invite(text, now_s=time.time()), addresses, identity)
+
+
+@click.group("invite")
+@shared_options
+def invite_command() -> None:
+    """Make or inspect invites."""
+
+
+@invite_command.command("new")
+@click.argument("run", required=False, default="")
+@click.option("--expires", default="7d", show_default=True, help="How long it is valid: 90s, 30min, 12h, 7d.")
+@click.option("--bootstrap", multiple=True, metavar="ADDRESS", help="Address to start from; repeatable.")
+@shared_options
+def new(run: str, expires: str, bootstrap: tuple[str, ...]) -> None:
+    """Print a fresh invite to RUN (id, its beginning, or name; the only one when left out)."""
+    from ..manifest import list_runs, load_run
+
+    terminal = current()
+    check_addresses(bootstrap)
+    if not run:
+        stored = list(list_runs(terminal.paths))
+        if len(stored) != 1:
+            raise ConfigError(f"which run? This node knows {len(stored)}", hint="See them: atoll ls", exit_code=2)
+        run = stored[0]
+    signed = load_run(terminal.paths, run)
+    invite = fresh_invite(terminal, signed, addresses_in_use(terminal, bootstrap, signed), duration_s(expires))
+    terminal.data(str(invite), {"invite": str(invite), **described(invite)})
+
+
+@invite_command.command("inspect")
+@click.argument("invite")
+@shared_options
+def inspect(invite: str) -> int:
+    """Say what an invite contains and whether it is valid."""
+    from ..invite import inspect_invite, parse_invite
+
+    terminal = current()
+    found = inspect_invite(invite)
+    left_s = found.expires_s - time.time()
+    lines = [
+        f"run        {found.run_id}",
+        f"organiser  {short_peer(found.organiser)}   {found.organiser}",
+        f"issued by  {'the organiser' if found.issuer == found.organiser else short_peer(found.issuer)}",
+        f"signature  ok, {'ends in ' + span_text(left_s) if left_s > 0 else 'EXPIRED'} ({iso_time(found.expires_s)})",
+        *(f"address    {address}" for address in found.bootstrap),
+    ]
+    terminal.data("\n".join(lines), {**described(found), "valid": left_s > 0})
+    if left_s <= 0:
+        if not terminal.json:
+            parse_invite(invite, now_s=time.time())
+        return NotAdmittedError.exit_code
+    return 0
+
+
+def described(invite: Invite) -> dict[str, Any]:
+    """The fields of an invite, for JSON."""
+    return {
+        "run_id": invite.run_id,
+        "organiser": invite.organiser,
+        "issuer": invite.issuer,
+        "expires": iso_time(invite.expires_s),
+        "bootstrap": list(invite.bootstrap),
+    }

@@ -1,0 +1,253 @@
+"""join: from an invite to training, with consent, a live view and a clean end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ...collectives.errors import AtollError, ConfigError
+from .daemon import connect, running
+from .options import asking_options, shared_options
+from .output import Terminal, as_json, bytes_text, current, short_peer, span_text
+
+if TYPE_CHECKING:
+    from ..client.commands import NodeClient
+    from ..control.protocol import JoinRequest, RunInfo
+    from ..invite import Invite
+    from ..manifest import Manifest
+    from .live import Progress, TrainingView
+
+STATUS_S = 0.5  # how often the node is asked
+
+
+@click.command("join", context_settings={"ignore_unknown_options": False})
+@click.argument("target", metavar="INVITE|RUN")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS...]")
+@click.option(
+    "--script",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Train with your own script instead of the built-in recipe; ARGS go to it.",
+)
+@click.option("--data", type=click.Path(exists=True), help="Text file or folder to train on, for the built-in recipe.")
+@click.option("--steps", type=click.IntRange(1), help="Leave after so many inner steps of your own.")
+@click.option("--threads", type=click.IntRange(1), help="Threads of torch, for the built-in recipe.")
+@click.option("--dry-run", is_flag=True, help="Say what it would cost, and leave again.")
+@asking_options
+@shared_options
+def join_command(
+    target: str, arguments: tuple[str, ...], script: Path | None, data: str | None, steps: int | None, threads: int | None, dry_run: bool
+) -> int:
+    """Join a run by invite and train, with a live view.
+
+    A run that this machine knows may be given by its id, the beginning of it, or its name. Ctrl-C once: the round is finished or handed
+    over first. Twice: now.
+    """
+    terminal = current()
+    if arguments and script is None:
+        raise click.UsageError("arguments after -- are for your own script: --script train.py -- ARGS")
+    invite, request = _request(terminal, target)
+    with ExitStack() as stack:
+        client, mine = _node(terminal, stack)
+        known = {entry.get("run_id") for entry in client.runs()}
+        info, manifest = _enter(terminal, client, request, invite)
+        go = False
+        try:
+            if dry_run:
+                _describe(terminal, manifest, invite)
+            else:
+                _check_fit(manifest, script, data)
+                go = _consent(terminal, manifest, invite)
+        finally:
+            if not go and info.run_id not in known:
+                client.leave(info.run_id, now=True)
+        if not go:
+            return 0 if dry_run else 1
+        recipe = [sys.executable, "-m", "atoll.node.recipes.train", "--until-stdin-ends"]
+        recipe += [
+            part
+            for name, value in (("--data", data), ("--steps", steps), ("--threads", threads))
+            if value is not None
+            for part in (name, str(value))
+        ]
+        command = recipe if script is None else [sys.executable, "-m", "atoll.node.cli.run_script", str(script), *arguments]
+        environment = {**terminal.environ, "ATOLL_RUN": info.run_id, "ATOLL_INVITE": str(invite or ""), "PYTHONUNBUFFERED": "1"}
+        if terminal.home:
+            environment["ATOLL_HOME"] = str(Path(terminal.home).expanduser().absolute())
+        if mine:
+            from ..client.find import OWNER_VARIABLE
+
+            environment[OWNER_VARIABLE] = str(os.getpid())
+        return _train(terminal, client, info, command, environment)
+
+
+def _request(terminal: Terminal, target: str) -> tuple[Invite | None, JoinRequest]:
+    """How to ask the node in: by invite, or with a manifest that is stored here."""
+    from ..control.protocol import JoinRequest
+    from ..invite import PREFIX, parse_invite
+    from ..manifest import load_run
+    from .identity import identity_of
+    from .invites import INVITE_FILE
+    from .names import name_of
+
+    terminal.paths.ensure()
+    name = name_of(identity_of(terminal).peer)
+    if target.strip().lower().startswith(PREFIX):
+        invite = parse_invite(target, now_s=time.time())
+        return invite, JoinRequest(invite=str(invite), name=name)
+    signed = load_run(terminal.paths, target)
+    kept = terminal.paths.run_dir(signed.run_id) / INVITE_FILE
+    if kept.exists():
+        return None, JoinRequest(invite=kept.read_text(encoding="ascii"), name=name)
+    return None, JoinRequest(manifest=signed.encode(), name=name)
+
+
+def _node(terminal: Terminal, stack: ExitStack) -> tuple[NodeClient, bool]:
+    """The running node, or a private one that ends with this command; and whether it is the latter."""
+    client = running(terminal)
+    if client is not None:
+        return stack.enter_context(client), False
+    from ..client.commands import NodeClient
+    from ..client.link import Link
+    from ..private_node import PrivateNode
+
+    terminal.say("starting a node for this run (a lasting one: atoll up --background)")
+    node = PrivateNode.start(terminal.paths, home=terminal.home)
+    stack.callback(node.end)
+    return stack.enter_context(NodeClient(Link.connect(node.wait_ready()))), True
+
+
+def _enter(terminal: Terminal, client: NodeClient, request: JoinRequest, invite: Invite | None) -> tuple[RunInfo, Manifest]:
+    """Bring the node into the run and read its manifest, which the node has verified and stored."""
+    from ..manifest import load_run
+    from ..paths import write_atomic
+    from .invites import INVITE_FILE
+
+    said = [""]
+
+    def progress(stage: str, done: int, total: int) -> None:
+        if stage != said[0]:
+            said[0] = stage
+            terminal.say(f"{stage} …")
+
+    info = client.join(request, progress)
+    signed = load_run(terminal.paths, info.run_id)
+    if invite is not None:
+        write_atomic(terminal.paths.run_dir(info.run_id) / INVITE_FILE, str(invite).encode())
+    return info, signed.open()
+
+
+def _check_fit(manifest: Manifest, script: Path | None, data: str | None) -> None:
+    """Raise ConfigError when the run cannot be trained with what was given."""
+    if script is None and manifest.model.entry.startswith("local:"):
+        raise ConfigError(
+            f"this run trains {manifest.model.entry}, which atoll does not have",
+            key="$.model.entry",
+            why="Every member brings the model in her own script.",
+            hint="--script train.py",
+        )
+    if script is None and manifest.data.source == "local" and data is None:
+        raise ConfigError(
+            "this run trains on every member's own text",
+            key="$.data.source",
+            why='Its manifest says data.source = "local".',
+            hint="--data FILE_OR_FOLDER",
+        )
+
+
+def _heading(manifest: Manifest, invite: Invite | None) -> str:
+    contact = f" “{manifest.contact}”" if manifest.contact else ""
+    by = (
+        f"  by {short_peer(invite.organiser)}{contact}, signature ok, invite ends in {span_text(invite.expires_s - time.time())}"
+        if invite
+        else ""
+    )
+    return f"{manifest.name}  {manifest.run_id}{by}"
+
+
+def _describe(terminal: Terminal, manifest: Manifest, invite: Invite | None) -> None:
+    from .costs import describe, describe_lines
+
+    lines = [terminal.style(_heading(manifest, invite), sys.stdout, bold=True), *(f"  {line}" for line in describe_lines(manifest))]
+    terminal.data("\n".join(lines), describe(manifest))
+
+
+def _consent(terminal: Terminal, manifest: Manifest, invite: Invite | None) -> bool:
+    """Show what the run asks of this machine, and ask."""
+    from .costs import describe_lines
+
+    terminal.say(terminal.style(_heading(manifest, invite), sys.stderr, bold=True))
+    for line in describe_lines(manifest):
+        terminal.say(f"  {line}")
+    return terminal.confirm("Join?")
+
+
+def _train(terminal: Terminal, client: NodeClient, info: RunInfo, command: list[str], environment: dict[str, str]) -> int:
+    """Run the training process and show the run until it ends."""
+    from .child import Child
+    from .live import Progress, TrainingView
+
+    progress = Progress(info.name, info.settings.rounds, round=info.round)
+    started_s = time.monotonic()
+    with (
+        TrainingView(terminal, progress) as view,
+        Child(command, environment, view.say if terminal.live else None, to_stderr=terminal.json) as child,
+    ):
+        _follow(terminal, info, view)
+        while child.wait(STATUS_S) is None:
+            try:
+                runs = client.status().get("runs") or ()
+            except AtollError as error:
+                view.say(f"{error.code} {error.message}; training goes on alone")
+                child.wait(None)
+                break
+            for entry in runs:
+                if entry.get("run_id") == info.run_id:
+                    view.take_status(entry, draining=bool(child.interrupted))
+        status = child.exit_status
+    return _ended(terminal, info, progress, status, time.monotonic() - started_s)
+
+
+def _follow(terminal: Terminal, info: RunInfo, view: TrainingView) -> None:
+    """Feed the view with the node's events, from a thread that ends with the node or with this process."""
+
+    def follow() -> None:
+        with contextlib.suppress(AtollError), connect(terminal) as feed:
+            for event in feed.events():
+                if event.get("run") == info.run_id:
+                    view.take_event(event)
+
+    threading.Thread(target=follow, name="atoll-events", daemon=True).start()
+
+
+def _ended(terminal: Terminal, info: RunInfo, progress: Progress, status: int, seconds: float) -> int:
+    """Say how it went."""
+    from ..export import CHECKPOINT_FOLDER
+
+    rounds = progress.round - info.round
+    machine = {
+        "run_id": info.run_id,
+        "name": info.name,
+        "round": progress.round,
+        "rounds": rounds,
+        "step": progress.step,
+        "loss": progress.loss if progress.loss == progress.loss else None,
+        "bytes_sent": progress.bytes_sent,
+        "bytes_received": progress.bytes_received,
+        "seconds": round(seconds, 1),
+        "exit": status,
+    }
+    if terminal.json:
+        print(as_json(machine), flush=True)
+    how = f"left {info.name} after {rounds} rounds and {span_text(seconds)}; {bytes_text(progress.bytes_sent)} sent"
+    terminal.say(f"{how}. Back in: atoll join {info.run_id[:8]}")
+    if (terminal.paths.run_dir(info.run_id) / CHECKPOINT_FOLDER).exists():
+        terminal.say(f"The model: atoll export {info.run_id[:8]} DIR")
+    return status

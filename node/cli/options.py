@@ -1,0 +1,67 @@
+"""Options that every command takes, before or after its own arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from .output import Terminal
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _store(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:
+    def callback(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+        if value:
+            setattr(ctx.ensure_object(Terminal), name, value)
+
+    return callback
+
+
+_SHARED: tuple[Callable[[Any], Any], ...] = (
+    click.option("--json", is_flag=True, expose_value=False, is_eager=True, callback=_store("json"), help="Print one JSON object."),
+    click.option(
+        "-q",
+        "--quiet",
+        is_flag=True,
+        expose_value=False,
+        is_eager=True,
+        callback=_store("quiet"),
+        help="Say nothing but results and errors.",
+    ),
+    click.option(
+        "-v", "--verbose", count=True, expose_value=False, is_eager=True, callback=_store("verbose"), help="Say more; -vv shows tracebacks."
+    ),
+    click.option(
+        "--no-color", is_flag=True, expose_value=False, is_eager=True, callback=_store("no_color"), help="No colours (so does NO_COLOR)."
+    ),
+    click.option(
+        "--home",
+        metavar="DIR",
+        type=click.Path(file_okay=False),
+        expose_value=False,
+        is_eager=True,
+        callback=_store("home"),
+        help="Use this folder (so does ATOLL_HOME).",
+    ),
+)
+_ASKING: tuple[Callable[[Any], Any], ...] = (
+    click.option("-y", "--yes", is_flag=True, expose_value=False, callback=_store("yes"), help="Answer yes to questions."),
+    click.option("--no-input", is_flag=True, expose_value=False, callback=_store("no_input"), help="Never ask."),
+)
+
+
+def shared_options(function: F) -> F:
+    """--json, --quiet, --verbose, --no-color, --home."""
+    for option in reversed(_SHARED):
+        function = option(function)
+    return function
+
+
+def asking_options(function: F) -> F:
+    """--yes, --no-input."""
+    for option in reversed(_ASKING):
+        function = option(function)
+    return function

@@ -1,0 +1,32 @@
+"""Runs the user's own training script for `atoll join --script`: as ``python SCRIPT ARGS`` would, but errors of atoll are shown as errors.
+
+``python -m atoll.node.cli.run_script SCRIPT [ARGS…]``. Any other exception of the script keeps its traceback: it is the user's to see.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+
+from ...collectives.errors import AtollError
+from .output import Terminal, show_error
+
+
+def main() -> int:
+    """Exit status of the script; that of the error when it ends with an AtollError, 130 after Ctrl-C."""
+    script = sys.argv[1]
+    sys.argv = sys.argv[1:]
+    sys.path[0] = os.path.dirname(os.path.abspath(script))
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except AtollError as error:
+        show_error(Terminal(), error)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,131 @@
+"""new, validate, export: a run's recipe and its result."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from ...collectives.errors import ConfigError
+from .costs import describe, describe_lines
+from .identity import identity_of
+from .invites import addresses_in_use, check_addresses, duration_s, fresh_invite
+from .options import shared_options
+from .output import bytes_text, current
+
+EXAMPLE = """\
+# A run's manifest. Its hash is the run: whoever changes a value makes another run.   atoll new run.toml
+schema = 1
+name = "my-run"
+description = "a byte-level GPT on the text that ships with Python"
+
+[model]
+entry = "builtin:gpt"              # or "local:NAME": every member brings the same model in her own script
+config = { width = 128, layers = 4, heads = 4, context = 64 }
+init = "seed:1337"
+
+[data]
+source = "builtin:stdlib-text"     # or "local": every member's own text, given by atoll join --data
+
+[train]
+method = "diloco"                  # or "local_sgd"
+sync_every = 20                    # inner steps a round; or round_s = 60.0
+
+[train.inner]
+optimizer = "adamw"
+lr = 2e-3
+steps = 2000                       # length of the cosine schedule
+batch = 8
+
+[train.outer]
+optimizer = "nesterov"
+lr = 0.7
+momentum = 0.9
+
+[exchange]
+codec = "int8"                     # fp32 | fp16 | bf16 | int8
+
+[checkpoint]
+every = 10                         # rounds
+"""
+
+
+@click.command("validate")
+@click.argument("manifest", type=click.Path(dir_okay=False, path_type=Path), metavar="RUN.toml")
+@shared_options
+def validate_command(manifest: Path) -> None:
+    """Check a run's manifest and say what it means."""
+    from ..manifest import load_manifest
+
+    terminal = current()
+    found = load_manifest(manifest)
+    head = terminal.style(f"{found.name}  {found.run_id}", sys.stdout, bold=True)
+    terminal.data("\n".join([head, *(f"  {line}" for line in describe_lines(found))]), {"valid": True, **describe(found)})
+
+
+@click.command("new")
+@click.argument("manifest", type=click.Path(dir_okay=False, path_type=Path), metavar="RUN.toml", required=False)
+@click.option("--example", is_flag=True, help="Print a manifest to start from, and do nothing else.")
+@click.option("--bootstrap", multiple=True, metavar="ADDRESS", help="Address to put into the invite; repeatable.")
+@click.option("--expires", default="7d", show_default=True, help="How long the invite is valid: 90s, 30min, 12h, 7d.")
+@shared_options
+def new_command(manifest: Path | None, example: bool, bootstrap: tuple[str, ...], expires: str) -> None:
+    """Check and sign a run's manifest; print its id and an invite.
+
+    The run is stored on this machine; whoever signed it is its organiser. Nothing starts yet: atoll join RUN
+    """
+    from ..manifest import load_manifest, save_run, sign_manifest
+
+    terminal = current()
+    if example:
+        terminal.data(EXAMPLE.rstrip(), {"example": EXAMPLE})
+        return
+    if manifest is None:
+        raise click.UsageError("RUN.toml is missing; atoll new --example prints one to start from")
+    found, life_s = load_manifest(manifest), duration_s(expires)
+    check_addresses(bootstrap)
+    terminal.paths.ensure()
+    signed = sign_manifest(found, identity_of(terminal))
+    save_run(terminal.paths, signed)
+    invite = why = ""
+    try:
+        invite = str(fresh_invite(terminal, signed, addresses_in_use(terminal, bootstrap, signed), life_s))
+    except ConfigError as error:  # the run is made all the same; an invite can be had when there is an address
+        why = error.message
+    lines = [f"run     {found.run_id}  {found.name}", f"invite  {invite}" if invite else "invite  none yet"]
+    terminal.data("\n".join(lines), {"run_id": found.run_id, "name": found.name, "organiser": signed.organiser, "invite": invite or None})
+    if why:
+        terminal.say(f"No invite yet: {why}. Type  atoll up --background && atoll invite new {found.name}")
+    terminal.say(f"Train in it: atoll join {found.run_id[:8]}")
+
+
+@click.command("export")
+@click.argument("run")
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path), metavar="DIR")
+@click.option("--force", is_flag=True, help="Replace files that are there.")
+@shared_options
+def export_command(run: str, folder: Path, force: bool) -> None:
+    """Write a run's model as safetensors that load without atoll.
+
+    RUN is an id, its beginning, or a name. Written: model.safetensors, config.json, atoll.json.
+    """
+    from ..export import export_run
+    from ..manifest import load_run
+
+    terminal = current()
+    signed = load_run(terminal.paths, run)
+    done = export_run(terminal.paths, signed, folder, force=force)
+    human = f"{folder}  round {done.round}, {done.parameters:,} parameters in {len(done.tensors)} tensors, {bytes_text(done.bytes)}"
+    terminal.data(
+        human,
+        {
+            "run_id": signed.run_id,
+            "folder": folder,
+            "round": done.round,
+            "parameters": done.parameters,
+            "bytes": done.bytes,
+            "files": done.files,
+        },
+    )
+    terminal.say(f"Load it: safetensors.torch.load_file({str(folder / 'model.safetensors')!r})")

@@ -1,0 +1,132 @@
+"""Documents of the node as text for people. A document may lack any field: nodes of other versions are asked, too."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .output import Terminal, bytes_text, short_peer, span_text
+
+Document = Mapping[str, Any]
+
+
+def status_text(terminal: Terminal, status: Document) -> str:
+    """One screen: the node, then one block a run."""
+    peer = str(status.get("peer", ""))
+    kind = "private node of process " + str(status.get("parent_pid")) if status.get("private") else "node"
+    head = f"{kind}  {short_peer(peer) if peer else ''}"
+    if "uptime_s" in status:
+        head += f"  up {span_text(float(status['uptime_s']))}"
+    lines = [terminal.style(head, sys.stdout, bold=True)]
+    network: Document = status.get("network") or {}
+    lines += [f"  {'listens' if i == 0 else '       '}  {address}" for i, address in enumerate(network.get("addresses") or ())]
+    if "connected" in network:
+        count = len(network["connected"])
+        lines.append(f"  network  connected to {count} peer{'' if count == 1 else 's'}")
+    lines += [
+        f"  entry    {short_peer(str(peer))}: {state}" for peer, state in (network.get("bootstrap") or {}).items() if state != "connected"
+    ]
+    runs: Sequence[Document] = status.get("runs") or ()
+    for run in runs:
+        lines += ["", *run_lines(terminal, run)]
+    if not runs:
+        lines += ["  no runs. Join one: atoll join INVITE"]
+    for trouble in status.get("troubles") or ():
+        lines += trouble_lines(terminal, trouble)
+    return "\n".join(lines)
+
+
+def run_lines(terminal: Terminal, run: Document) -> list[str]:
+    """A run in a few lines."""
+    lines = [terminal.style(f"{run.get('name', '')}  {str(run.get('run_id', ''))[:8]}  round {round_text(run)}", sys.stdout, bold=True)]
+    lines.append(f"  state    {run_state(run)}")
+    members: Sequence[Any] = run.get("members") or ()
+    if members:
+        lines.append(f"  members  {len(members)}: {', '.join(short_peer(str(peer)) for peer in members)}")
+    if last := run.get("last_round"):
+        contributors = last.get("contributors") or {}
+        lines.append(f"  last     round {last.get('round')}: {len(contributors)} contributed, {sum(contributors.values())} samples")
+    metrics = metrics_of(run)
+    if metrics:
+        lines.append("  script   " + "  ".join(f"{key} {value:.6g}" for key, value in sorted(metrics.items())))
+    if "bytes_sent" in run:
+        lines.append(f"  traffic  {bytes_text(run['bytes_sent'])} sent, {bytes_text(run.get('bytes_received', 0))} received")
+    lines += [f"  refused  by {short_peer(str(peer))}: {' '.join(map(str, why))}" for peer, why in (run.get("refused") or {}).items()]
+    return lines + trouble_lines(terminal, run.get("trouble"))
+
+
+def trouble_lines(terminal: Terminal, trouble: Any) -> list[str]:
+    """What is wrong and what to type; nothing when nothing is."""
+    if not isinstance(trouble, Mapping):
+        return []
+    told = [f"  trouble  {trouble.get('code', '')} {trouble.get('message', '')}", f"           {trouble.get('hint', '')}"]
+    return [terminal.style(line, sys.stdout, fg="yellow") for line in told if line.strip()]
+
+
+def round_text(run: Document) -> str:
+    """``12/35``; a dash before the run's state is known."""
+    round_ = int(run.get("round", -1))
+    return f"{round_ if round_ >= 0 else '–'}{'/' + str(run['rounds']) if run.get('rounds') else ''}"
+
+
+def run_state(run: Document) -> str:
+    """What the node does in a run, in words."""
+    phase = str(run.get("phase") or run.get("state") or "unknown")
+    if phase == "stored":
+        return "stored; the node is not in it"
+    if phase == "failed":
+        return "failed; entering it again tries again"
+    if phase != "running":
+        stage, done, total = [*(run.get("progress") or ()), "", 0, 0][:3]
+        share = f" {100 * int(done) // int(total)}%" if total else ""
+        return f"{stage}{share}" if stage else phase
+    if not run.get("script"):
+        return "seeding; no script is training here"
+    return "training" if run.get("member", True) else "training; not a member of the last round"
+
+
+def members_text(run: Document) -> str:
+    """Number of members, or nothing when the document does not say."""
+    members = run.get("members")
+    return "" if members is None else str(len(members))
+
+
+def metrics_of(run: Document) -> dict[str, float]:
+    """What the script reported: step, loss and whatever else."""
+    metrics = run.get("metrics") or {}
+    return {str(k): float(v) for k, v in metrics.items() if isinstance(v, int | float)} if isinstance(metrics, Mapping) else {}
+
+
+def runs_table(terminal: Terminal, runs: Sequence[Document]) -> str:
+    """``atoll ls``."""
+    if not runs:
+        return "no runs"
+    rows = [
+        (
+            str(run.get("run_id", ""))[:8],
+            str(run.get("name", "")),
+            round_text(run),
+            members_text(run) or "–",
+            run_state(run),
+        )
+        for run in runs
+    ]
+    return terminal.table(("RUN", "NAME", "ROUND", "MEMBERS", "STATE"), rows)
+
+
+def peers_table(terminal: Terminal, peers: Sequence[Document]) -> str:
+    """``atoll peers``."""
+    if not peers:
+        return "no peers"
+    rows = [
+        (
+            short_peer(str(peer.get("peer", ""))) + (" (you)" if peer.get("you") else ""),
+            "–" if peer.get("you") else str(peer.get("path") or "no lane"),
+            "–" if peer.get("round") is None else str(peer["round"]),
+            "live" if peer.get("live", True) else "lost",
+            "yes" if peer.get("member", True) else "not yet",
+        )
+        for peer in peers
+    ]
+    return terminal.table(("PEER", "PATH", "ROUND", "STATE", "MEMBER"), rows)

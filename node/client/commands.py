@@ -1,0 +1,85 @@
+"""What the command line asks a running node. Loads neither torch nor trio."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any
+
+from ..control import protocol as p
+from ..paths import Paths
+from .find import connect_running
+from .link import Link
+
+ANSWER_S = 30.0
+
+
+class NodeClient:
+    """A connection for commands; use it with ``with``. All methods raise SwarmClosedError when the node goes away,
+    DeadlineExceededError when it does not answer within ANSWER_S, and what the node refuses with."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._events: list[dict[str, Any]] = []
+        link.on_push = self._pushed
+
+    @classmethod
+    def connect(cls, paths: Paths) -> NodeClient:
+        """Raises NetworkError (E003, exit status 3) when no node runs with this home."""
+        return cls(connect_running(paths))
+
+    @property
+    def node(self) -> p.Welcome:
+        """Who answered: pid, peer, private."""
+        assert self._link.welcome is not None
+        return self._link.welcome
+
+    def status(self) -> dict[str, Any]:
+        """The state of the node, ``schema`` 1."""
+        return self._link.ask(p.Status, p.Document, timeout_s=ANSWER_S).value
+
+    def runs(self) -> list[dict[str, Any]]:
+        """The runs of the node."""
+        return self._link.ask(p.Runs, p.Document, timeout_s=ANSWER_S).value["runs"]
+
+    def peers(self, run: str = "") -> list[dict[str, Any]]:
+        """The members of a run: id, unique prefix, or name; "" = the only one."""
+        return self._link.ask(lambda id_: p.Peers(id_, run), p.Document, timeout_s=ANSWER_S).value["peers"]
+
+    def find_run(self, run: str = "") -> p.RunInfo:
+        """A run of the node."""
+        return self._link.ask(lambda id_: p.FindRun(id_, run), p.Joined, timeout_s=ANSWER_S).run
+
+    def join(self, request: p.JoinRequest, progress: Callable[[str, int, int], None] | None = None) -> p.RunInfo:
+        """Put the node into a run; waits until the run's manifest is there."""
+        call = self._link.submit(lambda id_: p.Join(id_, request), progress)
+        return self._link.finish(call, p.Joined, timeout_s=None).run
+
+    def leave(self, run: str = "", *, now: bool = False) -> None:
+        """Take the node out of a run; waits until the open round is handed over, unless ``now``."""
+        self._link.ask(lambda id_: p.Leave(id_, run, now), p.Done, timeout_s=None)
+
+    def down(self, *, now: bool = False) -> None:
+        """Ask the node to end, then wait until it closes the connection."""
+        self._link.ask(lambda id_: p.Down(id_, now), p.Done, timeout_s=ANSWER_S)
+        self._link.wait_for(lambda: False, None)
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """Telemetry events from now on, until the node ends. This connection is then good for nothing else."""
+        self._link.ask(p.Subscribe, p.Done, timeout_s=ANSWER_S)
+        while self._link.wait_for(lambda: bool(self._events), None):
+            yield self._events.pop(0)
+
+    def _pushed(self, push: p.Push) -> None:
+        if isinstance(push, p.Event):
+            self._events.append(push.event)
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._link.close()
+
+    def __enter__(self) -> NodeClient:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()

@@ -1,0 +1,79 @@
+"""`join()`: from an invite to a swarm, in one call."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ..control.protocol import JoinRequest
+from ..invite import PREFIX
+from .find import Dial
+from .reattach import Entry
+from .swarm import RunSwarm
+
+PROGRESS_S = 2.0  # seconds between two lines about the same stage
+
+
+def join(
+    invite_or_run: str = "",
+    *,
+    home: str | Path | None = None,
+    private: bool | None = None,
+    name: str | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+    command: Sequence[str] = (),
+) -> RunSwarm:
+    """Enter a run with this machine's node.
+
+    Args:
+        invite_or_run: an invite (``atoll1:…``), or a run the node is in: its id, a unique prefix of it, or its name. Left out: what
+            ``ATOLL_RUN`` or ``ATOLL_INVITE`` says (`atoll join --script` sets them), else the node's only run.
+        home: folder of the node's files; default ``ATOLL_HOME``, else the XDG folders.
+        private: None: the running node if there is one, else a private node that ends with this script. True: a private node.
+            False: a running node.
+        name: what other members see.
+        progress: told (stage, done, total) while the state is fetched; default: lines to stderr.
+        command: replaces ``python -m atoll.node`` as the private node's command.
+
+    Raises:
+        NetworkError: E003, no node runs and ``private`` is False; or nobody of the run was reached.
+        StateError: E102, the home's node is another script's, or ``private`` is True and a node runs.
+        SwarmClosedError: E161, the private node does not start.
+        ConfigError, NotAdmittedError: the run is unknown; the invite is wrong or expired.
+
+    Ctrl-C while it waits leaves no process behind.
+    """
+    invite_or_run = invite_or_run or os.environ.get("ATOLL_RUN", "") or os.environ.get("ATOLL_INVITE", "")
+    dial = Dial(home, private=private, command=command)
+    told = progress or Lines()
+    if invite_or_run.strip().lower().startswith(PREFIX):
+        entry = Entry(dial, JoinRequest(invite=invite_or_run, name=name or ""))
+    else:
+        entry = Entry(dial, None, invite_or_run)
+    try:
+        link, info = entry.enter(told)
+    except BaseException:
+        dial.close()
+        raise
+    return RunSwarm(entry, link, info, told)
+
+
+class Lines:
+    """Progress as lines on stderr: each stage once, and again every PROGRESS_S seconds while it moves."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._stage = ""
+        self._told_s = 0.0
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        """One progress report."""
+        now = self._clock()
+        if stage == self._stage and now - self._told_s < PROGRESS_S:
+            return
+        self._stage, self._told_s = stage, now
+        share = f" {100 * done // total}%" if total else ""
+        print(f"atoll: {stage}{share}", file=sys.stderr, flush=True)

@@ -1,0 +1,326 @@
+"""One connection to the node, blocking, for use by any number of threads of one process.
+
+There is no reader thread. Whoever waits reads for all: one thread at a time waits on the socket, dispatches what came and
+wakes the others. Pushes that nobody waits for stay in the socket until the next call of anything here.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from ...collectives.errors import AtollError, DeadlineExceededError, LocalProtocolError, NetworkError, SwarmClosedError
+from ..control import protocol as p
+from ..control.address import check_folder, check_peer
+from ..lifecycle import close_in_children
+
+HELLO_S = 10.0
+NOT_RUNNING = "E003"
+SEND_S = 30.0  # a node that does not read for so long is taken for dead
+MAX_UNSENT_BYTES = 64 << 10  # what `post` may leave behind before it drops
+_MAX_FDS = 8
+_READ_BYTES = 65_536
+_FULL_S = 0.02  # between two attempts to get into a full backlog: nothing tells when there is room
+_SLICE_S = 0.25  # how often a wait looks at its ``give_up``
+_CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+
+A = TypeVar("A")
+
+
+class Call:
+    """A request that was sent and its answer, once it came."""
+
+    def __init__(self, progress: Callable[[str, int, int], None] | None = None) -> None:
+        self.answer: p.Answer | None = None
+        self.error: AtollError | None = None
+        self.fds: list[int] = []
+        self.progress = progress
+        self.refused = False  # ``error`` came from the node, and not from the loss of the connection
+        self.abandoned = False  # nobody waits any more: descriptors of a late answer are closed
+
+    @property
+    def done(self) -> bool:
+        """Whether the answer, or an error, is here."""
+        return self.answer is not None or self.error is not None
+
+    def result(self, kind: type[A]) -> A:
+        """The answer. Raises the error that came instead, LocalProtocolError when it is of another kind."""
+        if self.error is not None:
+            raise self.error
+        if not isinstance(self.answer, kind):
+            raise LocalProtocolError(f"the node answered {type(self.answer).__name__}, not {kind.__name__}")
+        return self.answer
+
+
+class Link:
+    """A connection after its handshake. ``lost`` is the reason once it is no more; calls then raise it.
+
+    ``on_push`` is called with the lock held, from whichever thread reads: it must be quick and not wait.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.lost: SwarmClosedError | None = None
+        self.on_push: Callable[[p.Push], None] = lambda push: None
+        self.welcome: p.Welcome | None = None
+        self._socket = sock
+        self._owner = os.getpid()
+        self._condition = threading.Condition(threading.RLock())
+        self._reading = False
+        self._unsent = bytearray()
+        self._frames = p.answer_frames()
+        self._fds: deque[int] = deque()
+        self._calls: dict[int, Call] = {}
+        self._next_id = 1
+        self._ending = ""
+        close_in_children(self)
+
+    @classmethod
+    def connect(cls, path: Path, *, timeout_s: float = HELLO_S, give_up: Callable[[], bool] | None = None) -> Link:
+        """Connect and shake hands.
+
+        Raises NetworkError (E003) when nobody listens at ``path``, NotAdmittedError when somebody else does,
+        VersionMismatchError, DeadlineExceededError when the node does not answer.
+        """
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            _connect(sock, path, timeout_s, give_up)
+            check_peer(sock)
+            link = cls(sock)
+            call = link.submit(lambda id_: p.Hello(id_, (p.VERSION,), os.getpid()))
+            link.welcome = link.finish(call, p.Welcome, timeout_s=timeout_s, give_up=give_up)
+        except BaseException:
+            sock.close()
+            raise
+        return link
+
+    # ── requests ──
+
+    def submit(self, make: Callable[[int], p.Request], progress: Callable[[str, int, int], None] | None = None) -> Call:
+        """Send a request; its answer comes to the returned Call. Raises SwarmClosedError when the link is lost."""
+        call = Call(progress)
+        with self._condition:
+            id_, self._next_id = self._next_id, self._next_id + 1
+            data = p.frame(make(id_))
+            self._check()
+            self._calls[id_] = call
+            self._unsent += data
+            self._flush()
+            until = time.monotonic() + SEND_S
+            while self._unsent and self.lost is None:
+                if not _wait(self._socket, select.POLLOUT, until - time.monotonic()):
+                    self._lose("the node does not read")
+                self._flush()
+        return call
+
+    def finish(self, call: Call, kind: type[A], *, timeout_s: float | None, give_up: Callable[[], bool] | None = None) -> A:
+        """Wait for the answer. Raises what came instead; DeadlineExceededError when nothing came (the call is then abandoned)."""
+        if not self.wait_for(lambda: call.done, timeout_s, give_up):
+            with self._condition:
+                if not call.done:
+                    call.abandoned = True
+                    raise DeadlineExceededError(f"the node did not answer within {timeout_s or 0:g} s", retryable=True)
+        return call.result(kind)
+
+    def ask(self, make: Callable[[int], p.Request], kind: type[A], *, timeout_s: float | None) -> A:
+        """submit and finish."""
+        return self.finish(self.submit(make), kind, timeout_s=timeout_s)
+
+    def post(self, message: p.Release | p.Report, *, may_drop: bool) -> bool:
+        """Send something that has no answer, without waiting. False when it was dropped (the node reads too slowly, or is lost)."""
+        with self._condition:
+            if self.lost is not None or (may_drop and len(self._unsent) > MAX_UNSENT_BYTES):
+                return False
+            self._unsent += p.frame(message)
+            self._flush()
+            return self.lost is None
+
+    # ── reading ──
+
+    def poll(self) -> None:
+        """Take in what has come, without waiting. Never raises: look at ``lost``."""
+        with self._condition:
+            if self.lost is None and not self._reading:
+                self._flush()
+                self._read()
+
+    def wait_for(self, ready: Callable[[], bool], timeout_s: float | None, give_up: Callable[[], bool] | None = None) -> bool:
+        """Wait until ``ready()`` (True), or the link is lost, time is up or ``give_up()`` (then ``ready()`` as it is)."""
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._condition:
+            while not ready() and self.lost is None and not (give_up and give_up()):
+                left = None if until is None else until - time.monotonic()
+                if left is not None and left <= 0:
+                    self.poll()  # a timeout of 0 still takes what is there
+                    break
+                if give_up is not None:
+                    left = _SLICE_S if left is None else min(left, _SLICE_S)
+                if self._reading:
+                    self._condition.wait(left)
+                else:
+                    self._read_waiting(left)
+            return ready()
+
+    def _read_waiting(self, timeout_s: float | None) -> None:
+        """Wait for bytes with the lock given up, then read them for everybody."""
+        self._reading = True
+        self._condition.release()
+        try:
+            readable = _wait(self._socket, select.POLLIN, timeout_s)
+        finally:
+            self._condition.acquire()
+            self._reading = False
+            self._condition.notify_all()  # also when Ctrl-C ends this wait: another thread reads on
+        if readable and self.lost is None:
+            self._flush()
+            self._read()
+
+    def _read(self) -> None:
+        while True:
+            try:
+                data, ancillary, flags, _ = self._socket.recvmsg(_READ_BYTES, socket.CMSG_SPACE(_MAX_FDS * 4), _CLOEXEC)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                self._lose(f"{error.strerror or error}")
+                return
+            self._keep_fds(ancillary)
+            if not data or flags & socket.MSG_CTRUNC:
+                self._lose(self._ending or "the node ended")
+                return
+            try:
+                for answer in self._frames.feed(data):
+                    self._dispatch(answer)
+            except AtollError as error:
+                self._lose(f"the node said something strange: {error.message}")
+                return
+
+    def _keep_fds(self, ancillary: list[tuple[int, int, bytes]]) -> None:
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                fds = array.array("i")
+                fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+                for fd in fds:
+                    os.set_inheritable(fd, False)  # where MSG_CMSG_CLOEXEC does not exist
+                    self._fds.append(fd)
+
+    def _dispatch(self, answer: p.Answer) -> None:
+        fds = [self._fds.popleft() for _ in range(min(getattr(answer, "fds", 0), len(self._fds)))]
+        if isinstance(answer, p.Progress):
+            call = self._calls.get(answer.id)
+            if call is not None and call.progress is not None:
+                call.progress(answer.stage, answer.done, answer.total)
+        elif isinstance(answer, p.Decided | p.Closing | p.Reduced | p.Event):
+            self.on_push(answer)
+        elif isinstance(answer, p.Ending):
+            self._ending = f"the node shuts down: {answer.reason}"
+        elif isinstance(answer, p.Failure) and answer.id == 0:
+            self._lose(f"the node closed the connection: {answer.message}", p.error_of(answer))
+        else:
+            self._answered(answer, fds)
+        self._condition.notify_all()
+
+    def _answered(self, answer: p.Reply, fds: list[int]) -> None:
+        call = self._calls.pop(answer.id, None)
+        if call is None or call.abandoned:
+            for fd in fds:
+                os.close(fd)
+        elif isinstance(answer, p.Failure):
+            call.error, call.refused = p.error_of(answer), True
+        else:
+            call.answer, call.fds = answer, fds
+
+    def _flush(self) -> None:
+        try:
+            while self._unsent and self.lost is None:
+                del self._unsent[: self._socket.send(self._unsent)]
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            self._read()  # its last words may lie there
+            self._lose(self._ending or "the node ended")
+
+    # ── the end ──
+
+    def _check(self) -> None:
+        if self.lost is not None:
+            raise self.lost
+
+    def _lose(self, reason: str, error: AtollError | None = None) -> None:
+        if self.lost is None:
+            self.lost = closed(reason)
+            for call in self._calls.values():
+                call.error = error or self.lost
+            self._calls.clear()
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)  # closing alone would not wake a thread that waits on it
+            self._socket.close()
+            while self._fds:
+                os.close(self._fds.popleft())
+            self._condition.notify_all()
+
+    def close(self, reason: str = "closed") -> None:
+        """Close the connection; waiting threads get SwarmClosedError. Idempotent."""
+        if self._owner == os.getpid():
+            with self._condition:
+                self._lose(reason)
+
+    def in_child(self) -> None:
+        """See HasFork: the parent's connection is not the child's."""
+        self.lost = SwarmClosedError(
+            f"this swarm belongs to process {self._owner}, not to its forked child {os.getpid()}",
+            hint="Use the swarm in the process that joined; data loader workers need no swarm.",
+        )
+        self._condition = threading.Condition(threading.RLock())  # another thread of the parent may hold the old one
+        with contextlib.suppress(OSError):
+            self._socket.close()
+        while self._fds:
+            os.close(self._fds.popleft())
+
+
+def _connect(sock: socket.socket, path: Path, timeout_s: float, give_up: Callable[[], bool] | None) -> None:
+    """Connect and make it non-blocking; a full backlog (a busy or frozen node) is waited for."""
+    until, pause = time.monotonic() + timeout_s, threading.Event()
+    sock.setblocking(False)
+    while True:
+        try:
+            check_folder(path)
+            sock.connect(os.fsencode(path))
+            return
+        except BlockingIOError:
+            if time.monotonic() >= until or (give_up is not None and give_up()):
+                raise DeadlineExceededError(f"the node at {path} takes no connection") from None
+            pause.wait(_FULL_S)
+        except OSError as error:
+            raise no_node(path, error) from None
+
+
+def _wait(sock: socket.socket, event: int, timeout_s: float | None) -> bool:
+    """Whether the socket became ready. select.poll: it knows no limit of descriptor numbers."""
+    if sock.fileno() < 0:
+        return True  # closed meanwhile: the next operation says so
+    poll = select.poll()
+    poll.register(sock, event)
+    return bool(poll.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000))
+
+
+def closed(reason: str) -> SwarmClosedError:
+    """E160."""
+    return SwarmClosedError(
+        f"the connection to the node is gone: {reason}", hint="atoll status tells whether a node runs; its log tells why it ended."
+    )
+
+
+def no_node(path: Path, error: OSError) -> NetworkError:
+    """E003: nobody listens there; E100 when even that cannot be found out."""
+    absent = isinstance(error, FileNotFoundError | ConnectionRefusedError)
+    what = f"{'no node listens at' if absent else 'cannot reach the node at'} {path}: {error.strerror or error}"
+    return NetworkError(what, code=NOT_RUNNING, exit_code=3, hint="Start one: atoll up") if absent else NetworkError(what)

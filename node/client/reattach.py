@@ -1,0 +1,85 @@
+"""Entering a run, the first time and every time after the node was lost."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from ...collectives.errors import AtollError, ConfigError
+from ...collectives.layout import Layout
+from ..control import protocol as p
+from .find import Dial, GiveUp
+from .link import Link
+from .memory import RunMemory
+
+FIRST_DELAY_S = 0.2
+LONGEST_DELAY_S = 15.0
+Progress = Callable[[str, int, int], None]
+
+
+class Entry:
+    """Which run, and how to get into it: ``request`` the first time (or again, when a new node does not know the run),
+    else by ``run`` (id, unique prefix, name; "" = the only one)."""
+
+    def __init__(self, dial: Dial, request: p.JoinRequest | None, run: str = "") -> None:
+        self.dial = dial
+        self._request = request
+        self._run = run
+
+    def enter(self, progress: Progress | None = None, give_up: GiveUp | None = None) -> tuple[Link, p.RunInfo]:
+        """A connection to a node that is in the run. Raises as `Dial.reach`, and what the node says against it."""
+        link = self.dial.reach(give_up)
+        try:
+            info = self._info(link, progress, give_up)
+        except BaseException:
+            link.close()
+            raise
+        self._run = info.run_id  # from now on by its id
+        return link, info
+
+    def _info(self, link: Link, progress: Progress | None, give_up: GiveUp | None) -> p.RunInfo:
+        if self._run or self._request is None:
+            try:
+                call = link.submit(lambda id_: p.FindRun(id_, self._run))
+                return link.finish(call, p.Joined, timeout_s=None, give_up=give_up).run
+            except ConfigError:  # this node is not in the run
+                if self._request is None:
+                    raise
+        request = self._request
+        call = link.submit(lambda id_: p.Join(id_, request), progress)
+        return link.finish(call, p.Joined, timeout_s=None, give_up=give_up).run
+
+
+def open_session(
+    link: Link, run_id: p.RunId, layout: Layout, progress: Progress | None = None, give_up: GiveUp | None = None
+) -> tuple[RunMemory, bool]:
+    """Attach to the run: its memory, and whether this script founds it. Waits for the state as long as it takes."""
+    call = link.submit(lambda id_: p.Open(id_, run_id, layout), progress)
+    opened = link.finish(call, p.Opened, timeout_s=None, give_up=give_up)
+    return RunMemory(call.fds, opened.numel), opened.founding
+
+
+class Reattach:
+    """A thread that tries ``attempt(give_up)`` until it succeeds or `stop` is called; ``failed`` hears of each failure."""
+
+    def __init__(self, attempt: Callable[[GiveUp], None], failed: Callable[[AtollError], None]) -> None:
+        self._attempt = attempt
+        self._failed = failed
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="atoll-reattach", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End it and wait for its end (it looks several times a second)."""
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        delay_s = FIRST_DELAY_S
+        while not self._stop.wait(delay_s):
+            try:
+                self._attempt(self._stop.is_set)
+                return
+            except AtollError as error:
+                self._failed(error)
+                delay_s = min(2 * delay_s, LONGEST_DELAY_S)

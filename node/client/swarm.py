@@ -1,0 +1,395 @@
+"""RunSwarm: a run, as the script of one member sees it. The Swarm that the node's client offers.
+
+**When the node is lost** (killed, shut down, or silent for longer than ANSWER_S) the script trains on:
+
+* `contribute`, `all_reduce`, `anchor` and `open` raise SwarmClosedError (E160) at once, until there is a node again. `members`
+  gives the last known ones, `report` drops, `leave` returns.
+* A contribution that was frozen when the node went stays undecided: its `wait` returns "open" at once, with the reason. Its
+  cid is made here, so the next node finds out from the run's log whether it was counted, and the Pending then resolves by
+  itself: committed, ``counted`` True or False. Until then `contribute` takes no other, so that no work is counted twice.
+* Views of the anchor stay readable until they are released.
+* A thread looks for a node, with a growing delay: the home's daemon, else (after a while) a private one; it enters the run again
+  with the same layout. Then ``reattached`` has grown by one, ``connected`` is True, and everything works as before, on the
+  run's newest anchor; `open` returns it.
+
+`join` and the first `open` wait for the node, and raise when there is none.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ...collectives.errors import DeadlineExceededError, LocalProtocolError, SwarmClosedError
+from ...collectives.group import MAX_CODEC_NAME
+from ...collectives.layout import Layout
+from ...collectives.swarm import Outcome, PeerView
+from ..control import protocol as p
+from ..shared_memory import AnchorSlot, ReadOnlyFloats, WritableFloats, received
+from .link import Link, closed
+from .memory import RunMemory, SlotView
+from .pending import ReduceTicket, Ticket
+from .reattach import Entry, Reattach, open_session
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ANSWER_S = 15.0  # a node that does not answer for so long is taken for lost; a busy one may need seconds
+LEAVE_S = 120.0
+REPORT_S = 0.1  # reports between are merged
+MAX_METRICS = 64
+MAPPED_PAIRS = 2  # as many as the node keeps
+A = TypeVar("A")
+
+
+class _Attached:
+    """A connection with an open session, and its memory."""
+
+    def __init__(self, link: Link, memory: RunMemory) -> None:
+        self.link = link
+        self.memory = memory
+        self.mapped: dict[int, tuple[WritableFloats, ReadOnlyFloats]] = {}  # of reductions, by number; the newest last
+
+    def map_reduction(self, number: int, fds: list[int], numel: int) -> tuple[WritableFloats, ReadOnlyFloats]:
+        """Source and result of a reduction; mapping them anew would fault in every page again."""
+        source, result = received(fds, p.REDUCE_FDS)
+        pair = self.mapped.pop(number, None)
+        if pair is not None and pair[0].numel == numel:
+            os.close(source)
+            os.close(result)
+        else:
+            target = ReadOnlyFloats(result, numel)
+            pair = (WritableFloats(source, numel), target)
+        if number:
+            self.mapped[number] = pair
+            while len(self.mapped) > MAPPED_PAIRS:
+                del self.mapped[next(iter(self.mapped))]
+        return pair
+
+
+class RunSwarm:
+    """See `collectives.swarm.Swarm`; made by `join`. Ends with ``close``, ``with``, or the process.
+
+    Several threads may call it. In a forked child every call raises SwarmClosedError.
+
+    Attributes: ``peer``, ``run_id``, ``settings`` as in Swarm; ``reattached``: how many times a new connection replaced a lost
+    one; ``trouble``: why there is none now, or "".
+    """
+
+    def __init__(self, entry: Entry, link: Link, info: p.RunInfo, progress: Callable[[str, int, int], None] | None = None) -> None:
+        self.peer = info.peer
+        self.run_id = info.run_id
+        self.settings = info.settings
+        self.reattached = 0
+        self.trouble = ""
+        self._entry = entry
+        self._link: Link | None = link  # before `open`
+        self._at: _Attached | None = None  # after it, while there is a node
+        self._layout: Layout | None = None  # of the first `open` that succeeded
+        self._round = 0
+        self._closing = 0
+        self._progress = progress
+        self._ticket: Ticket | None = None
+        self._reductions: dict[str, ReduceTicket] = {}
+        self._views: set[SlotView] = set()  # not yet released, of this node or an earlier one
+        self._members: tuple[PeerView, ...] = ()
+        self._metrics: dict[str, float] = {}
+        self._reported_s = 0.0
+        self._reattach: Reattach | None = None
+        self._closed = False
+        self._owner = os.getpid()
+        self._lock = threading.RLock()
+        atexit.register(self.close)
+
+    # ── entering ──
+
+    def open(self, layout: Layout, initial: Callable[[Tensor], None]) -> SlotView:
+        """See Swarm. The first time it waits for the run's state as long as that takes; Ctrl-C may interrupt it. Raises
+        ModelMismatchError, and what `join` raises. Later it is `anchor`: SwarmClosedError at once while there is no node."""
+        self._check_open()
+        if self._layout is not None:
+            if layout != self._layout:
+                raise LocalProtocolError("this swarm is open with another model", hint="close() it and join() again")
+            return self.anchor()
+        if self._link is None or self._link.lost is not None:
+            self._link, _ = self._entry.enter(self._progress)
+        try:
+            self._enter(self._link, layout, initial, self._progress, None)
+        finally:
+            self._link = None  # in use by the session, or closed
+        return self.anchor()
+
+    def _enter(
+        self,
+        link: Link,
+        layout: Layout,
+        initial: Callable[[Tensor], None],
+        progress: Callable[[str, int, int], None] | None,
+        give_up: Callable[[], bool] | None,
+    ) -> None:
+        """Open the run on ``link`` and take it into use; on failure the link is closed."""
+        link.on_push = self._pushed
+        try:
+            memory, founding = open_session(link, self.run_id, layout, progress, give_up)
+            if founding:
+                initial(memory.contribution.tensor())
+                leased = link.finish(link.submit(p.Found), p.Leased, timeout_s=None, give_up=give_up)
+                link.post(p.Release(leased.slot), may_drop=False)
+            with self._lock:
+                self._check_open()
+                again = self._layout is not None
+                if self._ticket is not None and not self._ticket.resolved():
+                    cid = self._ticket.cid
+                    self._ticket.call = link.submit(lambda id_: p.Resume(id_, cid))
+                self._at, self._layout = _Attached(link, memory), layout
+                self.reattached += again
+                self.trouble = ""
+        except BaseException:
+            link.close()
+            raise
+
+    # ── rounds ──
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a node now, as far as the last call saw."""
+        return self._at is not None
+
+    def anchor(self) -> SlotView:
+        """See Swarm. Raises SwarmClosedError without a node, LocalProtocolError before `open` or with too many leases."""
+        at = self._ready()
+        leased = self._ask(at, p.Lease, p.Leased)
+        self._round = max(self._round, leased.round)
+
+        def give_back() -> None:
+            self._views.discard(view)
+            at.link.post(p.Release(leased.slot), may_drop=False)
+
+        view = SlotView(at.memory, AnchorSlot(leased.slot, leased.round, leased.digest), give_back)
+        self._views.add(view)
+        return view
+
+    def _ask(self, at: _Attached, make: Callable[[int], p.Request], kind: type[A]) -> A:
+        """An answer in ANSWER_S, or the node is lost."""
+        try:
+            return at.link.ask(make, kind, timeout_s=ANSWER_S)
+        except DeadlineExceededError as error:
+            self._lose(at, error.message)
+            raise closed(error.message) from None
+        except SwarmClosedError as error:
+            self._lose(at, error.message)
+            raise
+
+    def contribute(self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None) -> Ticket:
+        """See Swarm. Does not wait for the node; an exception in ``write`` leaves nothing frozen. Raises SwarmClosedError
+        without a node (``write`` is then not called), LocalProtocolError while another contribution is undecided."""
+        if not 1 <= samples < 1 << 48:
+            raise LocalProtocolError(f"a contribution of {samples} samples")
+        at = self._ready()
+        with self._lock:
+            if self._ticket is not None and not self._ticket.resolved():
+                raise LocalProtocolError("a contribution is still undecided", hint="wait() for it, or try again when it is done()")
+            self._flush_report(at)
+            write(at.memory.contribution.tensor())
+            ticket = self._ticket = Ticket(self, os.urandom(16))
+            try:
+                ticket.call = at.link.submit(lambda id_: p.Contribute(id_, ticket.cid, samples, base))
+            except SwarmClosedError as error:  # perhaps sent, perhaps not: the next node will know
+                self._lose(at, error.message)
+            return ticket
+
+    @property
+    def closing(self) -> int:
+        """See Swarm. Looks at what has come from the node; never waits."""
+        self.take_in()
+        return self._closing
+
+    def all_reduce(self, flat: Tensor, *, weight: int, op_id: str, deadline_s: float) -> ReduceTicket:
+        """See Swarm. ``flat`` is written by the `wait` that first sees "committed". Raises SwarmClosedError without a node."""
+        import torch  # the caller has it
+
+        if flat.dtype != torch.float32 or flat.device.type != "cpu" or not flat.is_contiguous() or not flat.numel():
+            raise LocalProtocolError("all_reduce takes a non-empty float32 tensor, contiguous and on the CPU")
+        if not 1 <= weight < 1 << 48 or not 0 < len(op_id) <= MAX_CODEC_NAME or not 0 <= deadline_s <= 1e9:
+            raise LocalProtocolError(f"all_reduce: weight {weight}, deadline {deadline_s} s, op_id of {len(op_id)} characters")
+        at = self._ready()
+        numel = flat.numel()
+        try:
+            call = at.link.submit(lambda id_: p.ReduceOpen(id_, op_id, numel))
+            opened = at.link.finish(call, p.ReduceOpened, timeout_s=ANSWER_S)
+            source, target = at.map_reduction(opened.number, call.fds, numel)
+            source.tensor().copy_(flat.detach().view(-1))
+            ticket = ReduceTicket(self, flat, target, lambda: at.link.lost is not None, lambda: self._end_reduction(at, op_id))
+            self._reductions[op_id] = ticket
+            ticket.call = at.link.submit(lambda id_: p.ReduceStart(id_, op_id, weight, deadline_s))
+        except DeadlineExceededError as error:
+            self._lose(at, error.message)
+            raise closed(error.message) from None
+        return ticket
+
+    def _end_reduction(self, at: _Attached, op_id: str) -> None:
+        self._reductions.pop(op_id, None)
+        if at.link.lost is None:
+            try:
+                at.link.submit(lambda id_: p.ReduceClose(id_, op_id)).abandoned = True
+            except SwarmClosedError:
+                return  # and with it the buffers
+
+    # ── the rest of Swarm ──
+
+    def members(self) -> Sequence[PeerView]:
+        """See Swarm. Without a node: as last known."""
+        self._check_open()
+        self.take_in()
+        if self._at is not None:
+            try:
+                self._members = self._ask(self._at, p.Members, p.MemberList).members
+            except SwarmClosedError:
+                pass  # lost just now
+        return self._members
+
+    def report(self, metrics: Mapping[str, float]) -> None:
+        """See Swarm. Values are floats (a tensor on a device would be waited for); at most MAX_METRICS names are kept."""
+        for name, value in metrics.items():
+            if name in self._metrics or len(self._metrics) < MAX_METRICS:
+                self._metrics[name[:64]] = float(value)
+        at = self._at
+        if at is not None and time.monotonic() - self._reported_s >= REPORT_S:
+            self._flush_report(at)
+
+    def _flush_report(self, at: _Attached) -> None:
+        if self._metrics:
+            metrics, self._metrics = self._metrics, {}
+            self._reported_s = time.monotonic()
+            at.link.post(p.Report(metrics), may_drop=True)
+
+    def leave(self) -> None:
+        """See Swarm. Returns when the round is finished or handed over, at most LEAVE_S later; at once without a node."""
+        at = self._at
+        if at is None or self._closed:
+            return
+        self._flush_report(at)
+        try:
+            at.link.ask(p.Depart, p.Done, timeout_s=LEAVE_S)
+        except (SwarmClosedError, DeadlineExceededError) as error:
+            self._lose(at, error.message)
+
+    def close(self) -> None:
+        """See Swarm. Waits for a private node's end (it hands over what is open); Ctrl-C then kills it."""
+        if self._closed or self._owner != os.getpid():
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        self._stop_reattach()
+        at, self._at = self._at, None
+        for link in (self._link, at.link if at else None):
+            if link is not None:
+                if at is not None and link is at.link:
+                    self._flush_report(at)
+                link.close()
+        self.trouble = "closed"
+        self._entry.dial.close()
+
+    def attach(self, model: Any, optimizer: Any, **options: Any) -> Any:
+        """`atoll.optim.attach(model, optimizer, self, **options)`."""
+        from ...optim import attach  # loads torch
+
+        return attach(model, optimizer, self, **options)
+
+    def __enter__(self) -> RunSwarm:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Leave the run if all went well, and close."""
+        try:
+            if kind is None:
+                self.leave()
+        finally:
+            self.close()
+
+    # ── the node comes and goes ──
+
+    def take_in(self) -> None:
+        """Process what has come from the node, without waiting; notice when it is lost."""
+        at = self._at
+        if at is not None:
+            at.link.poll()
+            if at.link.lost is not None:
+                self._lose(at, at.link.lost.message)
+
+    def wait_until(self, ready: Callable[[], bool], timeout_s: float | None) -> None:
+        """Wait for ``ready()``, for the time to pass, or for the node to be lost."""
+        at = self._at
+        if at is not None and not ready():
+            at.link.wait_for(ready, timeout_s)
+        self.take_in()
+
+    def still_open(self) -> Outcome:
+        """An "open" outcome that says why."""
+        return Outcome("open", self._round + 1, reason=self.trouble or "not decided yet")
+
+    def _pushed(self, push: p.Push) -> None:
+        ticket = self._ticket
+        if isinstance(push, p.Decided) and ticket is not None and push.cid == ticket.cid:
+            ticket.outcome = push.outcome
+        elif isinstance(push, p.Closing):
+            self._closing = max(self._closing, push.round)
+        elif isinstance(push, p.Reduced) and push.op_id in self._reductions:
+            self._reductions[push.op_id].outcome = push.outcome
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SwarmClosedError("this swarm was closed")
+        if self._owner != os.getpid():
+            raise SwarmClosedError(
+                f"this swarm belongs to process {self._owner}, not to its forked child {os.getpid()}",
+                hint="Use it in the process that joined; data loader workers need no swarm.",
+            )
+
+    def _ready(self) -> _Attached:
+        """The session. Raises SwarmClosedError while the node is lost, LocalProtocolError before `open`."""
+        self._check_open()
+        self.take_in()
+        if self._at is None:
+            if self._layout is None:
+                raise LocalProtocolError("open() the run first")
+            raise closed(self.trouble)
+        return self._at
+
+    def _lose(self, at: _Attached, reason: str) -> None:
+        at.link.close(reason)
+        with self._lock:
+            if self._at is not at or self._closed:
+                return
+            self._at = None
+            self.trouble = reason
+            self._reductions.clear()
+            self._entry.dial.lost()
+            self._reattach = Reattach(self._try_again, self._failed_again)
+
+    def _try_again(self, give_up: Callable[[], bool]) -> None:
+        """One attempt of the reattaching thread."""
+        layout = self._layout
+        assert layout is not None
+        link, _ = self._entry.enter(None, give_up)
+        self._enter(link, layout, self._copy_newest_view, None, give_up)
+
+    def _copy_newest_view(self, destination: Tensor) -> None:
+        """The whole run has lost its state: found it again from what this script still holds."""
+        views = sorted(self._views, key=lambda view: view.round)
+        if not views:
+            raise closed("the run has lost its state and this script holds no anchor")
+        views[-1].copy_into(destination)
+
+    def _failed_again(self, error: Any) -> None:
+        self.trouble = error.message
+
+    def _stop_reattach(self) -> None:
+        reattach, self._reattach = self._reattach, None
+        if reattach is not None:
+            reattach.stop()

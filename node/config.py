@@ -1,0 +1,162 @@
+"""This node's settings: flag > ``ATOLL_NODE__PORT`` > ./atoll.toml > the user's config.toml > default. Unknown keys are errors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from ..collectives.errors import ConfigError
+from .paths import Paths, storage_error, write_atomic
+from .strict_toml import convert, parse_toml
+
+LOCAL_FILE = "atoll.toml"
+ENV_PREFIX = "ATOLL_"
+DEFAULT_PORT = 4150
+
+Address = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
+Addresses = Annotated[tuple[Address, ...], msgspec.Meta(max_length=64)]
+
+
+class NodeTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[node]``: how this machine takes part in the network."""
+
+    port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = DEFAULT_PORT  # 0: any free port
+    listen: Addresses = ()  # multiaddrs; empty: /ip4/0.0.0.0/tcp/PORT
+    bootstrap: Addresses = ()  # peers to ask first, beside those of invites and of the peer cache
+    announce: Addresses = ()  # addresses that others should dial, where they differ (a forwarded port)
+    lane_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 0  # TCP port for bulk data; 0: any free port
+
+
+class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All settings of a node."""
+
+    node: NodeTable = NodeTable()
+
+    @property
+    def listen_addresses(self) -> tuple[str, ...]:
+        """Multiaddrs to listen on."""
+        return self.node.listen or (f"/ip4/0.0.0.0/tcp/{self.node.port}",)
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """Settings and, for each dotted key that is not a default, where its value came from."""
+
+    config: NodeConfig
+    origins: dict[str, str]
+
+
+def load_config(paths: Paths, flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] = os.environ) -> Loaded:
+    """The settings in use. ``flags``: dotted key → value from the command line; None values do not count. Raises ConfigError."""
+    table: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for file in (paths.config_file, Path(LOCAL_FILE)):
+        text = _read(file)
+        if text is not None:
+            found = parse_toml(text, str(file))
+            convert(found, NodeConfig, str(file))
+            _merge(table, found, str(file), origins)
+    for key, value in _from_environment(environ).items():
+        _merge(table, _nested(key, value), f"{ENV_PREFIX}{key.replace('.', '__').upper()}", origins)
+    for key, value in (flags or {}).items():
+        if value is not None and value != ():
+            _merge(table, _nested(key, value), "command line", origins)
+    return Loaded(convert(table, NodeConfig, "settings"), origins)
+
+
+def flat(config: NodeConfig) -> dict[str, Any]:
+    """Dotted key → value, all of them."""
+    return {f"{table}.{key}": value for table, rows in msgspec.to_builtins(config).items() for key, value in rows.items()}
+
+
+def set_value(paths: Paths, key: str, text: str) -> Any:
+    """Set a dotted key in the user's config.toml, keeping the rest, and return the value. Raises ConfigError, StorageError."""
+    if key not in flat(NodeConfig()):
+        close = _close_key(key)
+        raise ConfigError(
+            f"there is no setting {key!r}",
+            key=f"$.{key}",
+            why="",
+            hint=f"Did you mean `{close}`?" if close else "All of them: atoll config show",
+        )
+    kept = _read(paths.config_file)
+    table = parse_toml(kept, str(paths.config_file)) if kept is not None else {}
+    value = _typed(key, text)
+    _merge(table, _nested(key, value), "", {})
+    convert(table, NodeConfig, f"{key} = {text}")
+    paths.ensure()
+    write_atomic(paths.config_file, _toml(table).encode())
+    return value
+
+
+def _close_key(key: str) -> str:
+    """The known dotted key most like ``key``, or an empty string."""
+    import difflib
+
+    known = list(flat(NodeConfig()))
+    close = difflib.get_close_matches(key, known, n=1, cutoff=0.5) or [k for k in known if k.endswith(f".{key}")]
+    return close[0] if close else ""
+
+
+def _read(file: Path) -> str | None:
+    try:
+        return file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise storage_error(f"cannot read {file}", error) from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{file} is not a text file", hint=f"Move it away: mv {file} {file}.old") from None
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    """``ATOLL_NODE__PORT=4160`` as ``node.port``; other ``ATOLL_…`` variables have no double underscore."""
+    found = dict[str, Any]()
+    for name, text in environ.items():
+        if name.startswith(ENV_PREFIX) and "__" in name:
+            key = name.removeprefix(ENV_PREFIX).replace("__", ".").lower()
+            if key not in flat(NodeConfig()):
+                close = _close_key(key)
+                meant = f"Did you mean {ENV_PREFIX}{close.replace('.', '__').upper()}?" if close else "See the settings: atoll config show"
+                raise ConfigError(f"the environment variable {name} sets no setting", key=f"$.{key}", hint=meant)
+            found[key] = _typed(key, text)
+    return found
+
+
+def _typed(key: str, text: str) -> Any:
+    """Text from the environment or the command line as the type of the setting; lists are separated by commas."""
+    default = flat(NodeConfig())[key]
+    if isinstance(default, (list, tuple)):
+        return [part.strip() for part in text.split(",") if part.strip()]
+    if isinstance(default, int):
+        try:
+            return int(text)
+        except ValueError:
+            raise ConfigError(f"{key} is {text!r}, not a whole number", key=f"$.{key}", hint=f"For example {key} = {default}") from None
+    return text
+
+
+def _nested(key: str, value: Any) -> dict[str, Any]:
+    table, _, name = key.partition(".")
+    return {table: {name: list(value) if isinstance(value, tuple) else value}}
+
+
+def _merge(into: dict[str, Any], new: dict[str, Any], origin: str, origins: dict[str, str]) -> None:
+    for table, rows in new.items():
+        for key, value in rows.items():
+            into.setdefault(table, {})[key] = value
+            origins[f"{table}.{key}"] = origin
+
+
+def _toml(table: dict[str, Any]) -> str:
+    """TOML text of tables of strings, numbers and lists of strings. JSON's notation of these is TOML's, too."""
+    import json
+
+    blocks = [
+        f"[{name}]\n" + "".join(f"{key} = {json.dumps(value, ensure_ascii=True)}\n" for key, value in rows.items())
+        for name, rows in table.items()
+    ]
+    return "\n".join(blocks)

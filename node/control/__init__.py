@@ -1,0 +1,11 @@
+"""The control socket: how scripts and the command line talk to the node of this machine.
+
+* protocol     messages and frames, sans I/O; shared by both sides
+* service      what the node implements and the server calls
+* address      credentials of the other end of a unix socket
+* connection   one accepted connection: requests in order, pushes beside them (trio)
+* server       the listening socket (trio)
+* parent       a private node's end of the link to its script (trio)
+
+Import the modules by name: ``server``, ``connection`` and ``parent`` load trio, the others must not.
+"""

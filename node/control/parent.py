@@ -1,0 +1,34 @@
+"""A private node ends with its script: how it notices (trio).
+
+Two signs, each enough: the link to the script (`private_node.ParentLink`) reaches its end, or the script's process is gone.
+The second holds where a child of the script, forked behind Python's back, still keeps the link open.
+"""
+
+from __future__ import annotations
+
+import os
+
+import trio
+
+from ..private_node import ParentLink
+
+POLL_S = 0.25
+
+
+async def watch_parent(link: ParentLink, parent_pid: int) -> str:
+    """Returns why the node should end, as soon as the script closed the link or is dead. Cancellation: nothing happened."""
+    reasons: list[str] = []
+    async with trio.open_nursery() as nursery:
+
+        async def link_closed() -> None:
+            while not link.ended():
+                await trio.lowlevel.wait_readable(link.fileno())
+            reasons.append("the script closed its swarm")
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(link_closed)
+        while os.getppid() == parent_pid:  # a dead parent's children are given to init or a subreaper
+            await trio.sleep(POLL_S)
+        reasons.append(f"the script (process {parent_pid}) is gone")
+        nursery.cancel_scope.cancel()
+    return reasons[0]

@@ -1,0 +1,435 @@
+"""Messages and frames of the control socket. Both sides use this file; it does no I/O and loads neither trio nor torch.
+
+A frame is a big-endian u32 length and that many bytes of msgpack, at most 1 MiB: one tagged struct below. The client speaks
+first (`Hello`); every request but `Release` and `Report` is answered once, by its ``id``, with a reply or a `Failure`. The
+node handles one connection's requests in order, and sends pushes (`Progress`, `Decided`, `Reduced`, `Event`, `Ending`) at any time.
+Tensors never cross: descriptors of shared memory travel beside the first byte of the frame that announces them (SCM_RIGHTS).
+
+Script:  Hello → Welcome · Join | FindRun → Joined · Open → (Progress…) Opened + descriptors · Found | Lease → Leased
+         then any of Release, Contribute, Resume, Lease, Members, Report, Reduce…, Depart.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Annotated, Any, Generic, TypeVar
+
+import msgspec
+
+from ...collectives import errors
+from ...collectives.errors import AtollError, LocalProtocolError, RemoteProtocolError
+from ...collectives.group import Cid
+from ...collectives.identifiers import PeerId, RunId
+from ...collectives.layout import Layout
+from ...collectives.swarm import Outcome, PeerView, RunSettings
+from ..shared_memory import SLOTS
+
+VERSION = 1
+MAX_FRAME_BYTES = 1 << 20
+OPENED_FDS = 1 + SLOTS  # contribution, anchor slots
+REDUCE_FDS = 2  # input (the script writes), output (the node writes)
+_LENGTH = struct.Struct(">I")
+
+Id = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+Text = Annotated[str, msgspec.Meta(max_length=4096)]
+Name = Annotated[str, msgspec.Meta(max_length=256)]
+Positive = Annotated[int, msgspec.Meta(ge=1, le=1 << 48)]
+
+
+class JoinRequest(msgspec.Struct, frozen=True):
+    """How to get into a run: an invite, or the canonical bytes of a signed manifest (one's own run). One of the two.
+
+    ``name`` is what other members see; ``contribute`` False means: hold and serve the state, take no part in rounds.
+    """
+
+    invite: Annotated[str, msgspec.Meta(max_length=16_384)] = ""
+    manifest: Annotated[bytes, msgspec.Meta(max_length=1 << 17)] = b""
+    name: Name = ""
+    contribute: bool = True
+
+
+class RunInfo(msgspec.Struct, frozen=True):
+    """A run this node is in. ``round`` is the number of committed rounds, as far as the node knows."""
+
+    run_id: RunId
+    name: str
+    peer: PeerId
+    settings: RunSettings
+    round: int = 0
+
+
+# ── requests ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """First message. ``versions`` are the protocol versions the client speaks, ``pid`` its process."""
+
+    id: Id
+    versions: Annotated[tuple[int, ...], msgspec.Meta(min_length=1, max_length=16)]
+    pid: int
+
+
+class Status(msgspec.Struct, frozen=True, tag="status"):
+    """→ Document: the whole state of the node, `schema` 1."""
+
+    id: Id
+
+
+class Runs(msgspec.Struct, frozen=True, tag="runs"):
+    """→ Document: ``{"runs": [...]}``."""
+
+    id: Id
+
+
+class Peers(msgspec.Struct, frozen=True, tag="peers"):
+    """→ Document: ``{"peers": [...]}`` of a run named by id, unique prefix of it, or name ("" = the only one)."""
+
+    id: Id
+    run: Name
+
+
+class Join(msgspec.Struct, frozen=True, tag="join"):
+    """→ Joined, after Progress pushes."""
+
+    id: Id
+    request: JoinRequest
+
+
+class FindRun(msgspec.Struct, frozen=True, tag="find_run"):
+    """→ Joined, for a run the node is in: by id, unique prefix of it, or name ("" = the only one)."""
+
+    id: Id
+    run: Name
+
+
+class Leave(msgspec.Struct, frozen=True, tag="leave"):
+    """→ Done. The node leaves the run; ``now`` does not wait for the open round."""
+
+    id: Id
+    run: Name
+    now: bool = False
+
+
+class Down(msgspec.Struct, frozen=True, tag="down"):
+    """→ Done, then the node ends; ``now`` hands nothing over."""
+
+    id: Id
+    now: bool = False
+
+
+class Subscribe(msgspec.Struct, frozen=True, tag="subscribe"):
+    """→ Done, then Event pushes until the connection closes."""
+
+    id: Id
+
+
+class Open(msgspec.Struct, frozen=True, tag="open"):
+    """→ Opened with descriptors, after Progress pushes while the state is fetched. One session a connection."""
+
+    id: Id
+    run_id: RunId
+    layout: Layout
+
+
+class Found(msgspec.Struct, frozen=True, tag="found"):
+    """→ Leased. The initial parameters are in the contribution buffer; only after Opened(founding=True)."""
+
+    id: Id
+
+
+class Lease(msgspec.Struct, frozen=True, tag="lease"):
+    """→ Leased: the newest anchor, kept from being overwritten."""
+
+    id: Id
+
+
+class Release(msgspec.Struct, frozen=True, tag="release"):
+    """No answer. One lease of ``slot`` ends."""
+
+    slot: Annotated[int, msgspec.Meta(ge=0, lt=SLOTS)]
+
+
+class Contribute(msgspec.Struct, frozen=True, tag="contribute"):
+    """→ Done; later one Decided push. The contribution buffer is written and frozen until that push.
+
+    The client makes the cid, so that its outcome can be asked for even when the node died before it answered.
+    """
+
+    id: Id
+    cid: Cid
+    samples: Positive
+    base: int | None = None  # the round of the anchor it was made on; refused when that is no longer the newest
+
+
+class Resume(msgspec.Struct, frozen=True, tag="resume"):
+    """→ Done; later one Decided push, for a contribution made before the connection, or the node, was lost."""
+
+    id: Id
+    cid: Cid
+
+
+class Members(msgspec.Struct, frozen=True, tag="members"):
+    """→ MemberList."""
+
+    id: Id
+
+
+class Report(msgspec.Struct, frozen=True, tag="report"):
+    """No answer. What the script says of its training."""
+
+    metrics: Annotated[dict[Annotated[str, msgspec.Meta(max_length=64)], float], msgspec.Meta(max_length=64)]
+
+
+class Depart(msgspec.Struct, frozen=True, tag="depart"):
+    """→ Done, when the open round is finished or handed over: the script contributes no more, the node seeds."""
+
+    id: Id
+
+
+class ReduceOpen(msgspec.Struct, frozen=True, tag="reduce_open"):
+    """→ ReduceOpened with descriptors: buffers for a free-standing weighted mean of float32 (numel,)."""
+
+    id: Id
+    op_id: Name
+    numel: Positive
+
+
+class ReduceStart(msgspec.Struct, frozen=True, tag="reduce_start"):
+    """→ Done; later one Reduced push. The input buffer is written and frozen until then."""
+
+    id: Id
+    op_id: Name
+    weight: Positive
+    deadline_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+
+
+class ReduceClose(msgspec.Struct, frozen=True, tag="reduce_close"):
+    """→ Done. The buffers are given back."""
+
+    id: Id
+    op_id: Name
+
+
+Request = (
+    Hello | Status | Runs | Peers | Join | FindRun | Leave | Down | Subscribe | Open | Found | Lease | Release | Contribute | Resume
+    | Members | Report | Depart | ReduceOpen | ReduceStart | ReduceClose
+)  # fmt: skip
+
+# ── replies ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
+    """The node and the protocol version both will speak. ``private`` nodes end with the process ``parent_pid``."""
+
+    id: Id
+    version: int
+    pid: int
+    peer: PeerId
+    private: bool = False
+    parent_pid: int = 0
+
+
+class Done(msgspec.Struct, frozen=True, tag="done"):
+    """It is done."""
+
+    id: Id
+
+
+class Document(msgspec.Struct, frozen=True, tag="document"):
+    """A JSON-able object for people and tools."""
+
+    id: Id
+    value: dict[str, Any]
+
+
+class Joined(msgspec.Struct, frozen=True, tag="joined"):
+    """The run."""
+
+    id: Id
+    run: RunInfo
+
+
+class Opened(msgspec.Struct, frozen=True, tag="opened"):
+    """The shared memory of the run comes beside this: contribution (read-write), anchor slots (read-only)."""
+
+    id: Id
+    numel: int
+    founding: bool
+    fds: int = OPENED_FDS
+
+
+class Leased(msgspec.Struct, frozen=True, tag="leased"):
+    """Slot ``slot`` holds the anchor after ``round`` committed rounds and is not written until released."""
+
+    id: Id
+    slot: int
+    round: int
+    digest: str
+
+
+class MemberList(msgspec.Struct, frozen=True, tag="members"):
+    """The members of the current configuration."""
+
+    id: Id
+    members: tuple[PeerView, ...]
+
+
+class ReduceOpened(msgspec.Struct, frozen=True, tag="reduce_opened"):
+    """Input (read-write) and output (read-only) come beside this. ``number`` > 0: the same memory whenever it is the same."""
+
+    id: Id
+    number: int = 0
+    fds: int = REDUCE_FDS
+
+
+class Failure(msgspec.Struct, frozen=True, tag="failure"):
+    """An AtollError of class ``kind``. ``id`` 0: not an answer; the node closes the connection after it."""
+
+    id: Id
+    kind: str
+    code: str
+    message: str
+    why: str = ""
+    hint: str = ""
+    exit_code: int = 1
+    retryable: bool = False
+    peer: str = ""
+    key: str = ""
+
+
+# ── pushes ────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Progress(msgspec.Struct, frozen=True, tag="progress"):
+    """How far the request ``id`` is: ``stage`` ("finding members", "fetching state"…), ``done`` of ``total`` (0: unknown)."""
+
+    id: Id
+    stage: str
+    done: int = 0
+    total: int = 0
+
+
+class Decided(msgspec.Struct, frozen=True, tag="decided"):
+    """What became of a contribution; its buffer is free again. Exactly once for each Contribute or Resume."""
+
+    cid: Cid
+    outcome: Outcome
+
+
+class Closing(msgspec.Struct, frozen=True, tag="closing"):
+    """Another member has finished ``round``: contribute what there is."""
+
+    round: int
+
+
+class Reduced(msgspec.Struct, frozen=True, tag="reduced"):
+    """What became of a free-standing reduction; when committed, the output buffer holds the mean."""
+
+    op_id: str
+    outcome: Outcome
+
+
+class Event(msgspec.Struct, frozen=True, tag="event"):
+    """A telemetry event, for subscribers."""
+
+    event: dict[str, Any]
+
+
+class Ending(msgspec.Struct, frozen=True, tag="ending"):
+    """The node is shutting down."""
+
+    reason: str
+
+
+Reply = Welcome | Done | Document | Joined | Opened | Leased | MemberList | ReduceOpened | Failure
+Push = Progress | Decided | Closing | Reduced | Event | Ending
+Answer = Reply | Push
+
+# ── frames ────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+_encoder = msgspec.msgpack.Encoder()
+T = TypeVar("T")
+
+
+def frame(message: Request | Answer) -> bytes:
+    """Wire bytes of a message. Raises LocalProtocolError when it is larger than a frame may be."""
+    body = _encoder.encode(message)
+    if len(body) > MAX_FRAME_BYTES:
+        raise LocalProtocolError(f"{type(message).__name__} of {len(body)} bytes; a control frame holds {MAX_FRAME_BYTES}")
+    return _LENGTH.pack(len(body)) + body
+
+
+class Frames(Generic[T]):
+    """Bytes in, messages out. Holds at most one incomplete frame; refuses a length before any of it is stored."""
+
+    def __init__(self, decoder: msgspec.msgpack.Decoder[T]) -> None:
+        self._decoder = decoder
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[T]:
+        """The messages that ``data`` completes. Raises RemoteProtocolError; the connection is then of no more use."""
+        self._buffer += data
+        messages: list[T] = []
+        at = 0
+        while len(self._buffer) - at >= _LENGTH.size:
+            (size,) = _LENGTH.unpack_from(self._buffer, at)
+            if size > MAX_FRAME_BYTES:
+                raise RemoteProtocolError(f"control frame of {size} bytes, limit {MAX_FRAME_BYTES}")
+            stop = at + _LENGTH.size + size
+            if len(self._buffer) < stop:
+                break
+            messages.append(self._decode(bytes(self._buffer[at + _LENGTH.size : stop])))
+            at = stop
+        del self._buffer[:at]
+        return messages
+
+    def _decode(self, body: bytes) -> T:
+        try:
+            return self._decoder.decode(body)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise RemoteProtocolError(f"malformed control message: {error}") from None
+
+
+def request_frames() -> Frames[Request]:
+    """What the node reads."""
+    return Frames(msgspec.msgpack.Decoder(Request))
+
+
+def answer_frames() -> Frames[Answer]:
+    """What a client reads."""
+    return Frames(msgspec.msgpack.Decoder(Answer))
+
+
+# ── errors across the socket ──────────────────────────────────────────────────────────────────────────────────────────────
+
+_KINDS = {name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, AtollError)}
+
+
+def failure(id_: int, error: AtollError) -> Failure:
+    """An error as a message; the texts are cut to what a frame can carry."""
+    return Failure(
+        id_,
+        type(error).__name__,
+        error.code,
+        error.message[:65_536],
+        error.why[:8_192],
+        error.hint[:8_192],
+        error.exit_code,
+        error.retryable,
+        str(getattr(error, "peer", "")),
+        str(getattr(error, "key", "")),
+    )
+
+
+def error_of(answer: Failure) -> AtollError:
+    """The error that a Failure carries, of its own class where this side knows it."""
+    kind: Any = _KINDS.get(answer.kind, AtollError)
+    if issubclass(kind, errors.ConfigError):
+        error = kind(answer.message, key=answer.key)
+    elif issubclass(kind, errors._PeerError):
+        error = kind(answer.message, peer=answer.peer)
+    else:
+        error = kind(answer.message)
+    error.code, error.why, error.hint = answer.code, answer.why, answer.hint
+    error.exit_code, error.retryable = answer.exit_code, answer.retryable
+    return error

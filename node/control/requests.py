@@ -1,0 +1,207 @@
+"""What each request does: calls into the NodeService and the connection's ScriptSession, and the answers to give.
+
+No I/O: the connection (`connection`) brings requests in order and carries the answers away.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from ...collectives.errors import AtollError, ConfigError, LocalProtocolError, VersionMismatchError
+from ...collectives.swarm import Outcome
+from . import protocol as p
+from .service import NodeService, ScriptSession
+
+Post = Callable[[p.Answer, Sequence[int]], None]
+"""Send an answer, with descriptors beside it (duplicated, if they are to outlive the call). Never blocks."""
+
+
+class Requests:
+    """The requests of one connection. ``handle`` them one after the other; then ``close``.
+
+    Is the ScriptEvents of its session.
+    """
+
+    def __init__(self, service: NodeService, post: Post, end: Callable[[AtollError], None]) -> None:
+        """``end`` tells the client an error and closes the connection."""
+        self._service = service
+        self._post = post
+        self._end = end
+        self._pid = 0
+        self._session: ScriptSession | None = None
+        self._closed = False
+        self._handlers: dict[type, Callable[[Any], Awaitable[None]]] = {
+            p.Status: self._status,
+            p.Runs: self._runs,
+            p.Peers: self._peers,
+            p.Join: self._join,
+            p.FindRun: self._find_run,
+            p.Leave: self._leave,
+            p.Down: self._down,
+            p.Open: self._open,
+            p.Found: self._found,
+            p.Lease: self._lease,
+            p.Release: self._release,
+            p.Contribute: self._contribute,
+            p.Resume: self._resume,
+            p.Members: self._members,
+            p.Report: self._report,
+            p.Depart: self._depart,
+            p.ReduceOpen: self._reduce_open,
+            p.ReduceStart: self._reduce_start,
+            p.ReduceClose: self._reduce_close,
+        }
+
+    def hello(self, message: p.Request) -> p.Welcome:
+        """The answer to the first message. Raises VersionMismatchError, or LocalProtocolError when it is not a Hello."""
+        if not isinstance(message, p.Hello):
+            raise LocalProtocolError(f"the first message must be hello, not {type(message).__name__}")
+        if p.VERSION not in message.versions:
+            raise VersionMismatchError(
+                f"the node speaks control protocol {p.VERSION}, the client speaks {', '.join(map(str, message.versions))}",
+                why="The node and the script or command come from different versions of atoll.",
+                hint="Restart the node: atoll down, then atoll up",
+            )
+        self._pid = message.pid
+        service = self._service
+        return p.Welcome(message.id, p.VERSION, os.getpid(), service.peer, service.private, service.parent_pid)
+
+    async def handle(self, request: p.Request) -> None:
+        """Do it and post the answer; an AtollError is an answer too. Other exceptions pass."""
+        id_ = getattr(request, "id", 0)
+        try:
+            handler = self._handlers.get(type(request))
+            if handler is None:
+                raise LocalProtocolError(f"{type(request).__name__} is out of place here")
+            await handler(request)
+        except AtollError as error:
+            if id_:  # Release and Report have no answer
+                self._post(p.failure(id_, error), ())
+
+    def close(self) -> None:
+        """The connection is over: end its leases, tell the session. Idempotent."""
+        self._closed = True
+        session, self._session = self._session, None
+        if session is not None:
+            session.anchors.abandon()
+            session.detached()
+
+    def decided(self, cid: bytes, outcome: Outcome) -> None:
+        """See ScriptEvents."""
+        self._push(p.Decided(cid, outcome))
+
+    def closing(self, round_: int) -> None:
+        """See ScriptEvents."""
+        self._push(p.Closing(round_))
+
+    def reduced(self, op_id: str, outcome: Outcome) -> None:
+        """See ScriptEvents."""
+        self._push(p.Reduced(op_id, outcome))
+
+    def failed(self, error: AtollError) -> None:
+        """See ScriptEvents."""
+        if not self._closed:
+            self._end(error)
+
+    def _push(self, push: p.Push) -> None:
+        if not self._closed:
+            self._post(push, ())
+
+    def _progress(self, id_: int) -> Callable[[str, int, int], None]:
+        return lambda stage, done, total: self._push(p.Progress(id_, stage, done, total))
+
+    def _done(self, id_: int) -> None:
+        self._post(p.Done(id_), ())
+
+    def _attached(self) -> ScriptSession:
+        if self._session is None:
+            raise LocalProtocolError("no run is open on this connection")
+        return self._session
+
+    # ── the node ──
+
+    async def _status(self, request: p.Status) -> None:
+        self._post(p.Document(request.id, await self._service.status()), ())
+
+    async def _runs(self, request: p.Runs) -> None:
+        self._post(p.Document(request.id, {"runs": await self._service.runs()}), ())
+
+    async def _peers(self, request: p.Peers) -> None:
+        self._post(p.Document(request.id, {"peers": await self._service.peers(request.run)}), ())
+
+    async def _join(self, request: p.Join) -> None:
+        if bool(request.request.invite) == bool(request.request.manifest):
+            raise ConfigError("join needs an invite or a manifest, and not both")
+        self._post(p.Joined(request.id, await self._service.join(request.request, self._progress(request.id))), ())
+
+    async def _find_run(self, request: p.FindRun) -> None:
+        self._post(p.Joined(request.id, await self._service.find_run(request.run)), ())
+
+    async def _leave(self, request: p.Leave) -> None:
+        await self._service.leave(request.run, request.now)
+        self._done(request.id)
+
+    async def _down(self, request: p.Down) -> None:
+        self._service.down(request.now)
+        self._done(request.id)
+
+    # ── the script ──
+
+    async def _open(self, request: p.Open) -> None:
+        if self._session is not None:
+            raise LocalProtocolError("a run is open on this connection already")
+        fault = request.layout.check()
+        if fault is not None:
+            raise LocalProtocolError(f"layout: {fault}")
+        session = await self._service.open_script(request.run_id, request.layout, self._pid, self, self._progress(request.id))
+        self._session = session
+        session.anchors.renew()
+        fds = [session.contribution.fd, *session.anchors.reader_fds()]
+        self._post(p.Opened(request.id, session.anchors.numel, session.founding), fds)
+
+    async def _found(self, request: p.Found) -> None:
+        session = self._attached()
+        await session.found()
+        self._leased(request.id, session)
+
+    async def _lease(self, request: p.Lease) -> None:
+        self._leased(request.id, self._attached())
+
+    def _leased(self, id_: int, session: ScriptSession) -> None:
+        slot = session.anchors.lease()
+        self._post(p.Leased(id_, slot.slot, slot.round, slot.digest), ())
+
+    async def _release(self, request: p.Release) -> None:
+        self._attached().anchors.release(request.slot)
+
+    async def _contribute(self, request: p.Contribute) -> None:
+        self._attached().contribute(request.cid, request.samples, request.base)
+        self._done(request.id)
+
+    async def _resume(self, request: p.Resume) -> None:
+        self._attached().resume(request.cid)
+        self._done(request.id)
+
+    async def _members(self, request: p.Members) -> None:
+        self._post(p.MemberList(request.id, tuple(self._attached().members())), ())
+
+    async def _report(self, request: p.Report) -> None:
+        self._attached().report(request.metrics)
+
+    async def _depart(self, request: p.Depart) -> None:
+        await self._attached().leave()
+        self._done(request.id)
+
+    async def _reduce_open(self, request: p.ReduceOpen) -> None:
+        buffers = self._attached().reduce_open(request.op_id, request.numel)
+        self._post(p.ReduceOpened(request.id, buffers.number), [buffers.source.fd, buffers.result.reader_fd])
+
+    async def _reduce_start(self, request: p.ReduceStart) -> None:
+        self._attached().reduce_start(request.op_id, request.weight, request.deadline_s)
+        self._done(request.id)
+
+    async def _reduce_close(self, request: p.ReduceClose) -> None:
+        self._attached().reduce_close(request.op_id)
+        self._done(request.id)

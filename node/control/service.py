@@ -1,0 +1,184 @@
+"""What the node implements for its control socket. The server (`server`) calls it; everything runs in the node's trio thread.
+
+Errors: any method may raise an AtollError; it reaches the client with its class, code, why and hint, and the connection lives
+on. Any other exception is a defect of the node: the client gets E142 and the node goes on.
+
+Cancellation: an ``async`` method is cancelled when its client is gone. It must leave the node as if it had not been
+called, or as if it had finished; `ScriptSession.detached` follows in any case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, NamedTuple, Protocol
+
+from ...collectives.errors import AtollError
+from ...collectives.identifiers import PeerId
+from ...collectives.layout import Layout
+from ...collectives.swarm import Outcome, PeerView
+from ..shared_memory import AnchorSlots, SharedBuffer
+from .protocol import JoinRequest, RunInfo
+
+ProgressSink = Callable[[str, int, int], None]
+"""(stage, done, total): told to the waiting client; never blocks. total 0 = unknown."""
+
+
+class ScriptEvents(Protocol):
+    """How a session tells its script something, at any time until `detached`. Never blocks; after `detached` it does nothing."""
+
+    def decided(self, cid: bytes, outcome: Outcome) -> None:
+        """Exactly once for every `contribute` and `resume`: the round is decided and applied (the anchor is published first),
+        and the node no longer reads the contribution buffer, whether ``outcome.counted`` or not. The script may write the
+        next contribution as soon as it sees this. There is no push for "open": the client tells the time itself.
+        """
+        ...
+
+    def closing(self, round_: int) -> None:
+        """Another member has finished ``round_``, to which this script has contributed nothing yet."""
+        ...
+
+    def reduced(self, op_id: str, outcome: Outcome) -> None:
+        """Exactly once for every `reduce_start`; "open" when the deadline passed. If committed, the output holds the mean."""
+        ...
+
+    def failed(self, error: AtollError) -> None:
+        """The run does not go on at this node: the script is told why and its connection ends. It may enter the run again."""
+        ...
+
+
+class ReduceBuffers(NamedTuple):
+    """Memory of one free-standing reduction, float32 (numel,): the script writes ``source``, the node ``result``.
+
+    ``number`` > 0 names this memory within the session: the script may keep its mappings, for when it is given the same again.
+    """
+
+    source: SharedBuffer
+    result: SharedBuffer
+    number: int = 0
+
+
+class ScriptSession(Protocol):
+    """One script, attached to one run. Made by `NodeService.open_script` when the run's state is known."""
+
+    founding: bool
+    """The run has no state and this member may found it: the script writes the initial parameters, then calls `found`."""
+
+    contribution: SharedBuffer
+    """float32 (numel,), written by this script alone. A fresh one a session: what an earlier script froze stays frozen
+    in its own buffer until it is decided."""
+
+    anchors: AnchorSlots
+    """The run's anchor slots; the server calls `renew`, `reader_fds`, `lease`, `release` and `abandon` on them, for this script.
+    They outlive the session: one AnchorSlots a run."""
+
+    async def found(self) -> None:
+        """``contribution`` holds the initial parameters (copy them before returning). Afterwards ``anchors.current`` is set.
+
+        Raises LocalProtocolError when the session is not founding. When another member founded the run meanwhile, adopt
+        that state and return normally.
+        """
+        ...
+
+    def contribute(self, cid: bytes, samples: int, base: int | None = None) -> None:
+        """``contribution`` is written and stays frozen until `ScriptEvents.decided`; offer it under ``cid`` (16 random bytes,
+        made by the client) to the open round, or to the next one where an earlier script's contribution is frozen in it.
+
+        Raises LocalProtocolError when this session has an undecided one.
+        """
+        ...
+
+    def resume(self, cid: bytes) -> None:
+        """Say (`ScriptEvents.decided`) what became of a contribution of an earlier session, perhaps of an earlier node.
+
+        * Known and undecided: when it is decided.
+        * In an entry of the log: committed, counted, that entry's round.
+        * Neither: an earlier node may have offered it to no later round than the one open when *this* node started. When
+          that round is decided without it, it never will be counted: committed, counted False, that round. (A cid that no
+          node has ever seen gets this answer too.)
+        """
+        ...
+
+    def members(self) -> Sequence[PeerView]:
+        """The members of the current configuration."""
+        ...
+
+    def report(self, metrics: Mapping[str, float]) -> None:
+        """Training metrics of the script, for status and telemetry."""
+        ...
+
+    async def leave(self) -> None:
+        """Finish or hand over the open round, contribute no more, keep seeding. Idempotent."""
+        ...
+
+    def reduce_open(self, op_id: str, numel: int) -> ReduceBuffers:
+        """Buffers for a reduction. Raises StorageError, or LocalProtocolError when ``op_id`` is open already."""
+        ...
+
+    def reduce_start(self, op_id: str, weight: int, deadline_s: float) -> None:
+        """``source`` is written and stays frozen until `ScriptEvents.reduced`."""
+        ...
+
+    def reduce_close(self, op_id: str) -> None:
+        """The buffers are no longer needed by the script; a running reduction is not disturbed. Idempotent."""
+        ...
+
+    def detached(self) -> None:
+        """The script is gone, or closed its connection. Called exactly once, also after a cancelled request.
+
+        Its leases have ended (`AnchorSlots.abandon`). The node keeps seeding; a frozen contribution stays until it is decided.
+        """
+        ...
+
+
+class NodeService(Protocol):
+    """The node, as the command line and scripts see it. Runs are named by id, unique prefix of it, or name; "" = the only one
+    (ConfigError when that is not one run)."""
+
+    peer: PeerId
+    private: bool
+    parent_pid: int
+    """The script that a private node belongs to; 0 for a daemon."""
+
+    async def status(self) -> dict[str, Any]:
+        """JSON-able, with ``schema`` 1."""
+        ...
+
+    async def runs(self) -> list[dict[str, Any]]:
+        """One JSON-able object a run."""
+        ...
+
+    async def peers(self, run: str) -> list[dict[str, Any]]:
+        """One JSON-able object a member of the run."""
+        ...
+
+    async def join(self, request: JoinRequest, progress: ProgressSink) -> RunInfo:
+        """Enter a run; idempotent for a run the node is in. Returns when its manifest is known and verified: its state is
+        waited for in `open_script`. Raises ConfigError, NotAdmittedError, NetworkError."""
+        ...
+
+    async def find_run(self, run: str) -> RunInfo:
+        """A run that the node is in."""
+        ...
+
+    async def leave(self, run: str, now: bool) -> None:
+        """Leave the run: hand over the open round, say goodbye, stop seeding; ``now`` skips what takes time."""
+        ...
+
+    def down(self, now: bool) -> None:
+        """Begin to shut down and return; the control server is cancelled last, so that the answer gets out."""
+        ...
+
+    def subscribe(self) -> AbstractAsyncContextManager[AsyncIterator[dict[str, Any]]]:
+        """JSON-able telemetry events from now on. The service bounds its queue; `lost` events are its to count
+        (an event may carry them as the key ``lost``)."""
+        ...
+
+    async def open_script(self, run_id: str, layout: Layout, pid: int, events: ScriptEvents, progress: ProgressSink) -> ScriptSession:
+        """Attach a script: wait until the run's state is here (telling progress), or until it is clear that this member founds it.
+
+        Raises ModelMismatchError (naming the tensors, `collectives.layout.differences`) when the run has another layout,
+        ConfigError when another live script is attached to the run or the run is unknown. ``layout`` has passed
+        `Layout.check`. On cancellation nothing stays attached and `detached` is not called.
+        """
+        ...

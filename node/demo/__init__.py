@@ -1,0 +1,44 @@
+"""The demo: three peers on this machine train together, one is killed, a fourth joins late. Bottom up:
+
+plot      a curve in a terminal: braille plot, sparkline
+board     what the demo knows at a moment
+view      the board on a terminal, live or as plain lines
+figure    the loss plot as PNG
+verdict   the checks that decide the exit status, the table, the JSON object
+processes peers as processes: starting, reading, killing, ending
+stage     files and folders of one demo: homes, manifest, logs, anchors
+measure   a process: held-out losses of the anchors, and of one machine alone
+director  who is started and killed when
+run       `run_demo`: all of it, for the command line
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    """What ``atoll demo`` takes. ``steps``: inner steps of each peer; None: 700, or 400 with ``quick``."""
+
+    peers: int = 3
+    steps: int | None = None
+    seed: int = 0
+    no_kill: bool = False
+    no_baseline: bool = False
+    quick: bool = False
+    out: str = "atoll-demo"
+    json: bool = False
+    live: bool = False
+    colour: bool = False
+    quiet: bool = False
+
+
+def run_demo(options: DemoOptions) -> int:
+    """Run the demo and return its exit status: 0 when every promise held, 1 otherwise."""
+    from .run import run
+
+    return run(options)
+
+
+__all__ = ["DemoOptions", "run_demo"]

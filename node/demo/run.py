@@ -1,0 +1,109 @@
+"""`run_demo`: stage, director, verdict, and what is printed at the end."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import signal
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from ..paths import write_atomic
+from . import DemoOptions
+from .board import Board
+from .director import Cast, Director
+from .figure import draw
+from .stage import PARAMETERS, QUICK_STEPS, STEPS, SYNC_EVERY, Stage, prepare
+from .verdict import Verdict, judge
+from .view import LiveScreen, PlainScreen, Screen
+
+
+def run(options: DemoOptions) -> int:
+    """Run the demo; exit status 0 when every check held, 1 otherwise. Leaves no process behind, Ctrl-C included."""
+    steps = options.steps or (QUICK_STEPS if options.quick else STEPS)
+    stage = prepare(Path(options.out), steps=steps, seed=options.seed)
+    names = [f"peer {number}" for number in range(1, options.peers + 2)]
+    board = Board(names, rounds_total=stage.rounds, sync_every=SYNC_EVERY, params=PARAMETERS)
+    screen: Screen = LiveScreen(colour=options.colour) if options.live else PlainScreen(quiet=options.quiet)
+    cast = Cast()
+    started = time.monotonic()
+    director = Director(stage, board, screen, cast, seed=options.seed, kill=not options.no_kill, late=names[-1])
+    try:
+        with _terminated_like_interrupted(), screen:
+            screen.say(
+                f"{options.peers} peers, a node and a script each; {stage.rounds} rounds of {SYNC_EVERY} steps; files in {stage.folder}"
+            )
+            director.begin()
+            director.train()
+            _counted_bytes(stage, board)
+            cast.end_nodes()  # the baseline has the machine for itself
+            director.measure(alone=not options.no_baseline)
+            board.phase = "done"
+            screen.show(board, director.now_s)
+    finally:
+        cast.end()
+    verdict = _finish(stage, board, options, time.monotonic() - started)
+    if options.json:
+        print(json.dumps({"schema": 1, **verdict.as_json()}), flush=True)
+    elif not options.quiet or not verdict.ok:
+        print(verdict.text(), flush=True)
+    stage.clear_homes()
+    return 0 if verdict.ok else 1
+
+
+def _counted_bytes(stage: Stage, board: Board) -> None:
+    """What each surviving node says it sent, control messages and state for the joiner included; scripts only know of rounds."""
+    for name, row in board.rows.items():
+        status = stage.status(name) if row.state != "killed" else None
+        for entry in (status or {}).get("runs", ()):
+            row.bytes_sent = max(row.bytes_sent, int(entry.get("bytes_sent", 0)))
+
+
+def _finish(stage: Stage, board: Board, options: DemoOptions, seconds: float) -> Verdict:
+    """Judge, draw, and write the result."""
+    files = [str(stage.folder / "result.json")]
+    if draw(board, stage.folder / "loss.png"):
+        files.insert(0, str(stage.folder / "loss.png"))
+    verdict = judge(
+        board,
+        seconds=seconds,
+        solo=not options.no_baseline,
+        kill=not options.no_kill,
+        late=list(board.rows)[-1],
+        files=tuple(files),
+        extra={"name": "demo", "machine": machine(), "settings": {**asdict(options), "steps": stage.steps, "rounds": stage.rounds}},
+    )
+    write_atomic(stage.folder / "result.json", (json.dumps(verdict.as_json(), indent=1) + "\n").encode(), 0o644)
+    return verdict
+
+
+def machine() -> dict[str, Any]:
+    """What the demo ran on."""
+    return {
+        "cores": os.cpu_count(),
+        "cpu": platform.processor() or platform.machine(),
+        "kernel": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "torch": importlib.metadata.version("torch"),
+    }
+
+
+@contextmanager
+def _terminated_like_interrupted() -> Generator[None]:
+    """SIGTERM ends the demo as Ctrl-C does: with its processes."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,409 @@
+"""A run's manifest: the signed recipe. TOML for people, canonical msgpack for machines; the run id is the hash of those bytes.
+
+``parse_manifest`` reads TOML strictly, ``Manifest.encode`` gives the canonical bytes, ``SignedManifest`` keeps the organiser's
+signature beside them. Nothing in a manifest is code: models are ``builtin:*``, or each member's own script (``local:*``).
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import msgspec
+
+from ..collectives.errors import BadSignatureError, ConfigError, StorageError, VersionMismatchError
+from ..collectives.group import MAX_PEER_ID
+from ..collectives.identifiers import PeerId, RunId
+from ..collectives.swarm import OuterSettings, RunSettings
+from .paths import Paths, make_private, storage_error, write_atomic
+from .strict_toml import convert, parse_toml
+
+if TYPE_CHECKING:
+    from ..security.identity import Identity
+
+SCHEMA = 1
+MAX_MANIFEST_BYTES = 65_536
+RUN_ID_LENGTH = 26
+CODECS = ("fp32", "fp16", "bf16", "int8")
+DOMAIN = "atoll/manifest/1"
+
+Text = Annotated[str, msgspec.Meta(max_length=2000)]
+Scalar = int | float | str | bool
+Positive = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+Fraction = Annotated[float, msgspec.Meta(ge=0, lt=1)]
+Natural = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
+Whole = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+
+
+class ModelTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[model]``: ``entry`` is ``builtin:gpt`` or ``local:NAME`` (each member brings her own script)."""
+
+    entry: Annotated[str, msgspec.Meta(pattern=r"^(builtin:gpt|local:[A-Za-z0-9_.-]{1,64})$")] = "builtin:gpt"
+    config: Annotated[dict[str, Scalar], msgspec.Meta(max_length=64)] = {}  # for builtin:gpt the fields of GptConfig
+    init: Annotated[str, msgspec.Meta(pattern=r"^seed:[0-9]{1,10}$")] = "seed:0"
+    parameters: Natural | None = None  # checked after construction
+
+
+class DataTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[data]``: ``builtin:stdlib-text`` (ships with Python), or ``local``: every member's own, which never leaves her machine."""
+
+    source: Literal["builtin:stdlib-text", "local"] = "builtin:stdlib-text"
+    seed: Whole = 0
+
+
+class InnerTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[train.inner]``: the built-in recipe's optimizer; a script of one's own may use another."""
+
+    optimizer: Literal["adamw"] = "adamw"
+    lr: Positive = 2e-3  # best of the values tried for the 0.87M-parameter byte model
+    steps: Natural | None = 700  # length of the schedule; None: no decay and no end
+    warmup: Whole = 20
+    schedule: Literal["cosine", "constant"] = "cosine"
+    weight_decay: NotNegative = 0.1
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.99
+    clip: Positive = 1.0
+    batch: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = 8
+
+
+class OuterTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[train.outer]``: applied to the anchor, in the node, the same on all members."""
+
+    optimizer: Literal["nesterov", "sgd"] = "nesterov"
+    lr: Annotated[float, msgspec.Meta(gt=0, le=10)] = 0.7  # DiLoCo's published value (arXiv 2311.08105)
+    momentum: Fraction = 0.9  # DiLoCo's published value; 0.6 below about 50 rounds, where 0.9 diverges
+
+
+class TrainTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[train]``: a round ends after ``sync_every`` inner steps, or after ``round_s`` seconds; give one of the two."""
+
+    method: Literal["diloco", "local_sgd"] = "diloco"
+    sync_every: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] | None = None
+    round_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] | None = None
+    rounds: Natural | None = None  # committed rounds after which the run is done; None: the built-in recipe ends with its schedule
+    inner: InnerTable = InnerTable()
+    outer: OuterTable = OuterTable()
+
+
+class ExchangeTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[exchange]``: how contributions travel."""
+
+    codec: str = "int8"
+    deadline_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] | None = None  # None: from measured rates
+
+
+class JoinTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[join]``: ``invite``: a newcomer shows a valid invite; ``open``: the run id is enough."""
+
+    policy: Literal["invite", "open"] = "invite"
+
+
+class CheckpointTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[checkpoint]``: every how many committed rounds each node writes the anchor to its disk."""
+
+    every: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10
+
+
+class NetworkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[network]``: addresses to put into invites when the organiser's node is not running."""
+
+    bootstrap: Annotated[tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=512)], ...], msgspec.Meta(max_length=16)] = ()
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A run's settings, all of them, defaults filled in. Two manifests with equal `encode` are the same run."""
+
+    schema: int
+    name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+    description: Text = ""
+    contact: Text = ""
+    model: ModelTable = ModelTable()
+    data: DataTable = DataTable()
+    train: TrainTable = TrainTable()
+    exchange: ExchangeTable = ExchangeTable()
+    join: JoinTable = JoinTable()
+    checkpoint: CheckpointTable = CheckpointTable()
+    network: NetworkTable = NetworkTable()
+
+    def encode(self) -> bytes:
+        """Canonical bytes: msgpack, keys sorted, every field present."""
+        return _encoder.encode(self)
+
+    @property
+    def run_id(self) -> RunId:
+        """The id of this run."""
+        return run_id_of(self.encode())
+
+    def settings(self) -> RunSettings:
+        """What governs rounds and optimizers."""
+        outer = OuterSettings(kind=self.train.outer.optimizer, lr=self.train.outer.lr, momentum=self.train.outer.momentum)
+        return RunSettings(
+            method=self.train.method,
+            sync_every=self.train.sync_every,
+            round_s=self.train.round_s,
+            outer=outer,
+            codec=self.exchange.codec,
+            rounds=self.train.rounds,
+            deadline_s=self.exchange.deadline_s,
+        )
+
+
+_encoder = msgspec.msgpack.Encoder(order="deterministic")
+_decoder = msgspec.msgpack.Decoder(Manifest)
+
+
+def run_id_of(data: bytes) -> RunId:
+    """base32(sha256(canonical manifest bytes))[:26], lower case."""
+    return RunId(base64.b32encode(hashlib.sha256(data).digest()).decode()[:RUN_ID_LENGTH].lower())
+
+
+def is_run_id(text: str) -> bool:
+    """Whether ``text`` has the form of a run id."""
+    return re.fullmatch(r"[a-z2-7]{26}", text) is not None
+
+
+def parse_manifest(text: str, name: str = "manifest") -> Manifest:
+    """The manifest of a TOML text, checked. Raises ConfigError with the path of the offending key."""
+    manifest = convert(parse_toml(text, name), Manifest, name)
+    if manifest.schema != SCHEMA:
+        raise ConfigError(
+            f"{name} has schema {manifest.schema}, this atoll reads schema {SCHEMA}",
+            key="$.schema",
+            why="The file was written for another atoll.",
+            hint="pip install -U atoll",
+        )
+    train = manifest.train
+    if train.sync_every is not None and train.round_s is not None:
+        raise ConfigError(
+            f"{name} gives both $.train.sync_every and $.train.round_s",
+            key="$.train.round_s",
+            why="A round ends after a number of steps or after a time, not both.",
+            hint="Remove one of the two.",
+        )
+    if train.sync_every is None and train.round_s is None:
+        manifest = msgspec.structs.replace(manifest, train=msgspec.structs.replace(train, sync_every=100))
+    _check(manifest, name)
+    return manifest
+
+
+def load_manifest(path: Path) -> Manifest:
+    """The manifest in a TOML file. Raises ConfigError."""
+    try:
+        if path.stat().st_size > MAX_MANIFEST_BYTES:
+            raise ConfigError(
+                f"{path} has more than {MAX_MANIFEST_BYTES} bytes", why="A manifest is small.", hint="Is this the right file?"
+            )
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read {path}: {error.strerror}", why="", hint="Look at the path; a first manifest: atoll new --example > run.toml"
+        ) from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not a text file", why="A manifest is TOML in UTF-8.", hint="Is this the right file?") from None
+    return parse_manifest(text, path.name)
+
+
+def decode_manifest(data: bytes) -> Manifest:
+    """The manifest of canonical bytes that came from outside.
+
+    Raises ConfigError when they are no valid manifest, VersionMismatchError when they are of a newer schema.
+    """
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise ConfigError(f"manifest of {len(data)} bytes, limit {MAX_MANIFEST_BYTES}")
+    try:
+        manifest = _decoder.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        if _schema_of(data) > SCHEMA:
+            raise VersionMismatchError(
+                "the run's manifest was written for a newer atoll", why=str(error), hint="pip install -U atoll"
+            ) from None
+        raise ConfigError(f"the run's manifest cannot be read: {error}") from None
+    if manifest.schema != SCHEMA:
+        raise VersionMismatchError(
+            f"the run's manifest has schema {manifest.schema}, this atoll reads {SCHEMA}", hint="pip install -U atoll"
+        )
+    if manifest.encode() != data or (manifest.train.sync_every is None) == (manifest.train.round_s is None):
+        raise ConfigError("the run's manifest is not in canonical form")
+    _check(manifest, "manifest")
+    return manifest
+
+
+def _schema_of(data: bytes) -> int:
+    class Head(msgspec.Struct):
+        schema: int = 0
+
+    try:
+        return msgspec.msgpack.decode(data, type=Head).schema
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return 0
+
+
+def _check(manifest: Manifest, name: str) -> None:
+    """What types alone do not say."""
+    codec, model = manifest.exchange.codec, manifest.model
+    if codec not in CODECS:
+        raise ConfigError(
+            f"{name}: $.exchange.codec is {codec!r}, which is no codec",
+            key="$.exchange.codec",
+            why="Codecs turn vectors into bytes.",
+            hint=f"Choose one of: {', '.join(CODECS)}",
+        )
+    if model.entry == "builtin:gpt":
+        gpt_config(model, name)
+    if len(manifest.encode()) > MAX_MANIFEST_BYTES:
+        raise ConfigError(f"{name} is longer than {MAX_MANIFEST_BYTES} bytes")
+
+
+class GptConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[model] config`` of ``builtin:gpt``: a byte-level GPT. The defaults make 0.87 million parameters."""
+
+    width: Annotated[int, msgspec.Meta(ge=8, le=16_384)] = 128
+    layers: Annotated[int, msgspec.Meta(ge=1, le=256)] = 4
+    heads: Annotated[int, msgspec.Meta(ge=1, le=256)] = 4
+    context: Annotated[int, msgspec.Meta(ge=8, le=65_536)] = 64
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters of this model (`tests` compare it with the built one)."""
+        w = self.width
+        block = 12 * w * w + 9 * w  # qkv 3w², out w², mlp 8w² + 5w, two norms 4w
+        return 256 * w + self.context * w + self.layers * block + 2 * w + 256 * w
+
+
+def gpt_config(model: ModelTable, name: str = "manifest") -> GptConfig:
+    """The checked configuration of a ``builtin:gpt``. Raises ConfigError."""
+    try:
+        config = convert(dict(model.config), GptConfig, name)
+    except ConfigError as error:
+        key = error.key.replace("$", "$.model.config", 1)
+        raise ConfigError(error.message.replace(error.key, key), key=key, why=error.why, hint=error.hint.replace(error.key, key)) from None
+    if config.width % config.heads:
+        raise ConfigError(
+            f"{name}: $.model.config.heads {config.heads} does not divide width {config.width}",
+            key="$.model.config.heads",
+            why="Every head takes an equal slice of the width.",
+            hint=f"For example heads = {next(h for h in range(min(config.heads, config.width), 0, -1) if config.width % h == 0)}",
+        )
+    if model.parameters is not None and model.parameters != config.parameters:
+        raise ConfigError(
+            f"{name}: $.model.parameters says {model.parameters:,}, the model has {config.parameters:,}",
+            key="$.model.parameters",
+            why="The count does not fit the configuration.",
+            hint=f"Write parameters = {config.parameters}, or leave it out.",
+        )
+    return config
+
+
+class SignedManifest(msgspec.Struct, frozen=True, array_like=True):
+    """Manifest bytes with the organiser's signature. This is what members hand each other and keep on disk."""
+
+    manifest: Annotated[bytes, msgspec.Meta(max_length=MAX_MANIFEST_BYTES)]
+    organiser: Annotated[PeerId, msgspec.Meta(min_length=1, max_length=MAX_PEER_ID)]
+    signature: Annotated[bytes, msgspec.Meta(min_length=64, max_length=64)]
+
+    @property
+    def run_id(self) -> RunId:
+        """The id of the run."""
+        return run_id_of(self.manifest)
+
+    def encode(self) -> bytes:
+        """Wire and file bytes."""
+        return msgspec.msgpack.encode(self)
+
+    def open(self) -> Manifest:
+        """The manifest, after checking the signature. Raises BadSignatureError, ConfigError, VersionMismatchError."""
+        from ..security.identity import verify
+
+        if not verify(self.organiser, DOMAIN, self.manifest, self.signature):
+            raise BadSignatureError(
+                f"the manifest of run {self.run_id} is not signed by {self.organiser}",
+                peer=self.organiser,
+                why="It was changed on the way, or it is somebody else's.",
+                hint="Ask the organiser for a new invite.",
+            )
+        return decode_manifest(self.manifest)
+
+
+def sign_manifest(manifest: Manifest, identity: Identity) -> SignedManifest:
+    """The manifest, signed by its organiser."""
+    data = manifest.encode()
+    return SignedManifest(data, identity.peer, identity.sign(DOMAIN, data))
+
+
+def decode_signed(data: bytes) -> SignedManifest:
+    """A signed manifest from bytes (not yet verified: call ``open``). Raises ConfigError."""
+    if len(data) > MAX_MANIFEST_BYTES + 1024:
+        raise ConfigError(f"signed manifest of {len(data)} bytes, limit {MAX_MANIFEST_BYTES + 1024}")
+    try:
+        return msgspec.msgpack.decode(data, type=SignedManifest)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise ConfigError(f"the signed manifest cannot be read: {error}") from None
+
+
+def save_run(paths: Paths, signed: SignedManifest) -> Path:
+    """Keep a run's signed manifest in its folder, which is returned.
+
+    Raises ConfigError when the run is known here as another organiser's (the same settings have the same id), StorageError.
+    """
+    folder = paths.run_dir(signed.run_id)
+    make_private(folder)
+    known = list_runs(paths, []).get(signed.run_id)
+    if known is not None and known.organiser != signed.organiser:
+        raise ConfigError(
+            f"run {signed.run_id} is known here as one of another organiser, {known.organiser}",
+            why="The same settings are the same run; whoever signed them first on this machine is its organiser.",
+            hint="For a run of your own change anything, such as its name or description.",
+        )
+    write_atomic(folder / "manifest", signed.encode())
+    return folder
+
+
+def load_run(paths: Paths, run: str) -> SignedManifest:
+    """The signed manifest of a stored run, by id, by a unique beginning of it, or by name. Raises ConfigError, StorageError."""
+    damaged: list[StorageError] = []
+    stored = list_runs(paths, damaged)
+    if exact := stored.get(RunId(run)):
+        return exact
+    found = {i: s for i, s in stored.items() if (run and i.startswith(run)) or decode_manifest(s.manifest).name == run}
+    if len(found) == 1:
+        return next(iter(found.values()))
+    if found:
+        raise ConfigError(f"{run!r} fits {len(found)} runs: {', '.join(sorted(found))}", hint="Give more of the id.")
+    if damaged:
+        raise damaged[0]
+    raise ConfigError(f"no run {run!r} on this node", why="It was neither made nor joined here.", hint="See the runs: atoll ls")
+
+
+def list_runs(paths: Paths, damaged: list[StorageError] | None = None) -> dict[RunId, SignedManifest]:
+    """All runs whose manifest is stored on this node, by id. A damaged one is added to ``damaged``, else raised: StorageError."""
+    runs = dict[RunId, SignedManifest]()
+    if not paths.runs_dir.is_dir():
+        return runs
+    for file in sorted(paths.runs_dir.glob("*/manifest")):
+        try:
+            signed = _read_signed(file)
+        except StorageError as error:
+            if damaged is None:
+                raise
+            damaged.append(error)
+        else:
+            runs[signed.run_id] = signed
+    return runs
+
+
+def _read_signed(file: Path) -> SignedManifest:
+    try:
+        signed = decode_signed(file.read_bytes())
+    except OSError as error:
+        raise storage_error(f"cannot read {file}", error) from None
+    except ConfigError as error:
+        raise StorageError(f"{file} is damaged: {error}", code="E303", hint=f"Remove the folder and join again: {file.parent}") from None
+    if signed.run_id != file.parent.name:
+        raise StorageError(
+            f"{file} is not the manifest of this folder", code="E303", hint=f"Remove the folder and join again: {file.parent}"
+        )
+    return signed

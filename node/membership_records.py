@@ -1,0 +1,152 @@
+"""Signed membership records and the messages that carry them: typed, bounded, nothing with behaviour.
+
+A record says where a member of a run is and what it can do. It is a hint for addresses, progress and planning; it never counts in
+a quorum (that is the configuration in the log).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+import msgspec
+from blake3 import blake3
+
+from ..collectives.errors import BadSignatureError, RemoteProtocolError
+from ..collectives.group import Count, Hash, Peer
+from ..collectives.identifiers import PeerId, RunId
+
+MAX_RECORD_BYTES = 4096
+MAX_RECORDS = 1024  # members of one run a node keeps in mind
+RECORDS_PER_MESSAGE = 64
+MAX_MESSAGE_BYTES = RECORDS_PER_MESSAGE * (MAX_RECORD_BYTES + 128)
+DOMAIN = b"atoll/membership/1\0"
+
+Sign = Callable[[bytes], bytes]
+Verify = Callable[[PeerId, bytes, bytes], bool]
+"""(peer, message, signature) -> whether the peer signed the message."""
+
+Address = Annotated[str, msgspec.Meta(max_length=256)]
+Word = Annotated[str, msgspec.Meta(max_length=64)]
+Rate = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True):
+    """What a member says of itself. Rates per second; bandwidth 0 means: owns no part (client only)."""
+
+    run: Annotated[str, msgspec.Meta(max_length=64)]
+    peer: Peer
+    sequence: Count
+    expires_unix_ms: Count
+    addresses: Annotated[tuple[Address, ...], msgspec.Meta(max_length=16)] = ()
+    capabilities: Annotated[tuple[Word, ...], msgspec.Meta(max_length=16)] = ()
+    round: Count = 0
+    samples_per_s: Rate = 0.0
+    bandwidth_bytes_per_s: Rate = 0.0
+
+
+class SignedRecord(msgspec.Struct, frozen=True, array_like=True):
+    """The encoded record and its member's signature over DOMAIN + record."""
+
+    record: Annotated[bytes, msgspec.Meta(max_length=MAX_RECORD_BYTES)]
+    signature: Annotated[bytes, msgspec.Meta(max_length=64)]
+
+    def hash(self) -> bytes:
+        """blake3 of record and signature."""
+        return blake3(self.signature + self.record).digest()
+
+
+class Beat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
+    """I live. ``answer`` asks for a beat in return from one that does not watch me."""
+
+    answer: bool
+
+
+class Probe(msgspec.Struct, frozen=True, array_like=True, tag="probe"):
+    """Do you hear ``target``? Ask it for me."""
+
+    target: Peer
+
+
+class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
+    """From a helper to the target: answer me, ``asker`` does not hear you."""
+
+    asker: Peer
+
+
+class Alive(msgspec.Struct, frozen=True, array_like=True, tag="alive"):
+    """From the target to the helper, which passes it on to ``asker``: the application of ``target`` answered."""
+
+    target: Peer
+    asker: Peer
+
+
+class TableHash(msgspec.Struct, frozen=True, array_like=True, tag="hash"):
+    """The hash of the sender's table: nothing to do when it is also the receiver's."""
+
+    hash: Hash
+
+
+class Line(msgspec.Struct, frozen=True, array_like=True):
+    """One record of a digest: whose, which sequence, first 8 bytes of the hash."""
+
+    peer: Peer
+    sequence: Count
+    short: Annotated[bytes, msgspec.Meta(min_length=8, max_length=8)]
+
+
+class Digest(msgspec.Struct, frozen=True, array_like=True, tag="digest"):
+    """All the sender knows. The receiver answers with what is newer here and asks for what is newer there."""
+
+    lines: Annotated[tuple[Line, ...], msgspec.Meta(max_length=MAX_RECORDS)]
+
+
+class Records(msgspec.Struct, frozen=True, array_like=True, tag="records"):
+    """Signed records, and the peers whose records the sender would like in return."""
+
+    records: Annotated[tuple[SignedRecord, ...], msgspec.Meta(max_length=RECORDS_PER_MESSAGE)]
+    wanted: Annotated[tuple[Peer, ...], msgspec.Meta(max_length=MAX_RECORDS)] = ()
+
+
+Message = Beat | Probe | Ask | Alive | TableHash | Digest | Records
+
+_encoder = msgspec.msgpack.Encoder()
+_message_decoder = msgspec.msgpack.Decoder(Message)
+_record_decoder = msgspec.msgpack.Decoder(Record)
+
+
+def encode(message: Message) -> bytes:
+    """Wire bytes of a membership message."""
+    return _encoder.encode(message)
+
+
+def decode(data: bytes, peer: PeerId) -> Message:
+    """Validated message from a peer's bytes. Raises RemoteProtocolError naming the peer."""
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise RemoteProtocolError(f"membership message of {len(data)} bytes, limit {MAX_MESSAGE_BYTES}", peer=peer)
+    try:
+        return _message_decoder.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise RemoteProtocolError(f"malformed membership message: {error}", peer=peer) from None
+
+
+def sign_record(record: Record, sign: Sign) -> SignedRecord:
+    """The record with its member's signature."""
+    data = _encoder.encode(record)
+    return SignedRecord(data, sign(DOMAIN + data))
+
+
+def open_record(signed: SignedRecord, sender: PeerId) -> Record:
+    """The record inside, validated but *not* verified. Raises RemoteProtocolError naming the sender."""
+    try:
+        return _record_decoder.decode(signed.record)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise RemoteProtocolError(f"malformed membership record: {error}", peer=sender) from None
+
+
+def verify_record(signed: SignedRecord, record: Record, run: RunId, verify: Verify) -> None:
+    """Raises BadSignatureError when the record is of another run or not signed by the peer it names."""
+    if record.run != run:
+        raise BadSignatureError(f"membership record of run {record.run!r}, not {run!r}", peer=record.peer)
+    if not verify(record.peer, DOMAIN + signed.record, signed.signature):
+        raise BadSignatureError("membership record is not signed by the peer it names", peer=record.peer)

@@ -1,0 +1,19 @@
+"""The peer-to-peer network of a node, on libp2p and trio. Only the node process imports it. Lowest first:
+
+addresses      network addresses as text: parse, validate, list our own
+workarounds    everything we do against faults of py-libp2p
+host           the libp2p host behind a small surface
+framing        frames on a byte stream: u32 length, payload, hard limits
+peerbook       who is where; the cache file that spares a restart the bootstrap
+faults         what peers do wrong, and who is shut out for it
+backoff        retry delays that grow, with jitter
+streams        persistent message streams per (peer, topic)
+dht/           the private Kademlia: records, store, server, query engine
+bootstrap      finding the first peers, for as long as it takes
+announcements  signed announcements of members, and the registry of them
+rendezvous     the members of a run, known to all of them
+bridge         a libp2p stream that plays the part of a socket
+lane_sockets   the TCP side of lanes: listener, dial, hello
+lanes          direct TCP connections for bulk data, negotiated over libp2p
+network        PeerNetwork: all of it behind one object
+"""

@@ -1,0 +1,129 @@
+"""Network addresses as text (multiaddrs such as ``/ip4/192.0.2.7/tcp/4001``): parsing, validating, listing our own.
+
+Addresses come from strangers, so that everything here is strict and bounded, and nothing needs libp2p.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from collections.abc import Iterable
+
+from ...collectives.errors import ConfigError
+from ...collectives.identifiers import PeerId
+from ...security.identity import is_peer_id
+
+MAX_ADDRESSES = 8
+"""Addresses kept of one peer; more are of no use and cost a dial each."""
+MAX_ADDRESS_CHARS = 200
+
+_HOST_NAME = re.compile(r"(?=.{1,253}$)([A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?\.?)+$")
+_WILDCARDS = ("0.0.0.0", "::")
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """Host and TCP port of ``/ip4|ip6|dns|dns4|dns6/HOST/tcp/PORT``. Raises ValueError on anything else."""
+    fields = address.split("/", 5)
+    if len(address) > MAX_ADDRESS_CHARS or len(fields) != 5 or fields[0] or fields[3] != "tcp":
+        raise ValueError(f"not a TCP address: {address[:MAX_ADDRESS_CHARS]!r}")
+    _, kind, host, _, port = fields
+    if not port.isascii() or not port.isdigit() or len(port) > 5 or int(port) > 65535:
+        raise ValueError(f"not a port: {port[:20]!r}")
+    if kind == "ip4":
+        ipaddress.IPv4Address(host)
+    elif kind == "ip6":
+        ipaddress.IPv6Address(host)
+    elif kind not in ("dns", "dns4", "dns6") or not _HOST_NAME.match(host):
+        raise ValueError(f"not a host: {host!r}")
+    return host, int(port)
+
+
+def is_address(address: str) -> bool:
+    """Whether another peer could dial ``address``: well formed, a real port, no wildcard."""
+    try:
+        host, port = host_and_port(address)
+    except ValueError:
+        return False
+    return port > 0 and host not in _WILDCARDS
+
+
+def usable(addresses: Iterable[str]) -> tuple[str, ...]:
+    """The dialable ones among ``addresses``, without duplicates, in order, at most `MAX_ADDRESSES`."""
+    return tuple(dict.fromkeys(address for address in addresses if is_address(address)))[:MAX_ADDRESSES]
+
+
+def split_peer(address: str) -> tuple[PeerId, str]:
+    """Peer id and address of ``/ip4/…/tcp/…/p2p/PEER``. Raises ConfigError when it is not one."""
+    head, mark, peer = address.strip().rpartition("/p2p/")
+    if not mark or not is_peer_id(peer) or not is_address(head):
+        raise ConfigError(
+            f"not the address of a peer: {address[:MAX_ADDRESS_CHARS]!r}",
+            key="bootstrap",
+            why="an address needs a host, a TCP port and the id of the peer that must answer there",
+            hint="/ip4/192.0.2.7/tcp/4001/p2p/12D3Koo…, as `atoll id` prints it",
+        )
+    return PeerId(peer), head
+
+
+def join_peer(peer: PeerId, address: str) -> str:
+    """The address together with the id of the peer that must answer there."""
+    return f"{address}/p2p/{peer}"
+
+
+def make_address(host: str, port: int) -> str:
+    """The address of a numeric host."""
+    return f"/ip{ipaddress.ip_address(host).version}/{host}/tcp/{port}"
+
+
+def is_private(host: str) -> bool:
+    """Whether a numeric host is on this machine or on a private network."""
+    ip = ipaddress.ip_address(host)
+    return ip.is_private or ip.is_loopback or ip.is_link_local
+
+
+def own_hosts() -> list[str]:
+    """Our numeric addresses for a wildcard listener: those of the default routes, then loopback. Sends nothing."""
+    hosts: list[str] = []
+    for family, probe in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
+        try:
+            with socket.socket(family, socket.SOCK_DGRAM) as sock:
+                sock.connect((probe, 9))  # chooses a route, sends no packet
+                hosts.append(sock.getsockname()[0])
+        except OSError:
+            continue
+    return list(dict.fromkeys([*hosts, "127.0.0.1"]))
+
+
+def expand(host: str, port: int) -> list[str]:
+    """The addresses under which a listener on ``host`` can be dialled (a wildcard has several)."""
+    if host in _WILDCARDS:
+        version = ipaddress.ip_address(host).version
+        hosts = [own for own in own_hosts() if version == 6 or ipaddress.ip_address(own).version == 4]
+    else:
+        hosts = [host]
+    return [make_address(own, port) for own in hosts]
+
+
+def check_port_free(host: str, port: int) -> None:
+    """Raise ConfigError E101 when somebody else listens there already.
+
+    libp2p listens with SO_REUSEPORT, so that two nodes of one user could silently share a port and each lose half of its
+    connections. Port 0 is always free.
+    """
+    if port == 0:
+        return
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((host, port))
+        except OSError as error:
+            raise ConfigError(
+                f"port {port}/tcp on {host} cannot be used: {error.strerror}",
+                key="listen",
+                code="E101",
+                exit_code=73,
+                why="another program listens there; most likely a node is already running as you",
+                hint="atoll status    or choose another port with --port",
+            ) from None

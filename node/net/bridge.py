@@ -1,0 +1,44 @@
+"""A libp2p stream that plays the part of a socket, where no direct connection can be made."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+
+import trio
+
+from ...collectives.errors import PeerLostError
+from .host import PeerStream
+
+PIECE_BYTES = 65_536
+
+
+async def bridge(stream: PeerStream, first: bytes, far: socket.socket) -> None:
+    """Carry bytes both ways between ``stream`` and ``far`` (one end of a socket pair) until either ends; both are closed then.
+
+    ``first`` was received from the stream already. Cancelled, it closes both too.
+    """
+    with trio.socket.from_stdlib_socket(far) as near:
+
+        async def outward() -> None:
+            with contextlib.suppress(OSError, PeerLostError):
+                while data := await near.recv(PIECE_BYTES):
+                    await stream.send_all(data)
+            nursery.cancel_scope.cancel()
+
+        async def inward(data: bytes) -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    while data:
+                        data = data[await near.send(data) :]
+                    data = await stream.receive_some(PIECE_BYTES)
+                    if not data:
+                        break
+            nursery.cancel_scope.cancel()
+
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(outward)
+                nursery.start_soon(inward, first)
+        finally:
+            await stream.aclose()

@@ -1,0 +1,77 @@
+"""One persistent kad stream per peer, pipelined: requests go out at once, answers come back in order."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from ....collectives.errors import NetworkError, PeerLostError, RemoteProtocolError
+from ....collectives.identifiers import PeerId
+from ..faults import Faults
+from ..host import PeerStream
+from .wire import MessageReader, Rpc, encode
+
+ANSWER_S = 2.0
+
+
+class _Waiting:
+    __slots__ = ("answer", "done")
+
+    def __init__(self) -> None:
+        self.done = trio.Event()
+        self.answer: Rpc | None = None
+
+
+class Channel:
+    """Requests to one peer. Run `call` in a task that is not cancelled while it waits (only at the very end)."""
+
+    def __init__(self, peer: PeerId, open_stream: Callable[[PeerId], Awaitable[PeerStream]], nursery: trio.Nursery, faults: Faults) -> None:
+        self._peer, self._open_stream, self._nursery, self._faults = peer, open_stream, nursery, faults
+        self._lock = trio.Lock()
+        self._stream: PeerStream | None = None
+        self._waiting: deque[_Waiting] = deque()
+
+    async def call(self, request: Rpc) -> Rpc:
+        """The answer. A stream that was reset under us is opened once more. Raises NetworkError after 2 s or when the peer is gone."""
+        fresh = self._stream is None
+        try:
+            return await self._attempt(request)
+        except NetworkError:
+            if fresh:
+                raise
+            return await self._attempt(request)
+
+    async def _attempt(self, request: Rpc) -> Rpc:
+        waiting = _Waiting()
+        with trio.move_on_after(ANSWER_S):
+            async with self._lock:  # the order of writing is the order of waiting
+                if self._stream is None:
+                    self._stream = await self._open_stream(self._peer)
+                    self._nursery.start_soon(self._read, self._stream)
+                self._waiting.append(waiting)
+                await self._stream.send_all(encode(request))
+            await waiting.done.wait()
+        if waiting.answer is None:
+            if not waiting.done.is_set() and self._stream is not None:
+                await self._stream.aclose()  # it is out of step now; the reader sees the end
+            raise PeerLostError(f"{self._peer} did not answer a DHT request", peer=self._peer)
+        return waiting.answer
+
+    async def _read(self, stream: PeerStream) -> None:
+        reader = MessageReader(stream.receive_some, self._peer)
+        try:
+            while (answer := await reader.next()) is not None:
+                if not self._waiting:
+                    raise RemoteProtocolError("answer without a request", peer=self._peer)
+                waiting = self._waiting.popleft()
+                waiting.answer = answer
+                waiting.done.set()
+        except RemoteProtocolError:
+            self._faults.count(self._peer, trio.current_time())
+        finally:
+            self._stream = None  # nobody opens another one before this
+            while self._waiting:
+                self._waiting.popleft().done.set()
+            await stream.aclose()

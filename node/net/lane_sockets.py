@@ -1,0 +1,223 @@
+"""The TCP side of lanes: a listener on its own port, a dial, and the hello that proves both ends know the secrets.
+
+The hello: the dialler sends MAGIC, the token (16 bytes) and HMAC-SHA256(secrets, "dial" + token); the listener, if it expects
+that token, answers HMAC-SHA256(secrets, "take" + token). Both leave the socket without a byte unread. Whatever else arrives
+on the port is closed in silence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import ipaddress
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import trio
+
+from ...collectives.identifiers import PeerId
+from .addresses import check_port_free, expand, host_and_port, is_private, usable
+
+MAGIC = b"atoll/1\n"
+TOKEN_BYTES = 16
+PROOF_BYTES = 32
+HELLO_S = 2.0
+DIAL_S = 3.0
+STAGGER_S = 0.15
+MAX_PENDING = 128
+"""Connections that have not said hello yet; more are closed at once."""
+USER_TIMEOUT_MS = 20_000
+"""Longer than the longest legitimate pause of a reader: it only catches what the heartbeats miss."""
+
+
+@dataclass
+class Expected:
+    """A lane we wait for on our listener."""
+
+    peer: PeerId
+    secrets: bytes
+    arrived: trio.Event = field(default_factory=trio.Event)
+    socket: socket.socket | None = None
+
+    def close(self) -> None:
+        """Drop a socket that nobody took."""
+        if self.socket is not None:
+            self.socket.close()
+            self.socket = None
+
+
+def proof(secrets: bytes, role: bytes, token: bytes) -> bytes:
+    """32 bytes that only somebody who knows both secrets can make."""
+    return hmac.digest(secrets, b"atoll/lane/1/" + role + token, "sha256")
+
+
+def set_options(sock: trio.socket.SocketType) -> None:
+    """What a lane needs, as far as this system has it. Before connect, and on the listener for accepted sockets."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_USER_TIMEOUT", USER_TIMEOUT_MS), ("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3)):
+        option = getattr(socket, name, None)
+        if option is not None:
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    congestion = getattr(socket, "TCP_CONGESTION", None)
+    if congestion is not None:
+        with contextlib.suppress(OSError):  # bbr where it may be used: at 1 % loss it carries thirty times what cubic does
+            sock.setsockopt(socket.IPPROTO_TCP, congestion, b"bbr")
+
+
+def detach(sock: trio.socket.SocketType) -> socket.socket:
+    """The same connection as an ordinary non-blocking socket that trio no longer knows."""
+    plain = socket.socket(fileno=sock.detach())
+    plain.setblocking(False)
+    return plain
+
+
+def path_of(sock: socket.socket) -> str:
+    """ "lan" when the other end has a private address, else "direct"."""
+    return "lan" if is_private(sock.getpeername()[0]) else "direct"
+
+
+class LaneListener:
+    """Accepts lanes that were agreed on before."""
+
+    def __init__(self, host: str, port: int) -> None:
+        """``host``: numeric; ``port`` 0 takes any."""
+        self._host, self._port = host, port
+        self._expected: dict[bytes, Expected] = {}
+        self._pending = 0
+        self._announce: list[str] = []
+
+    def addresses(self) -> list[str]:
+        """Where the listener can be dialled; empty before `run` has started."""
+        return self._announce
+
+    def expect(self, token: bytes, peer: PeerId, secrets: bytes) -> Expected:
+        """From now on a hello with this token is accepted, once."""
+        self._expected[token] = Expected(peer, secrets)
+        return self._expected[token]
+
+    def forget(self, token: bytes) -> None:
+        """No longer; a socket that arrived and was not taken is closed."""
+        expected = self._expected.pop(token, None)
+        if expected is not None:
+            expected.close()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Accept until cancelled. Raises ConfigError E101 when the port is taken."""
+        check_port_free(self._host, self._port)
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        with trio.socket.socket(family, socket.SOCK_STREAM) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            set_options(listener)
+            await listener.bind((self._host, self._port))
+            listener.listen(128)
+            self._announce = expand(self._host, listener.getsockname()[1])
+            try:
+                async with trio.open_nursery() as nursery:
+                    task_status.started()
+                    while True:
+                        await self._accept_one(listener, nursery)
+            finally:
+                for token in list(self._expected):
+                    self.forget(token)
+
+    async def _accept_one(self, listener: trio.socket.SocketType, nursery: trio.Nursery) -> None:
+        try:
+            sock, _ = await listener.accept()
+        except OSError:  # out of descriptors, or the connection is gone again
+            await trio.sleep(0.05)
+            return
+        if self._pending >= MAX_PENDING:
+            sock.close()
+            return
+        self._pending += 1
+        nursery.start_soon(self._greet, sock)
+
+    async def _greet(self, sock: trio.socket.SocketType) -> None:
+        try:
+            with sock, trio.move_on_after(HELLO_S):
+                await self._check_hello(sock)
+        except OSError:
+            pass
+        finally:
+            self._pending -= 1
+
+    async def _check_hello(self, sock: trio.socket.SocketType) -> None:
+        hello = await _receive_exactly(sock, len(MAGIC) + TOKEN_BYTES + PROOF_BYTES)
+        token, shown = hello[len(MAGIC) : -PROOF_BYTES], hello[-PROOF_BYTES:]
+        expected = self._expected.get(token)
+        if not hello.startswith(MAGIC) or expected is None or expected.socket is not None:
+            return
+        if not hmac.compare_digest(shown, proof(expected.secrets, b"dial", token)):
+            return
+        await _send_all(sock, proof(expected.secrets, b"take", token))
+        if self._expected.get(token) is expected and expected.socket is None:
+            expected.socket = detach(sock)
+            expected.arrived.set()
+
+
+async def dial(addresses: Sequence[str], token: bytes, secrets: bytes) -> socket.socket | None:
+    """A lane to whichever of the addresses answers first and proves that it knows the secrets; None after 3 s.
+
+    Cancelled, it leaves no socket behind.
+    """
+    winner: list[socket.socket] = []
+    targets = [host_and_port(address) for address in usable(addresses)]
+    targets = [(host, port) for host, port in targets if _is_numeric(host)]
+
+    async def attempt(host: str, port: int, failed: trio.Event) -> None:
+        sock = await _dial_one(host, port, token, secrets)
+        if sock is None:
+            failed.set()
+        else:
+            winner.append(sock)
+            nursery.cancel_scope.cancel()
+
+    with trio.move_on_after(DIAL_S):
+        async with trio.open_nursery() as nursery:
+            for host, port in targets:
+                failed = trio.Event()
+                nursery.start_soon(attempt, host, port, failed)
+                with trio.move_on_after(STAGGER_S):
+                    await failed.wait()
+    for loser in winner[1:]:
+        loser.close()
+    return winner[0] if winner else None
+
+
+def _is_numeric(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+async def _dial_one(host: str, port: int, token: bytes, secrets: bytes) -> socket.socket | None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with trio.socket.socket(family, socket.SOCK_STREAM) as sock:
+            set_options(sock)
+            await sock.connect((host, port))
+            await _send_all(sock, MAGIC + token + proof(secrets, b"dial", token))
+            answer = await _receive_exactly(sock, PROOF_BYTES)
+            return detach(sock) if hmac.compare_digest(answer, proof(secrets, b"take", token)) else None
+    except OSError:
+        return None
+
+
+async def _send_all(sock: trio.socket.SocketType, data: bytes) -> None:
+    while data:
+        data = data[await sock.send(data) :]
+
+
+async def _receive_exactly(sock: trio.socket.SocketType, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        piece = await sock.recv(count - len(data))
+        if not piece:
+            raise ConnectionError("ended early")
+        data += piece
+    return data

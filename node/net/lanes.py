@@ -1,0 +1,362 @@
+"""Lanes: direct TCP connections for bulk data, agreed on over an authenticated libp2p stream (protocol ``/atoll/lane/1``).
+
+The peer with the smaller id drives. It offers a token, a fresh 32-byte secret and its addresses, and gets a secret and
+addresses back; then it dials. If it cannot get through, it asks the other side to dial; if that fails too, the libp2p stream
+itself becomes the lane, bridged to a socket pair, and whoever uses the lane need not care. The larger peer asks the smaller
+one for an offer when it wants a lane. A lane that was lost is offered again, with back-off, as long as it is wanted.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import socket
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import msgspec
+import trio
+
+from ...collectives.errors import NetworkError, NotAdmittedError, PeerLostError, PeerUnreachableError, RemoteProtocolError
+from ...collectives.identifiers import PeerId
+from .addresses import MAX_ADDRESS_CHARS, MAX_ADDRESSES
+from .backoff import Backoff
+from .bridge import bridge
+from .faults import Faults
+from .framing import FrameReader, decode, frame
+from .host import Host, PeerStream
+from .lane_sockets import DIAL_S, Expected, LaneListener, dial, path_of
+
+PROTOCOL = "/atoll/lane/1"
+SECRET_BYTES = 32
+ANSWER_S = 5.0
+PATIENCE_S = 0.25
+"""How long the larger peer waits for an offer before it asks for one."""
+PROVEN_S = 10.0
+"""A lane that lived so long has proved its path; one that died sooner makes the next offer wait longer."""
+_MAX_MESSAGE_BYTES = 8192
+
+_Token = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+_Secret = Annotated[bytes, msgspec.Meta(min_length=SECRET_BYTES, max_length=SECRET_BYTES)]
+_Addresses = Annotated[tuple[Annotated[str, msgspec.Meta(max_length=MAX_ADDRESS_CHARS)], ...], msgspec.Meta(max_length=MAX_ADDRESSES)]
+
+OnLane = Callable[[PeerId, socket.socket, bytes, bytes, bool, str], None]
+"""(peer, non-blocking socket, my secret, their secret, whether I drove, "direct" | "lan" | "stream"). The callee owns the socket.
+
+May be called again for the same peer: the new lane replaces the old one, which the other side has given up.
+"""
+
+
+class _Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
+    """Larger to smaller: please make an offer. ``lost`` is the token of the lane that broke (zeros: there was none)."""
+
+    lost: _Token
+
+
+class _Offer(msgspec.Struct, frozen=True, array_like=True, tag="offer"):
+    token: _Token
+    secret: _Secret
+    addresses: _Addresses
+
+
+class _Take(msgspec.Struct, frozen=True, array_like=True, tag="take"):
+    secret: _Secret
+    addresses: _Addresses
+
+
+class _Refuse(msgspec.Struct, frozen=True, array_like=True, tag="refuse"):
+    reason: Annotated[str, msgspec.Meta(max_length=512)]
+
+
+class _Reverse(msgspec.Struct, frozen=True, array_like=True, tag="reverse"):
+    """Driver: I did not get through. Dial me."""
+
+
+class _Dialled(msgspec.Struct, frozen=True, array_like=True, tag="dialled"):
+    """Answer to Reverse."""
+
+    ok: bool
+
+
+class _Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
+    """Driver: the TCP connection is the lane."""
+
+
+class _Bridge(msgspec.Struct, frozen=True, array_like=True, tag="bridge"):
+    """Driver: this stream is the lane; all that follows is its bytes."""
+
+
+_Message = _Ask | _Offer | _Take | _Refuse | _Reverse | _Dialled | _Done | _Bridge
+_decoder = msgspec.msgpack.Decoder(_Message)
+
+
+class _Talk:
+    """Messages over one stream."""
+
+    def __init__(self, stream: PeerStream) -> None:
+        self.stream = stream
+        self.peer = stream.peer
+        self.reader = FrameReader(stream.receive_some, stream.peer)
+
+    async def say(self, message: _Message) -> None:
+        await self.stream.send_all(frame(msgspec.msgpack.encode(message)))
+
+    async def hear(self, timeout_s: float = ANSWER_S) -> _Message:
+        with trio.move_on_after(timeout_s):
+            payload = await self.reader.next(_MAX_MESSAGE_BYTES)
+            if payload is not None:
+                return decode(_decoder, payload, self.peer)
+        raise PeerLostError(f"{self.peer} did not answer about a lane", peer=self.peer)
+
+
+@dataclass
+class _Wanted:
+    """A peer with which a lane is wanted."""
+
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    changed: trio.Event = field(default_factory=trio.Event)
+    up: bool = False
+    since: float = 0.0
+    token: bytes = bytes(16)
+
+    def notify(self) -> None:
+        self.changed.set()
+        self.changed = trio.Event()
+
+
+class Lanes:
+    """All lanes of a node. Used from the trio thread only."""
+
+    def __init__(
+        self,
+        host: Host,
+        listener: LaneListener,
+        connect: Callable[[PeerId], Awaitable[None]],
+        admitted: Callable[[PeerId], bool],
+        faults: Faults,
+        rng: random.Random,
+    ) -> None:
+        """``admitted(peer)``: whether a lane with this peer is allowed."""
+        self._host, self._listener, self._connect, self._admitted, self._faults, self._rng = host, listener, connect, admitted, faults, rng
+        self.on_lane: OnLane = lambda peer, sock, mine, theirs, initiator, path: sock.close()
+        self.paths: dict[PeerId, str] = {}
+        self._wanted: dict[PeerId, _Wanted] = {}
+        self._busy: set[PeerId] = set()
+        self._nursery: trio.Nursery | None = None
+        host.handle(PROTOCOL, self._serve)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Keep the wanted lanes up until cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            await nursery.start(self._listener.run)
+            task_status.started()
+            await trio.sleep_forever()
+
+    def ensure(self, peer: PeerId) -> None:
+        """From now on keep a lane to ``peer`` up. Idempotent."""
+        if peer in self._wanted or peer == self._host.peer:
+            return
+        assert self._nursery is not None, "lanes are not running"
+        self._wanted[peer] = wanted = _Wanted()
+        self._nursery.start_soon(self._keep, peer, wanted)
+
+    def release(self, peer: PeerId) -> None:
+        """A lane to ``peer`` is no longer wanted; an open one is its owner's to close."""
+        wanted = self._wanted.pop(peer, None)
+        if wanted is not None:
+            wanted.scope.cancel()
+        self.paths.pop(peer, None)
+
+    def lost(self, peer: PeerId) -> None:
+        """The lane's owner says that it broke. If it is still wanted, a new one is offered."""
+        self.paths.pop(peer, None)
+        wanted = self._wanted.get(peer)
+        if wanted is not None and wanted.up:
+            wanted.up = False
+            wanted.notify()
+
+    async def _keep(self, peer: PeerId, wanted: _Wanted) -> None:
+        backoff = Backoff(0.05, 5.0, self._rng)
+        drives = self._host.peer < peer
+        with wanted.scope:
+            while True:
+                if wanted.up:
+                    changed = wanted.changed
+                    await changed.wait()
+                    if trio.current_time() - wanted.since > PROVEN_S:
+                        backoff.reset()
+                    continue
+                try:
+                    if drives:
+                        await self._offer(peer)
+                    else:
+                        await self._ask(peer, wanted)
+                except (NetworkError, NotAdmittedError):
+                    pass
+                except RemoteProtocolError:
+                    self._faults.count(peer, trio.current_time())
+                if not wanted.up:
+                    with trio.move_on_after(backoff.next_s()):
+                        await wanted.changed.wait()
+
+    def _up(self, peer: PeerId, sock: socket.socket, mine: bytes, theirs: bytes, initiator: bool, path: str, token: bytes) -> None:
+        wanted = self._wanted.get(peer)
+        if wanted is not None:
+            wanted.up, wanted.since, wanted.token = True, trio.current_time(), token
+            wanted.notify()
+        self.paths[peer] = path
+        self.on_lane(peer, sock, mine, theirs, initiator, path)
+
+    # --- driving (the smaller peer id) ---
+
+    async def _ask(self, peer: PeerId, wanted: _Wanted) -> None:
+        with trio.move_on_after(PATIENCE_S):
+            await wanted.changed.wait()
+        if wanted.up:
+            return
+        await self._connect(peer)
+        talk = _Talk(await self._host.open_stream(peer, PROTOCOL))
+        try:
+            await talk.say(_Ask(wanted.token))
+            with trio.move_on_after(ANSWER_S):
+                while not wanted.up and await talk.stream.receive_some():
+                    pass
+        finally:
+            await talk.stream.aclose()
+
+    async def _offer(self, peer: PeerId) -> None:
+        """One attempt at a lane. Raises NetworkError, NotAdmittedError, RemoteProtocolError."""
+        if peer in self._busy:
+            return
+        self._busy.add(peer)
+        try:
+            await self._connect(peer)
+            talk = _Talk(await self._host.open_stream(peer, PROTOCOL))
+            try:
+                bridged = await self._drive(talk)
+            except BaseException:
+                await talk.stream.aclose()
+                raise
+            if not bridged:
+                await talk.stream.aclose()
+        finally:
+            self._busy.discard(peer)
+
+    async def _drive(self, talk: _Talk) -> bool:
+        """Whether the stream has become the lane."""
+        token, mine = secrets.token_bytes(16), secrets.token_bytes(SECRET_BYTES)
+        await talk.say(_Offer(token, mine, tuple(self._listener.addresses()[:MAX_ADDRESSES])))
+        answer = await talk.hear()
+        if isinstance(answer, _Refuse):
+            raise NotAdmittedError(f"{talk.peer} refused a lane: {answer.reason}", peer=talk.peer)
+        if not isinstance(answer, _Take):
+            raise RemoteProtocolError("an offer must be taken or refused", peer=talk.peer)
+        sock = await dial(answer.addresses, token, mine + answer.secret)
+        if sock is None:
+            sock = await self._be_dialled(talk, token, mine + answer.secret)
+        if sock is not None:
+            try:
+                await talk.say(_Done())
+            except BaseException:
+                sock.close()
+                raise
+            self._up(talk.peer, sock, mine, answer.secret, True, path_of(sock), token)
+            return False
+        await talk.say(_Bridge())
+        self._start_bridge(talk, mine, answer.secret, True, token)
+        return True
+
+    async def _be_dialled(self, talk: _Talk, token: bytes, both: bytes) -> socket.socket | None:
+        expected = self._listener.expect(token, talk.peer, both)
+        try:
+            await talk.say(_Reverse())
+            answer = await talk.hear(DIAL_S + ANSWER_S)
+            if not isinstance(answer, _Dialled):
+                raise RemoteProtocolError("Reverse is answered by Dialled", peer=talk.peer)
+            return _taken(expected) if answer.ok else None
+        finally:
+            self._listener.forget(token)
+
+    def _start_bridge(self, talk: _Talk, mine: bytes, theirs: bytes, initiator: bool, token: bytes) -> None:
+        ours, far = socket.socketpair()
+        ours.setblocking(False)
+        far.setblocking(False)
+        assert self._nursery is not None, "lanes are not running"
+        self._nursery.start_soon(bridge, talk.stream, talk.reader.rest(), far)
+        self._up(talk.peer, ours, mine, theirs, initiator, "stream", token)
+
+    # --- the other side (the larger peer id, or an Ask) ---
+
+    async def _serve(self, stream: PeerStream) -> None:
+        talk = _Talk(stream)
+        if self._faults.shut_out(talk.peer, trio.current_time()):
+            return
+        try:
+            message = await talk.hear()
+            if isinstance(message, _Ask) and self._host.peer < talk.peer:
+                await self._asked(talk, message)
+            elif isinstance(message, _Offer) and talk.peer < self._host.peer:
+                await self._offered(talk, message)
+            else:
+                raise RemoteProtocolError("a lane begins with an offer by the smaller peer", peer=talk.peer)
+        except RemoteProtocolError:
+            self._faults.count(talk.peer, trio.current_time())
+        except NetworkError:
+            pass
+
+    async def _asked(self, talk: _Talk, ask: _Ask) -> None:
+        """The larger peer wants a lane. If ours is the one it lost, it is lost for us too."""
+        wanted = self._wanted.get(talk.peer)
+        if wanted is None:
+            if self._admitted(talk.peer):
+                await self._offer(talk.peer)
+        elif not wanted.up or ask.lost == wanted.token:
+            wanted.up = False
+            wanted.notify()
+
+    async def _offered(self, talk: _Talk, offer: _Offer) -> None:
+        if not self._admitted(talk.peer):
+            await talk.say(_Refuse("no run in common"))
+            await talk.stream.finish()
+            with trio.move_on_after(2.0):
+                await talk.stream.receive_some()
+            return
+        mine = secrets.token_bytes(SECRET_BYTES)
+        both = offer.secret + mine
+        expected = self._listener.expect(offer.token, talk.peer, both)
+        dialled: socket.socket | None = None
+        try:
+            await talk.say(_Take(mine, tuple(self._listener.addresses()[:MAX_ADDRESSES])))
+            message = await talk.hear(DIAL_S + ANSWER_S)
+            if isinstance(message, _Reverse):
+                dialled = await dial(offer.addresses, offer.token, both)
+                await talk.say(_Dialled(dialled is not None))
+                message = await talk.hear()
+            if isinstance(message, _Done):
+                sock, dialled = dialled or _taken(expected), None
+                if sock is None:
+                    raise PeerUnreachableError("the lane never arrived", peer=talk.peer)
+                self._up(talk.peer, sock, mine, offer.secret, False, path_of(sock), offer.token)
+            elif isinstance(message, _Bridge):
+                await self._bridge_here(talk, mine, offer)
+            else:
+                raise RemoteProtocolError("a lane ends with Done or Bridge", peer=talk.peer)
+        finally:
+            self._listener.forget(offer.token)
+            if dialled is not None:
+                dialled.close()
+
+    async def _bridge_here(self, talk: _Talk, mine: bytes, offer: _Offer) -> None:
+        """Inside the stream's handler, whose return closes the stream."""
+        ours, far = socket.socketpair()
+        ours.setblocking(False)
+        far.setblocking(False)
+        self._up(talk.peer, ours, mine, offer.secret, False, "stream", offer.token)
+        await bridge(talk.stream, talk.reader.rest(), far)
+
+
+def _taken(expected: Expected) -> socket.socket | None:
+    sock, expected.socket = expected.socket, None
+    return sock

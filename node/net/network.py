@@ -1,0 +1,312 @@
+"""PeerNetwork: the whole peer-to-peer network of a node behind one object."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from ...collectives.identifiers import PeerId, RunId
+from ...security.identity import Identity
+from .addresses import host_and_port, join_peer, split_peer
+from .announcements import Announcement
+from .backoff import Backoff
+from .bootstrap import Bootstrap
+from .dht.node import Dht
+from .dht.records import run_key
+from .faults import Faults
+from .host import Host
+from .lane_sockets import LaneListener
+from .lanes import Lanes, OnLane
+from .peerbook import PeerBook
+from .rendezvous import Rendezvous
+from .streams import VERSION, Topic, TopicStreams
+
+SAVE_S = 1.0
+SEARCH_FIRST_S = 0.5
+"""Pause before the DHT is searched for a run: the bootstrap's list is nearly always faster."""
+SEARCH_LATER_S = 3.0
+"""The same where that list has named somebody: nobody waits for the DHT then, and a start has enough to do."""
+SEARCH_MAX_S = 60.0
+
+
+class PeerNetwork:
+    """One node's network. Everything but `run` is called from the trio thread in which `run` runs; nothing blocks.
+
+    Set the callbacks before `run`:
+    ``on_link(peer, up)``; ``on_member(run, peer, addresses)`` when a member of a run we announced becomes known or moves
+    (no addresses: it said goodbye); ``on_refused(topic, peer, code, reason)`` when a peer does not admit us (E140: another
+    protocol version; E201 and others: as the peer's `admit` said); ``on_lane(peer, socket, secret_mine, secret_theirs,
+    initiator, path)`` hands over a lane (see `lanes.OnLane`).
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        *,
+        listen: Sequence[str] = ("/ip4/0.0.0.0/tcp/0",),
+        lane_port: int = 0,
+        bootstrap: Sequence[str] = (),
+        announce: Sequence[str] = (),
+        cache: Path | None = None,
+        rng: random.Random | None = None,
+        version: int = VERSION,
+        max_connections: int = 300,
+    ) -> None:
+        """``listen``, ``announce``: ``/ip4/HOST/tcp/PORT``; ``bootstrap``: the same with ``/p2p/PEER``; ``cache``: the peer cache file.
+
+        ``lane_port``: TCP port of the lane listener, on the host of the first listen address; 0 takes any. Raises ConfigError.
+        """
+        self.peer = identity.peer
+        self._cache = cache
+        self._rng = rng or random.Random()
+        self.on_link: Callable[[PeerId, bool], None] = lambda peer, up: None
+        self.on_member: Callable[[RunId, PeerId, Sequence[str]], None] = lambda run, peer, addresses: None
+        self.book = PeerBook(self.peer)
+        self._faults = Faults()
+        self._bootstrap_peers = [split_peer(address) for address in bootstrap]
+        for peer, address in self._bootstrap_peers:
+            self.book.add(peer, [address])
+        if cache is not None:
+            self.book.load(cache)
+        self._host = Host(identity, listen, announce=announce, max_connections=max_connections)
+        self._streams = TopicStreams(self._host, self.connect, self._faults, self._rng, version)
+        self._bootstrap = Bootstrap(
+            [peer for peer, _ in self._bootstrap_peers if peer != self.peer],
+            self.connect,
+            self._host.connected,
+            lambda: not self._host.peers(),
+            self.book.peers,
+            self._rng,
+        )
+        self.dht = Dht(identity, self._host, self.connect, self._addresses_of, self.book.add, self._faults, self._rng)
+        self._rendezvous = Rendezvous(identity, self._host, self.connect, lambda: self._bootstrap.peers, self._faults, self._rng)
+        self._rendezvous.learned = self._learned
+        listener = LaneListener(host_and_port(listen[0])[0], lane_port)
+        self._lanes = Lanes(self._host, listener, self.connect, self._streams.admitted, self._faults, self._rng)
+        self._runs: dict[RunId, trio.CancelScope] = {}
+        self._nursery: trio.Nursery | None = None
+        self._unsaved = trio.Event()
+
+    @property
+    def on_refused(self) -> Callable[[str, PeerId, str, str], None]:
+        """See the class."""
+        return self._streams.refused
+
+    @on_refused.setter
+    def on_refused(self, handler: Callable[[str, PeerId, str, str], None]) -> None:
+        self._streams.refused = handler
+
+    @property
+    def on_lane(self) -> OnLane:
+        """See the class."""
+        return self._lanes.on_lane
+
+    @on_lane.setter
+    def on_lane(self, handler: OnLane) -> None:
+        self._lanes.on_lane = handler
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Be part of the network until cancelled; then every socket is closed and the peer cache written.
+
+        Raises ConfigError E101 when a port is taken. Reports started when it listens; it never waits for any other peer.
+        """
+        try:
+            async with trio.open_nursery() as outer:
+                await outer.start(self._host.run, self._link_changed)
+                async with trio.open_nursery() as nursery:
+                    await nursery.start(self._lanes.run)
+                    await nursery.start(self._streams.run)
+                    await nursery.start(self.dht.run)
+                    nursery.start_soon(self._bootstrap.run)
+                    nursery.start_soon(self._rendezvous.run)
+                    nursery.start_soon(self._save_now_and_then)
+                    self._nursery = nursery
+                    for run in self._runs:
+                        nursery.start_soon(self._search, run)
+                    task_status.started()
+                    await trio.sleep_forever()
+        finally:
+            self._nursery = None
+            self._save()
+
+    def addresses(self) -> list[str]:
+        """Where others can dial us, with our peer id, most useful first; empty before `run` has started."""
+        return [join_peer(self.peer, address) for address in self._host.addresses()]
+
+    def add_addresses(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        """Addresses of a peer, from a membership record, say. With or without ``/p2p/…``; malformed ones are dropped."""
+        self.book.add(peer, [address.split("/p2p/", 1)[0] for address in addresses])
+
+    def add_bootstrap(self, addresses: Sequence[str]) -> None:
+        """More addresses to start from (an invite's), for as long as this node lives. Raises ConfigError."""
+        for peer, address in [split_peer(address) for address in addresses]:
+            if peer != self.peer:
+                self.book.add(peer, [address])
+                self._bootstrap.add(peer)
+
+    async def connect(self, peer: PeerId) -> None:
+        """Make sure of a connection. Raises PeerUnreachableError. `send` does it by itself."""
+        await self._host.connect(peer, self.book.addresses(peer))
+
+    def connected(self, peer: PeerId) -> bool:
+        """Whether there is a libp2p connection to ``peer``."""
+        return self._host.connected(peer)
+
+    # --- messages ---
+
+    def on_message(
+        self,
+        topic: str,
+        handler: Callable[[PeerId, bytes], None],
+        greet: Callable[[PeerId], bytes] = lambda peer: b"",
+        admit: Callable[[PeerId, bytes], bool] = lambda peer, greeting: True,
+    ) -> None:
+        """Take part in ``topic`` (a run id): ``handler(peer, message)`` for each message of an admitted peer.
+
+        ``greet(peer)`` is what we show a peer when we open a stream to it (at most 8 KiB, an invite token, say);
+        ``admit(peer, greeting)`` decides; it may raise an AtollError, whose code and message the other side is then told.
+        A handler may raise RemoteProtocolError: the stream is closed and the fault counted.
+        """
+        self._streams.open(topic, Topic(handler, greet, admit))
+
+    async def close_topic(self, topic: str) -> None:
+        """Leave a topic: its streams are closed, what waits to be sent is dropped."""
+        await self._streams.close(topic)
+
+    def send(self, topic: str, peer: PeerId, data: bytes) -> None:
+        """Queue a message of 1 byte to 1 MiB; never blocks. Order is kept while a stream lives; a lost stream loses what was on it."""
+        self._streams.send(topic, peer, data)
+
+    def forget(self, peer: PeerId) -> None:
+        """A peer is gone for good: drop what waits for it, and its lane."""
+        self._streams.forget(peer)
+        self._lanes.release(peer)
+
+    # --- lanes ---
+
+    def ensure_lane(self, peer: PeerId) -> None:
+        """Keep a lane to ``peer`` up from now on; `on_lane` is called each time one is made. Idempotent, never blocks."""
+        self._lanes.ensure(peer)
+
+    def lane_lost(self, peer: PeerId) -> None:
+        """The current lane to ``peer`` broke (not one that `on_lane` has replaced): another one is made, with back-off."""
+        self._lanes.lost(peer)
+
+    def release_lane(self, peer: PeerId) -> None:
+        """No lane to ``peer`` is wanted any more. The socket is its owner's to close."""
+        self._lanes.release(peer)
+
+    # --- runs ---
+
+    def announce_run(self, run: RunId) -> None:
+        """Say that we take part in ``run`` (to the bootstrap, to members, in the DHT), and learn who else does, until `withdraw_run`."""
+        if run in self._runs:
+            return
+        self._runs[run] = trio.CancelScope()
+        self._rendezvous.join(run)
+        if self._nursery is not None:
+            self._nursery.start_soon(self._search, run)
+
+    def withdraw_run(self, run: RunId) -> None:
+        """Say goodbye to a run's members."""
+        scope = self._runs.pop(run, None)
+        if scope is not None:
+            scope.cancel()
+            self.dht.withdraw(run_key(run))
+            self._rendezvous.leave(run)
+
+    def members(self, run: RunId) -> list[tuple[PeerId, tuple[str, ...]]]:
+        """Who is known to take part in ``run`` (not we), with addresses. Asks nobody."""
+        return [(PeerId(news.peer), news.addresses) for news in self._rendezvous.members(run)]
+
+    async def find_members(self, run: RunId) -> list[tuple[PeerId, tuple[str, ...]]]:
+        """`members`, and whoever the DHT names when asked now. Works for runs we take no part in, too."""
+        found = dict(await self.dht.find_providers(run_key(run)))
+        found.update(self.members(run))
+        return sorted(found.items())
+
+    # --- inside ---
+
+    def _addresses_of(self, peer: PeerId) -> Sequence[str]:
+        return self._host.addresses() if peer == self.peer else self.book.addresses(peer)
+
+    def _link_changed(self, peer: PeerId, up: bool) -> None:
+        if up:
+            self.book.confirm(peer)
+            self._unsaved.set()
+        self.dht.link_changed(peer, up)
+        self._bootstrap.link_changed()
+        self._rendezvous.changed()
+        self.on_link(peer, up)
+
+    def _learned(self, news: Announcement) -> None:
+        peer = PeerId(news.peer)
+        self.book.add(peer, news.addresses)
+        self._unsaved.set()
+        self.on_member(RunId(news.run), peer, news.addresses)
+
+    async def _search(self, run: RunId) -> None:
+        """Provider records: the way in when no bootstrap knows anybody, and the way out when all of them are dead."""
+        backoff = Backoff(2.0, SEARCH_MAX_S, self._rng)
+        scope = self._runs.get(run)
+        if scope is None:  # withdrawn before this task ran
+            return
+        with scope:
+            while not self._host.peers():
+                await trio.sleep(0.2)
+            await trio.sleep(SEARCH_FIRST_S * self._rng.uniform(0.5, 1.5))
+            if self.members(run):
+                await trio.sleep(SEARCH_LATER_S * self._rng.uniform(0.5, 1.5))
+            await self.dht.provide(run_key(run))
+            while True:
+                known = {peer for peer, _ in self.members(run)}
+                for peer, _ in await self.dht.find_providers(run_key(run), exhaustive=False):
+                    if peer not in known:
+                        self._rendezvous.hint(peer)
+                await trio.sleep(backoff.next_s())
+
+    async def _save_now_and_then(self) -> None:
+        """After every change, soon: a node that is killed must find its peers again without a bootstrap."""
+        while True:
+            await self._unsaved.wait()
+            await trio.sleep(SAVE_S)
+            self._unsaved = trio.Event()
+            self._save()
+
+    def _save(self) -> None:
+        if self._cache is not None and self.book.peers():
+            try:
+                self.book.save(self._cache)
+            except OSError:
+                pass  # only a convenience; a full disk is reported by those who must write
+
+    def traffic(self) -> tuple[int, int]:
+        """Bytes of control messages (sent, received) since the start."""
+        return self._streams.counters.bytes_sent, self._streams.counters.bytes_received
+
+    def status(self) -> dict[str, Any]:
+        """What `atoll status` and the metrics show; plain values."""
+        counters = self._streams.counters
+        return {
+            "peer": self.peer,
+            "addresses": self.addresses(),
+            "connected": list(self._host.peers()),
+            "bootstrap": {
+                peer: "connected" if self.connected(peer) else self._bootstrap.failures.get(peer, "connecting")
+                for peer in self._bootstrap.peers
+            },
+            "runs": {run: [peer for peer, _ in self.members(run)] for run in self._runs},
+            "lanes": dict(self._lanes.paths),
+            "dht_peers": len(self.dht.table),
+            "faults": dict(self._faults.total),
+            "messages_sent": counters.messages_sent,
+            "messages_received": counters.messages_received,
+            "messages_dropped": counters.messages_dropped,
+            "bytes_sent": counters.bytes_sent,
+            "bytes_received": counters.bytes_received,
+            "refusals": counters.refusals,
+        }

@@ -1,0 +1,147 @@
+"""Everything we do against faults of py-libp2p 0.8.1, and nothing else. Each function names the fault it works around.
+
+When libp2p is upgraded, read this file first: whatever was mended upstream goes.
+"""
+
+from __future__ import annotations
+
+import logging
+import types
+from typing import Any
+
+import trio
+from libp2p.io.exceptions import ConnectionClosedError
+from libp2p.network.config import ConnectionConfig, RetryConfig
+from libp2p.network.swarm import Swarm
+from libp2p.stream_muxer.yamux.yamux import Yamux
+
+FRAME_S = 5.0
+"""A frame that cannot be handed to TCP for so long means that the peer is frozen or gone."""
+
+
+class WholeFrames(Yamux):
+    """A cancelled write kills the whole connection.
+
+    `NoiseTransportReadWriter.write_msg` (security/noise/io.py:59) encrypts, which advances the nonce, and only then awaits the
+    socket: when a timeout around any stream operation strikes there, the bytes never leave and the other side can decrypt nothing
+    more. Reads are not safe either, because they send window updates. Under load this closed healthy connections every few
+    seconds. A frame is therefore written whole, whatever is cancelled around it, or the connection is given up.
+    """
+
+    async def _write_frame(self, data: bytes) -> None:
+        with trio.move_on_after(FRAME_S, shield=True) as patience:
+            await super()._write_frame(data)
+        if patience.cancelled_caught:
+            with trio.move_on_after(0, shield=True):
+                await self.secured_conn.close()  # trio closes the socket even when it is cancelled
+            raise ConnectionClosedError("a frame could not be written", transport="tcp")
+
+
+def use_whole_frames(swarm: Swarm) -> None:
+    """`MuxerMultistream.new_conn` (stream_muxer/muxer_multistream.py:135) makes a plain Yamux whatever class it was given."""
+    upgrade = swarm.upgrader.upgrade_connection
+
+    async def upgrade_and_convert(conn: Any, peer_id: Any) -> Any:
+        muxed: Any = await upgrade(conn, peer_id)
+        muxed.__class__ = WholeFrames
+        return muxed
+
+    swarm.upgrader.upgrade_connection = upgrade_and_convert
+
+
+def connection_config(max_connections: int) -> ConnectionConfig:
+    """Limits and timeouts of the swarm.
+
+    * ``max_connections_per_peer=1``: with the stock 3, every dial lasts at least 250 ms, because `Swarm.dial_peer`
+      (network/swarm.py:936) waits for a failure even after success and then goes on dialling.
+    * ``low_watermark=0``: the auto-connector (network/auto_connector.py) otherwise dials every peer it has ever heard of.
+    """
+    return ConnectionConfig(
+        max_connections=max_connections,
+        min_connections=0,  # also the share of slots that inbound connections may not use
+        low_watermark=0,
+        high_watermark=max_connections,
+        max_connections_per_peer=1,
+        dial_timeout=10.0,
+        inbound_upgrade_timeout=10.0,  # garbage on our port holds a slot no longer than this
+        outbound_upgrade_timeout=10.0,
+        outbound_stream_protocol_negotiation_timeout=10.0,
+        inbound_stream_protocol_negotiation_timeout=10.0,
+    )
+
+
+def dial_once(swarm: Swarm) -> None:
+    """No retries inside a dial: the stock three add 0.7 s to every dead address (network/config.py:59); we have our own back-off.
+
+    `new_host` has no parameter for it.
+    """
+    swarm.retry_config = RetryConfig(max_retries=0)
+
+
+def forget_failed_dials(swarm: Swarm) -> None:
+    """A failed dial locks the peer out for 60 s (`_NegativePeerCache`, network/swarm.py:109, asked at 752).
+
+    Whoever dials the bootstrap a moment before it listens would be alone for a minute. The cache must hold nothing.
+    """
+    swarm._negative_peer_cache._ttl = 0.0  # pyright: ignore[reportPrivateUsage]
+
+
+def drop_resource_manager(swarm: Swarm) -> None:
+    """The default resource manager (rcmgr/manager.py) refuses strangers together with friends.
+
+    Its rate limiter counts all connections whose peer is not known yet as one peer (10 a second, `open_connection(None, …)`),
+    its circuit breaker counts failed handshakes, and its memory limit looks at the whole machine: garbage on the port, or a
+    busy machine, would shut everybody out. The swarm's own ``max_connections`` and the limits of our protocols remain.
+    """
+    swarm.set_resource_manager(None)
+
+
+def release_inbound_slots(swarm: Swarm) -> None:
+    """An accepted connection keeps its task, its socket and its slot of the inbound limit until the swarm itself ends.
+
+    `Swarm._do_handle_inbound_connection` (network/swarm.py:2060) waits for the manager, not for the connection: after
+    ``max_connections`` accepted connections in a node's life it accepts no more. We wait for the connection and then let the
+    handler take its own error path, which closes the socket.
+    """
+    upgrade = swarm.upgrade_inbound_raw_conn
+
+    async def upgrade_and_wait(self: Swarm, raw_conn: Any, maddr: Any) -> Any:
+        muxed: Any = await upgrade(raw_conn, maddr)
+        await muxed.event_closed.wait()
+        raise ConnectionError("the connection has ended")
+
+    swarm.upgrade_inbound_raw_conn = types.MethodType(upgrade_and_wait, swarm)
+
+
+def skip_identify(swarm: Swarm) -> None:
+    """Every connection starts an identify exchange from both ends (`_IdentifyNotifee`, host/basic_host.py), two streams of 3 ms CPU each.
+
+    Nothing of it is used here: our protocols are fixed, and addresses come in signed announcements. We still answer when asked.
+    """
+    for notifee in [notifee for notifee in swarm.notifees if type(notifee).__name__ == "_IdentifyNotifee"]:
+        swarm.remove_notifee(notifee)
+
+
+def quiet_logs() -> None:
+    """libp2p logs what peers do to it, at warning and error level, so that a stranger could fill our terminal.
+
+    Failed handshakes, refused streams and "Failed to read …" on each ordinary close are not events of ours; every failure
+    that concerns us reaches us as an exception. It also calls `logging.debug()` of the root logger
+    (network/connection/swarm_connection.py:77), which installs a handler that prints to stderr: the root gets a handler that
+    does nothing, unless the application has installed one.
+    """
+    logging.getLogger("libp2p").setLevel(logging.CRITICAL)
+    root = logging.getLogger()
+    if not root.handlers:
+        root.addHandler(logging.NullHandler())
+
+
+def apply(swarm: Swarm) -> None:
+    """All workarounds that concern a swarm."""
+    use_whole_frames(swarm)
+    dial_once(swarm)
+    forget_failed_dials(swarm)
+    drop_resource_manager(swarm)
+    release_inbound_slots(swarm)
+    skip_identify(swarm)
+    quiet_logs()

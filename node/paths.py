@@ -1,0 +1,149 @@
+"""Where atoll keeps its files: XDG folders, or one folder named by ``ATOLL_HOME`` (containers, tests, second nodes).
+
+================  ==============================  =======================
+what              default                         with ATOLL_HOME=H
+================  ==============================  =======================
+config.toml       $XDG_CONFIG_HOME/atoll          H
+identity.key      $XDG_DATA_HOME/atoll            H
+runs/, log/       $XDG_STATE_HOME/atoll           H/state
+caches            $XDG_CACHE_HOME/atoll           H/cache
+control.sock      $XDG_RUNTIME_DIR/atoll          H/run
+================  ==============================  =======================
+
+Folders are made 0700, files written by `write_atomic` 0600: temporary file, fsync, rename, fsync of the folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..collectives.errors import ConfigError, StorageError
+
+MAX_SOCKET_PATH = 100  # sun_path holds 104 bytes on macOS, 108 on Linux, the final zero included
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """The folders of one node. Nothing is made before `ensure`."""
+
+    config_dir: Path
+    data_dir: Path
+    state_dir: Path
+    cache_dir: Path
+    runtime_dir: Path
+
+    @property
+    def config_file(self) -> Path:
+        """The user's settings."""
+        return self.config_dir / "config.toml"
+
+    @property
+    def identity_file(self) -> Path:
+        """The node's private key."""
+        return self.data_dir / "identity.key"
+
+    @property
+    def control_socket(self) -> Path:
+        """The unix socket of the running node; moved to a short private folder when the path is too long for a socket."""
+        usual = self.runtime_dir / "control.sock"
+        if len(os.fsencode(usual)) <= MAX_SOCKET_PATH:
+            return usual
+        name = hashlib.sha256(os.fsencode(usual)).hexdigest()[:16]
+        return Path(tempfile.gettempdir()) / f"atoll-{os.getuid()}-{name}" / "control.sock"
+
+    @property
+    def log_dir(self) -> Path:
+        """Log files of the node."""
+        return self.state_dir / "log"
+
+    @property
+    def runs_dir(self) -> Path:
+        """One folder a run."""
+        return self.state_dir / "runs"
+
+    def run_dir(self, run_id: str) -> Path:
+        """Everything this node keeps about a run: the signed manifest, the journal, the checkpoint."""
+        return self.runs_dir / run_id
+
+    def ensure(self) -> None:
+        """Make all folders, private to the user. Raises StorageError when that fails."""
+        for folder in (self.config_dir, self.data_dir, self.state_dir, self.cache_dir, self.runtime_dir, self.runs_dir, self.log_dir):
+            make_private(folder)
+        make_private(self.control_socket.parent)
+
+
+def find_paths(home: str | Path | None = None, environ: Mapping[str, str] = os.environ) -> Paths:
+    """The paths to use: ``home`` (a --home flag), else ``ATOLL_HOME``, else the XDG folders."""
+    root = home or environ.get("ATOLL_HOME")
+    if root:
+        base = Path(root).expanduser().absolute()
+        return Paths(base, base, base / "state", base / "cache", base / "run")
+    user = Path(environ.get("HOME") or "~").expanduser()
+    config = _xdg(environ, "XDG_CONFIG_HOME", user / ".config")
+    data = _xdg(environ, "XDG_DATA_HOME", user / ".local/share")
+    state = _xdg(environ, "XDG_STATE_HOME", user / ".local/state")
+    cache = _xdg(environ, "XDG_CACHE_HOME", user / ".cache")
+    runtime = environ.get("XDG_RUNTIME_DIR", "")
+    sockets = Path(runtime) / "atoll" if os.path.isabs(runtime) else state / "atoll" / "run"
+    return Paths(config / "atoll", data / "atoll", state / "atoll", cache / "atoll", sockets)
+
+
+def _xdg(environ: Mapping[str, str], name: str, default: Path) -> Path:
+    value = environ.get(name, "")
+    return Path(value) if os.path.isabs(value) else default  # the specification: relative paths are to be ignored
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder that only its owner can enter, or take the others' rights from one we own.
+
+    Raises ConfigError when the folder belongs to somebody else, StorageError when it cannot be made.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.stat()
+        if found.st_uid != os.getuid():
+            raise ConfigError(
+                f"{folder} belongs to user {found.st_uid}, not to you",
+                why="Keys and sockets in a folder of somebody else are not yours.",
+                hint="Choose another folder: ATOLL_HOME=~/atoll-home",
+            )
+        if stat.S_IMODE(found.st_mode) & 0o077:
+            folder.chmod(0o700)
+    except OSError as error:
+        raise storage_error(f"cannot make {folder}", error) from None
+
+
+def write_atomic(path: Path, data: bytes, mode: int = 0o600) -> None:
+    """Replace a file so that a crash leaves the old or the new one. Raises StorageError (disk full, no permission)."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise storage_error(f"cannot write {path}", error) from None
+
+
+def storage_error(what: str, error: OSError) -> StorageError:
+    """A StorageError with the reason of the system and what to do about it."""
+    hint = {
+        "No space left on device": "Free some space, or move atoll: ATOLL_HOME=/bigger/disk atoll …",
+        "Permission denied": "Make the folder yours (chown), or choose another: ATOLL_HOME=~/atoll-home",
+        "Read-only file system": "Choose a folder that can be written: ATOLL_HOME=/writable/folder",
+    }.get(error.strerror or "", "Look at the path; atoll config path shows the folders in use.")
+    return StorageError(f"{what}: {error.strerror or error}", hint=hint, exit_code=73)

@@ -1,0 +1,12 @@
+"""The node process's own work: it drives sessions with sockets, threads, files and clocks.
+
+context      what all runs of a node share
+buffers      memory for results of free-standing operations, used again
+troubles     what is wrong with a run, and how an exception becomes a coded error
+ports        SessionPorts over libp2p streams, the engine thread, files and worker threads
+run          RunService: one run
+reductions   free-standing reductions of a script
+scripts      AttachedScript: the node's side of a script's Swarm
+node         Node: implements the control socket's NodeService
+process      the process: start, signals, parent, clean end
+"""

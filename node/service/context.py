@@ -1,0 +1,29 @@
+"""What all runs of a node share."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import trio
+
+from ...collectives.engine import EngineThread
+from ...security.identity import Identity
+from ..net.network import PeerNetwork
+from ..paths import Paths
+
+
+@dataclass(slots=True)
+class NodeContext:
+    """One per node process."""
+
+    identity: Identity
+    paths: Paths
+    network: PeerNetwork
+    engine: EngineThread
+    nursery: trio.Nursery
+    rng: random.Random
+    publish: Callable[[dict[str, Any]], None]
+    """Tell subscribers of the control socket: a JSON-able event."""

@@ -1,0 +1,376 @@
+"""The node: implements `control.service.NodeService` over its runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import trio
+
+from ...collectives.errors import AtollError, ConfigError, NetworkError, StorageError
+from ...collectives.identifiers import PeerId, RunId
+from ...collectives.layout import Layout
+from ...security.identity import Identity
+from ..control.service import JoinRequest, ProgressSink, RunInfo, ScriptEvents
+from ..invite import make_invite, parse_invite
+from ..manifest import SignedManifest, decode_signed, list_runs, load_run
+from ..paths import Paths, make_private, write_atomic
+from ..session import Session
+from .context import NodeContext
+from .run import RunService
+from .scripts import AttachedScript
+from .troubles import described
+
+EVENT_QUEUE = 1024
+MANIFEST_PATIENCE_S = 20.0  # how long `join` waits for a member to hand over the manifest
+POLL_S = 0.1
+ENTRY_PATIENCE_S = 20.0  # the same while nobody at all is connected
+REFUSED_S = 5.0  # a member that refuses us may have been the wrong one to ask
+FOUND_PATIENCE_S = 1.5  # how long the organiser looks for members before it founds its run
+DRAIN_S = 30.0
+LEAVE_S = 5.0  # how long a private node waits to be let go: without a quorum it never is
+ADMISSION_PATIENCE_S = 10.0  # how long a script waits for its node to become a member before it trains anyway
+
+
+LEFT = "left"
+"""A file in a run's folder: it was left, and the next life of the node does not enter it by itself."""
+
+
+class Admission(msgspec.Struct, frozen=True):
+    """What got us into a run, kept for the next life: the token that members want to see, and where to look for them."""
+
+    token: bytes = b""
+    bootstrap: tuple[str, ...] = ()
+
+
+def save_admission(paths: Paths, run_id: RunId, admission: Admission) -> None:
+    """Keep it. Raises StorageError."""
+    folder = paths.run_dir(run_id)
+    make_private(folder)
+    write_atomic(folder / "admission", msgspec.json.encode(admission))
+
+
+def load_admission(paths: Paths, run_id: RunId) -> Admission:
+    """What was kept, or nothing."""
+    try:
+        return msgspec.json.decode((paths.run_dir(run_id) / "admission").read_bytes(), type=Admission)
+    except (OSError, msgspec.MsgspecError):
+        return Admission()
+
+
+class Node:
+    """All runs of this node. Lives in the trio thread of the node process."""
+
+    def __init__(self, context: NodeContext, *, private: bool, parent_pid: int) -> None:
+        self.context = context
+        self.peer: PeerId = context.identity.peer
+        self.private, self.parent_pid = private, parent_pid
+        self.by_id: dict[RunId, RunService] = {}
+        self.ending = trio.Event()
+        self.end_now = False
+        self._started = time.time()
+        self._scripts: dict[RunId, AttachedScript] = {}
+        self._opening: set[RunId] = set()
+        self._ended: dict[RunId, RunService] = {}  # on their way out
+        self.error: AtollError | None = None  # the node itself cannot go on
+        self.troubles: list[StorageError] = []  # files that belong to no run
+        self._subscribers: set[trio.MemorySendChannel[dict[str, Any]]] = set()
+        self._lost = 0
+
+    @property
+    def identity(self) -> Identity:
+        """Who we are."""
+        return self.context.identity
+
+    @property
+    def paths(self) -> Paths:
+        """Where things are."""
+        return self.context.paths
+
+    # ---- events
+    def publish(self, event: dict[str, Any]) -> None:
+        """Tell subscribers; the slow lose events, counted."""
+        event = {"at": time.time(), **event}
+        for channel in list(self._subscribers):
+            try:
+                channel.send_nowait({**event, "lost": self._lost} if self._lost else event)
+            except trio.WouldBlock:
+                self._lost += 1
+
+    @asynccontextmanager
+    async def subscribe(self) -> AsyncGenerator[AsyncIterator[dict[str, Any]]]:
+        """Events from now on."""
+        send, receive = trio.open_memory_channel[dict[str, Any]](EVENT_QUEUE)
+        self._subscribers.add(send)
+        try:
+            yield receive
+        finally:
+            self._subscribers.discard(send)
+            send.close()
+            receive.close()
+
+    # ---- views
+    async def status(self) -> dict[str, Any]:
+        """Everything, JSON-able."""
+        await trio.lowlevel.checkpoint()
+        return {
+            "schema": 1,
+            "peer": self.peer,
+            "private": self.private,
+            "parent_pid": self.parent_pid,
+            "addresses": self.context.network.addresses(),
+            "uptime_s": round(time.time() - self._started, 1),
+            "network": self.context.network.status(),
+            "runs": [run.status() for run in self.by_id.values()],
+            "troubles": [described(error) for error in self.troubles],
+        }
+
+    async def runs(self) -> list[dict[str, Any]]:
+        """One row a run."""
+        await trio.lowlevel.checkpoint()
+        return [run.status() for run in self.by_id.values()]
+
+    async def peers(self, run: str) -> list[dict[str, Any]]:
+        """One row a member."""
+        await trio.lowlevel.checkpoint()
+        return self._find(run).peers()
+
+    async def find_run(self, run: str) -> RunInfo:
+        """A run that this node is in, or one that is stored here and is entered now."""
+        await trio.lowlevel.checkpoint()
+        try:
+            found = self._find(run)
+        except ConfigError:
+            signed = load_run(self.paths, run) if run else self._only_stored()
+            if signed is None or signed.run_id in self.by_id:
+                raise
+            found = await self._enter(signed.run_id, signed.organiser, signed, load_admission(self.paths, signed.run_id))
+        if found.error is not None and found.signed is not None:  # what it failed of may be mended by now
+            found = await self._enter(found.run_id, found.organiser, found.signed, load_admission(self.paths, found.run_id))
+        await found.known.wait()
+        if found.error is not None:
+            raise found.error
+        return self._info(found)
+
+    def _only_stored(self) -> SignedManifest | None:
+        stored = list(list_runs(self.paths, []).values())
+        return stored[0] if len(stored) == 1 else None
+
+    def _find(self, run: str) -> RunService:
+        named = [r for r in self.by_id.values() if not run or r.run_id.startswith(run) or (r.manifest and r.manifest.name == run)]
+        if len(named) == 1:
+            return named[0]
+        known = ", ".join(sorted(self.by_id)) or "none"
+        what = f"this node is in {len(self.by_id)} runs" if not run else f"no single run is called {run!r} here"
+        raise ConfigError(what, why=f"Runs of this node: {known}", hint="Join one: atoll join INVITE      See them: atoll ls")
+
+    def _info(self, run: RunService) -> RunInfo:
+        assert run.manifest is not None
+        return RunInfo(run.run_id, run.manifest.name, self.peer, run.manifest.settings(), max(0, run.session.round if run.session else 0))
+
+    # ---- joining and leaving
+    async def join(self, request: JoinRequest, progress: ProgressSink) -> RunInfo:
+        """Enter a run by invite or by manifest."""
+        if request.invite:
+            invite = parse_invite(request.invite, now_s=time.time())
+            admission = Admission(invite.token_bytes(), tuple(invite.bootstrap))
+            save_admission(self.paths, invite.run_id, admission)
+            run = await self._enter(invite.run_id, invite.organiser, None, admission)
+        elif request.manifest:
+            signed = decode_signed(request.manifest)
+            run = await self._enter(signed.run_id, signed.organiser, signed, load_admission(self.paths, signed.run_id))
+        else:
+            raise ConfigError("neither an invite nor a manifest was given")
+        progress("asking members for the run's manifest", 0, 0)
+        with trio.move_on_after(ENTRY_PATIENCE_S):
+            await run.known.wait()
+        if not run.known.is_set() and self.context.network.status()["connected"]:
+            with trio.move_on_after(MANIFEST_PATIENCE_S - ENTRY_PATIENCE_S):
+                await run.known.wait()
+        if run.error is not None:
+            if run.signed is None:  # else it stays, for `atoll status` to show what is wrong
+                self._drop(run)
+            raise run.error
+        if run.manifest is None:
+            self._drop(run)
+            raise self._nobody_answered(run)
+        return self._info(run)
+
+    async def _enter(self, run_id: RunId, organiser: PeerId, signed: SignedManifest | None, admission: Admission) -> RunService:
+        """The run, if this node is in it; else, and when it failed, it is entered as soon as its last life is over."""
+        run = self.by_id.get(run_id)
+        if run is not None and run.error is not None:
+            self._drop(run)
+        while (ended := self._ended.get(run_id)) is not None:
+            await ended.ended.wait()
+            if self._ended.get(run_id) is ended:
+                del self._ended[run_id]
+        return self._begin(run_id, organiser, signed, admission)
+
+    def _begin(self, run_id: RunId, organiser: PeerId, signed: SignedManifest | None, admission: Admission) -> RunService:
+        run = self.by_id.get(run_id)
+        if run is None:
+            (self.paths.run_dir(run_id) / LEFT).unlink(missing_ok=True)
+            stored, token = list_runs(self.paths, []).get(run_id), admission.token
+            if not token and organiser == self.peer:
+                token = make_invite(run_id, (), self.identity, now_s=time.time()).token_bytes()
+            self.context.network.add_bootstrap(admission.bootstrap)
+            run = self.by_id[run_id] = RunService(self.context, run_id, organiser, signed or stored, token)
+            self.context.nursery.start_soon(run.run)
+        return run
+
+    def resume(self, run_id: RunId, signed: SignedManifest) -> None:
+        """Enter a run of the last life again, unless it was left."""
+        if (self.paths.run_dir(run_id) / LEFT).exists():
+            return
+        self._begin(run_id, signed.organiser, signed, load_admission(self.paths, run_id))
+
+    def _nobody_answered(self, run: RunService) -> AtollError:
+        bootstrap = self.context.network.status()["bootstrap"]
+        tried = "; ".join(f"{peer[-8:]}: {state}" for peer, state in bootstrap.items()) or "no address was given"
+        if any(state == "connected" for state in bootstrap.values()):
+            return NetworkError(
+                f"no member of run {run.run_id} answered in {MANIFEST_PATIENCE_S:g} s", code="E113",
+                why="The bootstrap node answers, but nobody who knows the run is online.", hint="Is the organiser's node up?  atoll status",
+            )  # fmt: skip
+        return NetworkError(
+            f"none of {len(bootstrap)} bootstrap addresses answered in {ENTRY_PATIENCE_S:g} s ({tried}); this is not a ban and your key is fine",
+            code="E110", why="The machines of the invite are off, unreachable, or their addresses changed.",
+            hint="Ask any member for a fresh one: atoll invite new",
+        )  # fmt: skip
+
+    def _drop(self, run: RunService) -> None:
+        run.stop()
+        if self.by_id.get(run.run_id) is run:
+            del self.by_id[run.run_id]
+            self._ended[run.run_id] = run
+
+    async def leave(self, run: str, now: bool) -> None:
+        """Leave a run: hand over the open round first unless ``now``."""
+        service = self._find(run)
+        if not now:
+            await self._depart(service, DRAIN_S)
+        self._drop(service)
+        write_atomic(self.paths.run_dir(service.run_id) / LEFT, b"")
+
+    async def _depart(self, service: RunService, patience_s: float) -> None:
+        session = service.session
+        if session is None or service.error is not None:
+            return
+        service.guard(lambda: session.detach(trio.current_time()))
+        service.guard(lambda: session.leave(trio.current_time()))
+        with trio.move_on_after(patience_s):
+            while {self.peer} < set(session.config_peers()) and service.error is None:  # the last one stays in the log as a member
+                service.wake()
+                await trio.sleep(POLL_S)
+
+    def down(self, now: bool) -> None:
+        """Begin to shut down."""
+        self.end_now = self.end_now or now
+        self.ending.set()
+
+    async def drain(self) -> None:
+        """Leave nothing half done: frozen contributions are decided, then the runs end.
+
+        A private node leaves the configurations, since its script may never come back and the others must not wait for its
+        vote; a daemon stays a member for its return.
+        """
+        if not self.end_now:
+            with trio.move_on_after(DRAIN_S):
+                while any(run.undecided for run in self.by_id.values()):
+                    await trio.sleep(POLL_S)
+            if self.private:
+                async with trio.open_nursery() as nursery:
+                    for run in self.by_id.values():
+                        nursery.start_soon(self._depart, run, LEAVE_S)
+        for run in list(self.by_id.values()):
+            run.stop()
+
+    # ---- scripts
+    async def open_script(self, run_id: str, layout: Layout, pid: int, events: ScriptEvents, progress: ProgressSink) -> AttachedScript:
+        """Attach a script once the state is here, or once it is clear that this member founds the run."""
+        run = self.by_id.get(RunId(run_id))
+        if run is not None and run.error is not None:
+            raise run.error
+        if run is None or run.session is None:
+            raise ConfigError(f"this node is not in run {run_id}", hint="Join it first: atoll join INVITE")
+        if run.run_id in self._scripts or run.run_id in self._opening:
+            raise ConfigError(
+                f"a script is attached to run {run_id} already", hint="One script a node. A second peer: give it its own ATOLL_HOME."
+            )
+        self._opening.add(run.run_id)
+        try:
+            founding = await self._await_state(run, progress)
+            if not founding:
+                self._attach(run, run.session, layout)
+        finally:
+            self._opening.discard(run.run_id)
+        script = AttachedScript(run, layout, events, founding=founding)
+        self._scripts[run.run_id] = script
+        ended = script.detached
+
+        def detached() -> None:
+            ended()
+            self._scripts.pop(run.run_id, None)
+
+        script.detached = detached  # type: ignore[method-assign]
+        run.wake()
+        return script
+
+    def _attach(self, run: RunService, session: Session, layout: Layout) -> None:
+        try:
+            session.attach(trio.current_time(), layout)
+        except StorageError as error:  # it is attached; what could not be written will be tried again
+            run.troubles.tell(error)
+
+    async def _await_state(self, run: RunService, progress: ProgressSink) -> bool:
+        """Wait for the state; True: there is none and this member founds the run."""
+        session, storage = run.session, run.storage
+        assert session is not None
+        assert storage is not None
+        since = trio.current_time()
+        while session.phase != "running":
+            progress(*run.progress)
+            waited_s = trio.current_time() - since
+            if session.phase == "seeking" and waited_s > REFUSED_S and (refusal := run.refusal()) is not None:
+                raise refusal
+            alone = not self.context.network.members(run.run_id)
+            if self.peer == run.organiser and session.phase == "seeking" and waited_s > FOUND_PATIENCE_S * (1 if alone else 4):
+                if not storage.was_founded:
+                    return True
+                if alone and waited_s > 4 * FOUND_PATIENCE_S:
+                    raise storage.lost()
+            await trio.sleep(POLL_S)
+            if run.error is not None:
+                raise run.error
+        with trio.move_on_after(ADMISSION_PATIENCE_S):  # what is trained before cannot be counted in the round that is open
+            while not (session.machine and session.machine.is_member):
+                progress("waiting to be admitted", 0, 0)
+                await trio.sleep(POLL_S / 2)
+        return False
+
+    # ---- inputs from network and engine
+    def on_link(self, peer: PeerId, up: bool) -> None:
+        """A connection came or went."""
+        for run in self.by_id.values():
+            run.on_link(peer, up)
+
+    def on_refused(self, topic: str, peer: PeerId, code: str, reason: str) -> None:
+        """A peer does not admit us."""
+        run = self.by_id.get(RunId(topic))
+        if run is not None:
+            run.on_refused(peer, code, reason)
+
+    def fail(self, error: AtollError) -> None:
+        """The node cannot go on: it ends, with this error."""
+        self.error = self.error or error
+        self.publish({"event": "node.failed", **described(error)})
+        self.down(now=True)
+
+    def on_exchange(self, event: object) -> None:
+        """An event of the engine."""
+        for run in self.by_id.values():
+            run.on_exchange(event)

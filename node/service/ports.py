@@ -1,0 +1,67 @@
+"""The node's implementation of `SessionPorts`: libp2p streams, the engine thread, files and worker threads."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import trio
+
+from ...collectives.identifiers import PeerId
+from ...security.identity import verify
+from ..session.ports import DataPlane, Storage
+
+if TYPE_CHECKING:
+    from .run import RunService
+
+T = TypeVar("T")
+DOMAIN = "atoll/run/1"
+
+
+class RunPorts:
+    """Ports of one run's session."""
+
+    def __init__(self, run: RunService, storage: Storage) -> None:
+        self._run = run
+        self.exchange: DataPlane = run.node.engine.exchange
+        self.storage = storage
+        self._jobs: deque[tuple[Callable[[], Any], Callable[[float, Any], None]]] = deque()
+        self._work = trio.Event()
+
+    def send(self, peer: PeerId, data: bytes) -> None:
+        """Queue a control message."""
+        self._run.node.network.send(self._run.run_id, peer, data)
+
+    def offload(self, work: Callable[[], T], done: Callable[[float, T], None]) -> None:
+        """Queue a job for the worker."""
+        self._jobs.append((work, done))
+        self._work.set()
+
+    async def worker(self) -> None:
+        """Run jobs one at a time, each in a thread; cancelled, it finishes the one it is at. What a job raises ends the run."""
+        while True:
+            await self._work.wait()
+            self._work = trio.Event()
+            while self._jobs:
+                work, done = self._jobs.popleft()
+                result = await trio.to_thread.run_sync(work)
+                self._run.guard(partial(_finish, done, result))
+                self._run.wake()
+
+    def emit(self, event: object) -> None:
+        """Tell script and observers."""
+        self._run.on_event(event)
+
+    def sign(self, payload: bytes) -> bytes:
+        """Sign as this node."""
+        return self._run.node.identity.sign(DOMAIN, payload)
+
+    def verify(self, peer: PeerId, payload: bytes, signature: bytes) -> bool:
+        """Check a peer's signature."""
+        return verify(peer, DOMAIN, payload, signature)
+
+
+def _finish(done: Callable[[float, T], None], result: T) -> None:
+    done(trio.current_time(), result)

@@ -1,0 +1,207 @@
+"""The node process: network, engine and control socket under one nursery, from start to a clean end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import trio
+
+from ...collectives.engine import EngineThread, derive_lane_keys
+from ...collectives.errors import AtollError
+from ...collectives.exchange import CommandFailed, LaneDown
+from ...collectives.group import Plan
+from ...collectives.identifiers import PeerId, RunId
+from ...security.identity import Identity, load_or_create
+from ..control.parent import watch_parent
+from ..control.server import ControlServer
+from ..lifecycle import NodeFile, NodeLock
+from ..manifest import list_runs
+from ..net.network import PeerNetwork
+from ..notify import notify
+from ..paths import Paths, find_paths, storage_error
+from ..private_node import ParentLink
+from .buffers import BufferPool
+from .context import NodeContext
+from .node import Node
+from .troubles import coded, described
+
+log = logging.getLogger("atoll")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOptions:
+    """How a node is started. ``listen``: ``/ip4/HOST/tcp/PORT``; ``bootstrap``: the same with ``/p2p/PEER``."""
+
+    home: str | None = None
+    listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
+    lane_port: int = 0
+    bootstrap: tuple[str, ...] = ()
+    announce: tuple[str, ...] = ()
+    private: bool = False
+    parent_pid: int = 0
+    parent_fd: int = -1
+    resume: bool = True
+    """Enter the runs of the last life again (not in a private node: its script names the run)."""
+
+
+def run_node(options: NodeOptions, on_ready: Callable[[Node, Path], None] = lambda node, path: None) -> None:
+    """Run a node until it is told to end. Raises AtollError when it cannot start; leaves no process and no socket file."""
+    link = ParentLink(options.parent_fd) if options.parent_fd >= 0 else None
+    lock: NodeLock | None = None
+    # The node computes in small pieces beside training: more threads would wait for each other and take cores from the script. With one
+    # thread torch computes in the thread that calls it.
+    torch.set_num_threads(1)
+    sys.setswitchinterval(0.0005)  # libp2p's Python work holds the interpreter beside the engine thread
+    try:
+        paths = find_paths(options.home)
+        paths.ensure()
+        lock = NodeLock.acquire(paths)
+        try:
+            identity = load_or_create(paths.identity_file)
+        except OSError as error:
+            raise storage_error(f"cannot use {paths.identity_file}", error) from None
+        trio.run(_main, options, paths, identity, lock, link, on_ready)
+    except* Exception as group:
+        error = coded(group, "the node")
+        if link is not None:
+            link.failed(error)
+        raise error from None
+    finally:
+        if lock is not None:
+            lock.release()
+        if link is not None:
+            link.close()
+
+
+async def _main(
+    options: NodeOptions, paths: Paths, identity: Identity, lock: NodeLock, link: ParentLink | None, on_ready: Callable[[Node, Path], None]
+) -> None:
+    network = PeerNetwork(
+        identity, listen=options.listen, lane_port=options.lane_port, bootstrap=options.bootstrap, announce=options.announce,
+        cache=paths.state_dir / "peers.json", rng=random.Random(os.urandom(16)),
+    )  # fmt: skip
+    token = trio.lowlevel.current_trio_token()
+    nodes: list[Node] = []
+
+    def from_engine(event: Any) -> None:  # in the engine's thread
+        try:
+            token.run_sync_soon(_engine_event, nodes, network, event)
+        except trio.RunFinishedError:
+            pass
+
+    pool = BufferPool()
+    engine = EngineThread(identity.peer, emit=from_engine, result_buffer=lambda plan: _result_buffer(nodes, pool, plan))
+    engine.start()
+    try:
+        async with trio.open_nursery() as outer:
+            await outer.start(network.run)
+            async with trio.open_nursery() as nursery:
+                context = NodeContext(
+                    identity, paths, network, engine, nursery, random.Random(os.urandom(16)), lambda event: node.publish(event)
+                )
+                node = Node(context, private=options.private, parent_pid=options.parent_pid)
+                nodes.append(node)
+                _connect(network, engine, node)
+                if options.resume and not options.private:
+                    _resume(node)
+                server = ControlServer(node, paths.control_socket)
+                path: Path = await outer.start(server.run)
+                lock.publish(
+                    NodeFile(pid=os.getpid(), socket=str(path), peer=identity.peer, private=options.private, parent_pid=options.parent_pid)
+                )
+                if link is not None:
+                    link.ready(path)
+                    nursery.start_soon(_follow_parent, link, options.parent_pid, node)
+                nursery.start_soon(_signals, node)
+                on_ready(node, path)
+                await node.ending.wait()
+                notify("STOPPING=1")
+                server.announce_end("the node was told to end")
+                await node.drain()
+                nursery.cancel_scope.cancel()
+            outer.cancel_scope.cancel()
+    finally:
+        engine.stop()
+    if node.error is not None:
+        raise node.error
+
+
+def _engine_event(nodes: Sequence[Node], network: PeerNetwork, event: Any) -> None:
+    if isinstance(event, LaneDown):
+        network.lane_lost(event.peer)
+    for node in nodes:
+        if isinstance(event, CommandFailed):
+            _command_failed(node, event)
+        else:
+            node.on_exchange(event)
+
+
+def _command_failed(node: Node, event: CommandFailed) -> None:
+    failure = event.error or RuntimeError(event.reason)
+    if event.command == "engine":
+        node.fail(coded(failure, "the data plane"))
+        return
+    error = failure if isinstance(failure, AtollError) else coded(failure, f"the data plane's {event.command}")
+    log.warning("the data plane refused %s: %s %s", event.command, error.code, error.message)
+    node.publish({"event": "engine.trouble", **described(error)})
+
+
+def _result_buffer(nodes: Sequence[Node], pool: BufferPool, plan: Plan) -> memoryview:
+    run = nodes[0].by_id.get(RunId(plan.log.removeprefix("main/"))) if nodes else None
+    nbytes = plan_bytes(plan)
+    return run.result_buffer(plan, nbytes) if run is not None else pool.take(nbytes)
+
+
+def plan_bytes(plan: Plan) -> int:
+    """Length of a plan's encoded result."""
+    from ...collectives.codec import get_codec
+
+    codec, last = get_codec(plan.codec), plan.numel - (plan.chunks - 1) * plan.chunk_elements
+    return (plan.chunks - 1) * codec.wire_bytes(plan.chunk_elements) + codec.wire_bytes(last)
+
+
+def _connect(network: PeerNetwork, engine: EngineThread, node: Node) -> None:
+    network.on_link = node.on_link
+    network.on_refused = node.on_refused
+
+    def on_member(run: RunId, peer: PeerId, addresses: Sequence[str]) -> None:
+        if run in node.by_id:
+            node.by_id[run].wake()
+
+    def on_lane(peer: PeerId, sock: Any, mine: bytes, theirs: bytes, initiator: bool, path: str) -> None:
+        transcript = "|".join(sorted((node.peer, peer))).encode()
+        engine.add_lane(peer, sock, derive_lane_keys(mine, theirs, transcript, initiator=initiator), path)
+
+    network.on_member = on_member
+    network.on_lane = on_lane
+
+
+def _resume(node: Node) -> None:
+    for run_id, signed in list_runs(node.paths, node.troubles).items():
+        node.resume(run_id, signed)
+    for error in node.troubles:
+        log.error("%s %s", error.code, error.message)
+
+
+async def _follow_parent(link: ParentLink, parent_pid: int, node: Node) -> None:
+    reason = await watch_parent(link, parent_pid)
+    log.info("the script ended (%s): so does its node", reason)
+    node.down(now=False)
+
+
+async def _signals(node: Node) -> None:
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as received:
+        async for _ in received:
+            if node.ending.is_set():
+                node.end_now = True
+                os._exit(130)  # the second one: now
+            node.down(now=False)

@@ -1,0 +1,402 @@
+"""One run at a node: it drives the run's Session with the node's network, engine, files and clock."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import trio
+
+from ...collectives.errors import AtollError, ConfigError, NotAdmittedError, StorageError, VersionMismatchError
+from ...collectives.group import Plan
+from ...collectives.identifiers import PeerId, RunId
+from ...collectives.swarm import Share
+from ...optim.outer import effective_outer
+from ..invite import check_token
+from ..manifest import Manifest, SignedManifest, decode_signed, save_run
+from ..session import Session
+from ..session import events as ev
+from ..shared_memory import AnchorSlots
+from ..storage import RunFiles
+from .context import NodeContext
+from .ports import RunPorts
+from .troubles import Troubles, coded, described
+
+log = logging.getLogger("atoll")
+
+ASK_MANIFEST, MANIFEST = b"?", b"C"
+MANIFEST_RETRY_S = 0.25
+HISTORY = 256  # committed rounds kept for status
+
+
+@dataclass(frozen=True, slots=True)
+class RunFailed:
+    """For listeners: the run does not go on at this node."""
+
+    error: AtollError
+
+
+class RunService:
+    """One run. Owned by the node's service; everything happens in its trio thread."""
+
+    def __init__(self, node: NodeContext, run_id: RunId, organiser: PeerId, signed: SignedManifest | None, token: bytes) -> None:
+        self.node, self.run_id, self.organiser = node, run_id, organiser
+        self.signed, self.token = signed, token
+        self.manifest: Manifest | None = None
+        self.session: Session | None = None
+        self.storage: RunFiles | None = None
+        self.ports: RunPorts | None = None
+        self.known = trio.Event()  # the manifest is known and the session runs
+        self.error: AtollError | None = None
+        self.listeners: list[Callable[[object], None]] = []
+        self.metrics: dict[str, float] = {}
+        self.rounds: list[dict[str, Any]] = []
+        self.operation: dict[str, Any] | None = None  # the free-standing one decided last
+        self.progress: tuple[str, int, int] = ("finding members", 0, 0)
+        self.refusals: dict[PeerId, tuple[str, str]] = {}
+        self.troubles = Troubles(run_id, node.publish)
+        self.ended = trio.Event()  # `run` has returned, and everything of the run is closed
+        self._slots: AnchorSlots | None = None
+        self._wake = trio.Event()
+        self._scope = trio.CancelScope()
+        self._laned: set[PeerId] = set()
+        self._traffic_before = self._node_traffic()
+
+    # ---- life
+    async def run(self) -> None:
+        """Take part in the run until `stop`. Whatever fails ends this run only, never the node: `error` says why."""
+        try:
+            with self._scope:
+                try:
+                    await self._take_part()
+                except* Exception as group:
+                    self.fail(group)
+        finally:
+            await self._close()
+            self.ended.set()
+
+    async def _take_part(self) -> None:
+        self.node.network.on_message(self.run_id, self._on_message, self._greet, self._admit)
+        self.node.network.announce_run(self.run_id)
+        if self.signed is None:
+            await self._fetch_manifest()
+        self._begin()
+        assert self.ports is not None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.ports.worker)
+            await self._drive()
+
+    async def _close(self) -> None:
+        network = self.node.network
+        network.withdraw_run(self.run_id)
+        with trio.move_on_after(1) as scope:
+            scope.shield = True
+            await network.close_topic(self.run_id)
+        try:
+            if self.session is not None:
+                self.session.drop()
+            if self.storage is not None:
+                self.storage.close()
+        except Exception as error:  # a full disk, most likely: the next life finds what was written before
+            self.troubles.tell(coded(error, f"closing run {self.run_id}"))
+        if self._slots is not None:
+            self._slots.close()
+
+    @property
+    def undecided(self) -> bool:
+        """Whether a contribution is frozen in an open round."""
+        machine = self.session.machine if self.session and self.error is None else None
+        return machine is not None and machine.contribution is not None
+
+    def stop(self) -> None:
+        """End this run at this node."""
+        self._scope.cancel()
+
+    def fail(self, error: BaseException) -> None:
+        """This run cannot go on at this node. Its script is told and may enter it again; the node lives on."""
+        if self.error is not None:
+            return
+        self.error = coded(error, f"run {self.run_id}")
+        self.troubles.tell(self.error)
+        self.node.publish({"event": "run.failed", "run": self.run_id, **described(self.error)})
+        self.known.set()
+        for listener in list(self.listeners):
+            listener(RunFailed(self.error))
+        self._scope.cancel()
+
+    def guard(self, act: Callable[[], object]) -> None:
+        """Do something with the session: what the disk refuses is trouble and will be tried again; anything else ends this run."""
+        if self.error is not None:
+            return
+        try:
+            act()
+        except StorageError as error:
+            self.troubles.tell(error)
+        except Exception as error:
+            self.fail(error)
+
+    async def _fetch_manifest(self) -> None:
+        while self.signed is None:
+            for peer, _ in self.node.network.members(self.run_id):
+                self.node.network.send(self.run_id, peer, ASK_MANIFEST)
+            with trio.move_on_after(MANIFEST_RETRY_S):
+                await self._wake.wait()
+            self._wake = trio.Event()
+
+    def _begin(self) -> None:
+        assert self.signed is not None
+        self.manifest = self.signed.open()
+        folder = save_run(self.node.paths, self.signed)
+        settings = self.manifest.settings()
+        self.storage = RunFiles(
+            folder, run_id=self.run_id, outer=effective_outer(settings), slots=self.slots, trouble=self.troubles.tell,
+            me=self.node.identity.peer, organiser=self.organiser,
+        )  # fmt: skip
+        self.ports = RunPorts(self, self.storage)
+        now = trio.current_time()
+        self.session = Session(
+            run=self.run_id, me=self.node.identity.peer, organiser=self.organiser, settings=settings, ports=self.ports,
+            rng=random.Random(self.node.rng.random()), now=now, unix_offset_s=time.time() - now,
+            checkpoint_every=self.manifest.checkpoint.every,
+        )  # fmt: skip
+        self.session.start(now)
+        if self.session.machine is not None and self.session.phase != "running":
+            self.storage.check()
+        self.known.set()
+
+    async def _drive(self) -> None:
+        session = self.session
+        assert session is not None
+        while True:
+            wake = self._wake = trio.Event()
+            self._tend_lanes()
+            with trio.move_on_at(max(session.next_due(), trio.current_time() + 0.001)):
+                await wake.wait()
+            self.guard(self._look)
+
+    def _look(self) -> None:
+        session, now = self.session, trio.current_time()
+        assert session is not None
+        session.add_contacts(now, [peer for peer, _ in self.node.network.members(self.run_id)])
+        if now >= session.next_due():
+            session.tick(now)
+
+    def wake(self) -> None:
+        """Look at the session's timers again."""
+        self._wake.set()
+
+    def _tend_lanes(self) -> None:
+        """Keep a lane to every member of the configuration, and to where our state comes from."""
+        session = self.session
+        assert session is not None
+        wanted = {peer for peer in session.config_peers() if peer != self.node.identity.peer}
+        for peer in wanted - self._laned:
+            self.node.network.ensure_lane(peer)
+        self._laned |= wanted
+
+    # ---- network
+    def _greet(self, peer: PeerId) -> bytes:
+        return self.token
+
+    def _admit(self, peer: PeerId, greeting: bytes) -> bool:
+        member = self.session is not None and peer in self.session.config_peers()
+        open_to_all = self.manifest is not None and self.manifest.join.policy == "open"
+        if peer == self.organiser or member or open_to_all:
+            return True
+        check_token(greeting, run_id=self.run_id, organiser=self.organiser, now_s=time.time())
+        return True
+
+    def on_refused(self, peer: PeerId, code: str, reason: str) -> None:
+        """A member does not let us in."""
+        self.refusals[peer] = (code, reason)
+        known = {member for member, _ in self.node.network.members(self.run_id)}
+        if self.signed is None and known <= self.refusals.keys() and (error := self.refusal()) is not None:
+            self.fail(error)
+
+    def refusal(self) -> AtollError | None:
+        """Why members do not let us in, as an error."""
+        for peer, (code, reason) in self.refusals.items():
+            if code == "E140":
+                return VersionMismatchError(
+                    f"{peer[-8:]} refuses: {reason}", peer=peer, why="The two come from different versions of atoll.",
+                    hint="pip install -U atoll, then: atoll down && atoll up",
+                )  # fmt: skip
+            if code in ("E201", "E202"):
+                return NotAdmittedError(
+                    f"{peer[-8:]} refuses: {reason}", code=code, peer=peer, why="The invite is too old, or not of this run's organiser.",
+                    hint="Ask a member for a new one: atoll invite new",
+                )  # fmt: skip
+        return None
+
+    def _on_message(self, peer: PeerId, data: bytes) -> None:
+        kind = data[:1]
+        if kind == ASK_MANIFEST:
+            if self.signed is not None:
+                self.node.network.send(self.run_id, peer, MANIFEST + self.signed.encode())
+        elif kind == MANIFEST:
+            if self.signed is None:
+                self._take_manifest(data[1:])
+        elif self.session is not None:
+            self._input(lambda session, now: session.on_message(now, peer, data))
+
+    def _take_manifest(self, data: bytes) -> None:
+        try:
+            signed = decode_signed(data)
+            if signed.run_id != self.run_id or signed.organiser != self.organiser:
+                raise ConfigError("not the manifest of this run")
+            signed.open()
+        except AtollError as error:
+            self.troubles.tell(error)
+            return
+        self.signed = signed
+        self.wake()
+
+    def on_link(self, peer: PeerId, up: bool) -> None:
+        """A connection came or went."""
+        if self.session is not None:
+            self._input(lambda session, now: session.on_link(now, peer, up))
+
+    def on_exchange(self, event: object) -> None:
+        """An event of the engine (of any run: the session knows its own)."""
+        self._input(lambda session, now: session.on_exchange(now, event))
+
+    def _input(self, handle: Callable[[Session, float], None]) -> None:
+        session = self.session
+        if session is not None:
+            self.guard(lambda: handle(session, trio.current_time()))
+            self.wake()
+
+    # ---- memory
+    def slots(self, numel: int) -> AnchorSlots:
+        """The run's anchor slots, made once."""
+        if self._slots is None:
+            self._slots = AnchorSlots(numel, folder=self.node.paths.run_dir(self.run_id))
+        return self._slots
+
+    def result_buffer(self, plan: Plan, nbytes: int) -> memoryview:
+        """Where a plan's result is received (called in the engine thread)."""
+        if self.storage is not None and plan.log.startswith("main/"):
+            try:
+                return self.storage.allocate(nbytes)
+            except StorageError as error:  # reduce for the others; this member votes once the bytes can be kept
+                self.troubles.tell(error)
+        return memoryview(bytearray(nbytes))
+
+    # ---- traffic
+    def traffic(self) -> tuple[int, int]:
+        """Bytes (sent, received) since this run was entered: lanes with their encryption, and control messages. Lanes belong to the
+        node: where it is in several runs, each shows the traffic of all."""
+        sent, received = self._node_traffic()
+        return sent - self._traffic_before[0], received - self._traffic_before[1]
+
+    def _node_traffic(self) -> tuple[int, int]:
+        lanes, control = self.node.engine.totals(), self.node.network.traffic()
+        return lanes[0] + control[0], lanes[1] + control[1]
+
+    # ---- events
+    def note_operation(self, operation: dict[str, Any]) -> None:
+        """A free-standing operation of the script is decided."""
+        self.operation = operation
+        self.node.publish({"event": "operation.committed", "run": self.run_id, **operation})
+
+    def on_event(self, event: object) -> None:
+        """An event of the session."""
+        match event:
+            case ev.RoundCommitted():
+                self.rounds = [*self.rounds[-HISTORY:], self._describe(event)]
+                self.troubles.clear()
+                self.node.publish({"event": "round.committed", "run": self.run_id, **self.rounds[-1]})
+            case ev.StateProgress():
+                self.progress = ("fetching state", event.have, event.total)
+                self.node.publish({"event": "state.progress", "run": self.run_id, "have": event.have, "total": event.total})
+            case ev.StateReady():
+                self.progress = ("ready", 1, 1)
+                self.node.publish({"event": "state.ready", "run": self.run_id, "round": event.round})
+            case ev.StateRoot():
+                if self.rounds and self.rounds[-1]["round"] == event.round:
+                    self.rounds[-1]["state_root"] = event.root.hex()
+                self.node.publish({"event": "state.root", "run": self.run_id, "round": event.round, "root": event.root.hex()})
+            case ev.PeerMisbehaved():
+                self.node.publish({"event": "peer.misbehaved", "run": self.run_id, "peer": event.peer, "reason": event.reason})
+            case ev.StateDiverged():
+                self.node.publish({"event": "state.diverged", "run": self.run_id, "round": event.round})
+            case _:
+                pass
+        for listener in list(self.listeners):
+            listener(event)
+
+    def _describe(self, event: ev.RoundCommitted) -> dict[str, Any]:
+        return {
+            "round": event.round,
+            "contributors": {share.peer: share.samples for share in event.contributors},
+            "members": list(event.config),
+            "lost": list(event.lost),
+            "counted": event.counted,
+            "elapsed_s": round(event.elapsed_s, 4),
+            "at": time.time(),
+            "bytes_sent": self.traffic()[0],
+            "bytes_received": self.traffic()[1],
+        }
+
+    # ---- views
+    def status(self) -> dict[str, Any]:
+        """JSON-able."""
+        session = self.session
+        config = session.config_peers() if session else []
+        last = self.rounds[-1] if self.rounds else None
+        trouble = self.error or self.troubles.current or (self.storage.unsaved if self.storage else None)
+        return {
+            "run_id": self.run_id,
+            "name": self.manifest.name if self.manifest else "",
+            "organiser": self.organiser,
+            "phase": "failed" if self.error else session.phase if session else "seeking",
+            "round": session.round if session else -1,
+            "rounds": self.manifest.train.rounds if self.manifest else None,
+            "members": config,
+            "member": self.node.identity.peer in config,
+            "script": bool(session and session.script),
+            "progress": list(self.progress),
+            "metrics": dict(self.metrics),
+            "last_round": last,
+            "last_operation": self.operation,
+            "bytes_sent": self.traffic()[0],
+            "bytes_received": self.traffic()[1],
+            "refused": {peer: list(why) for peer, why in self.refusals.items()},
+            "trouble": described(trouble) if trouble else None,
+            "troubles": self.troubles.past(),
+        }
+
+    def peers(self) -> list[dict[str, Any]]:
+        """JSON-able, one a member or known peer."""
+        session, me, now = self.session, self.node.identity.peer, trio.current_time()
+        if session is None:
+            return []
+        lanes = self.node.network.status()["lanes"]
+        records = {record.peer: record for record in session.membership.records()}
+        config = session.config_peers()
+        listed: Sequence[PeerId] = list(dict.fromkeys([*config, *records]))
+        return [
+            {
+                "peer": peer,
+                "you": peer == me,
+                "member": peer in config,
+                "live": peer == me or session.membership.live(now, peer),
+                "path": "self" if peer == me else lanes.get(peer, ""),
+                "round": records[peer].round if peer in records else None,
+                "addresses": list(records[peer].addresses) if peer in records else [],
+            }
+            for peer in listed
+        ]
+
+    def find_share(self, cid: bytes) -> tuple[int, tuple[Share, ...]] | None:
+        """The decided round that counts a contribution."""
+        machine = self.session.machine if self.session else None
+        if machine is not None:
+            for certified in reversed(machine.journal.entries):
+                if any(c.cid == cid for c in certified.entry.contributors):
+                    return certified.entry.round, tuple(Share(c.member.peer, c.weight) for c in certified.entry.contributors)
+        return None

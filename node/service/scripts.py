@@ -1,0 +1,173 @@
+"""A script attached to a run: the node's side of `Swarm`. Implements `control.service.ScriptSession`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import trio
+
+from ...collectives.errors import LocalProtocolError, StorageError
+from ...collectives.layout import Layout
+from ...collectives.swarm import Outcome, PeerView
+from ..control.service import ReduceBuffers, ScriptEvents
+from ..session import Session
+from ..session import events as ev
+from ..shared_memory import AnchorSlots, SharedBuffer
+from .reductions import Reductions
+from .run import RunFailed, RunService
+
+FLOAT_BYTES = 4
+
+
+class AttachedScript:
+    """One script of one run; lives in the node's trio thread."""
+
+    def __init__(self, run: RunService, layout: Layout, events: ScriptEvents, *, founding: bool) -> None:
+        self.run, self.layout, self.events, self.founding = run, layout, events, founding
+        folder = run.node.paths.run_dir(run.run_id)
+        self.contribution = SharedBuffer(FLOAT_BYTES * layout.numel, folder=folder)
+        self.anchors: AnchorSlots = run.slots(layout.numel)
+        self._frozen: tuple[bytes, float] | None = None
+        self._resumed: dict[bytes, int] = {}  # cid -> the round whose decision settles it
+        self._reductions = Reductions(run, events)
+        self._told = run.traffic()
+        self._attached = True
+        run.listeners.append(self._on_event)
+
+    @property
+    def session(self) -> Session:
+        """The run's session. Raises the error the run failed of."""
+        if self.run.error is not None:
+            raise self.run.error
+        assert self.run.session is not None
+        return self.run.session
+
+    # ---- ScriptSession
+    async def found(self) -> None:
+        """Found the run with what the script wrote."""
+        if not self.founding:
+            raise LocalProtocolError("this session does not found the run")
+        await trio.lowlevel.checkpoint()
+        if self.session.machine is None:
+            self.session.found(trio.current_time(), self.layout, self.contribution.tensor())
+            self.session.attach(trio.current_time(), self.layout)
+        self.founding = False
+
+    def contribute(self, cid: bytes, samples: int, base: int | None = None) -> None:
+        """Offer what the script wrote."""
+        if self._frozen is not None:
+            raise LocalProtocolError("one contribution is frozen already")
+        now = trio.current_time()
+        self._frozen = (cid, now)
+        try:
+            self.session.contribute(now, cid, samples, self.contribution.tensor(), base)
+        except StorageError as error:  # it is frozen and will be offered again
+            self.run.troubles.tell(error)
+        except BaseException:
+            self._frozen = None
+            raise
+        self.run.wake()
+
+    def resume(self, cid: bytes) -> None:
+        """Say what became of an earlier contribution."""
+        found = self.run.find_share(cid)
+        if found is not None:
+            round_, shares = found
+            self.events.decided(cid, Outcome("committed", round_, shares, counted=True))
+        elif self._only_here():
+            self.events.decided(cid, Outcome("committed", self.session.round, reason="it was lost with the node"))
+        else:
+            self._resumed[cid] = self.session.round + 1
+
+    def _only_here(self) -> bool:
+        """Whether what an earlier node offered can be known to nobody: no other member, and no vote of that life."""
+        machine = self.session.machine
+        alone = set(self.session.config_peers()) <= {self.run.node.identity.peer}
+        return alone and machine is not None and machine.journal.accepted is None and machine.open.decided is None
+
+    def members(self) -> Sequence[PeerView]:
+        """The members of the configuration."""
+        return [PeerView(row["peer"], row["round"] or 0, row["live"], row["path"]) for row in self.run.peers() if row["member"]]
+
+    def report(self, metrics: Mapping[str, float]) -> None:
+        """Training metrics."""
+        self.run.metrics.update(metrics)
+        self.run.node.publish({"event": "script.report", "run": self.run.run_id, "metrics": dict(metrics)})
+
+    async def leave(self) -> None:
+        """Contribute no more once the frozen contribution is decided; keep seeding."""
+        with trio.move_on_after(30):
+            while self._frozen is not None and self.run.error is None:
+                await self._changed()
+        self._detach()
+
+    def _detach(self) -> None:
+        self.run.guard(lambda: self.session.detach(trio.current_time()))
+        self.run.wake()
+
+    async def _changed(self) -> None:
+        event = trio.Event()
+
+        def on_event(_: object) -> None:
+            event.set()
+
+        self.run.listeners.append(on_event)
+        try:
+            await event.wait()
+        finally:
+            self.run.listeners.remove(on_event)
+
+    def detached(self) -> None:
+        """The script is gone."""
+        self._attached = False
+        self.run.listeners.remove(self._on_event)
+        self._detach()
+        self._reductions.detached()
+
+    # ---- events
+    def _on_event(self, event: object) -> None:
+        match event:
+            case ev.RoundCommitted():
+                self._on_round(event)
+            case ev.ContributionRefused() if self._frozen and self._frozen[0] == event.cid:
+                self._frozen = None
+                self.events.decided(event.cid, Outcome("committed", self.session.round, reason=f"refused: {event.reason}"))
+            case ev.RoundClosing():
+                self.events.closing(event.round)
+            case ev.ContributionRefused():
+                self._reductions.refused(event.cid)
+            case ev.OperationDone():
+                self._reductions.done(event)
+            case RunFailed():
+                self.events.failed(event.error)
+            case _:
+                pass
+
+    def _on_round(self, event: ev.RoundCommitted) -> None:
+        def outcome(counted: bool, since: float) -> Outcome:
+            elapsed, before = trio.current_time() - since, self._told
+            sent, received = self._told = self.run.traffic()  # each outcome has what came since the last: they add up
+            return Outcome(
+                "committed", event.round, event.contributors, counted, event.lost, sent - before[0], received - before[1], elapsed
+            )
+
+        if self._frozen and event.cid is not None and self._frozen[0] == event.cid:
+            since, self._frozen = self._frozen[1], None
+            self.events.decided(event.cid, outcome(event.counted, since))
+        for cid, settled in list(self._resumed.items()):
+            if event.round >= settled:
+                del self._resumed[cid]
+                self.events.decided(cid, outcome(self.run.find_share(cid) is not None, trio.current_time()))
+
+    # ---- free-standing reductions
+    def reduce_open(self, op_id: str, numel: int) -> ReduceBuffers:
+        """Memory for a reduction."""
+        return self._reductions.open(op_id, numel)
+
+    def reduce_start(self, op_id: str, weight: int, deadline_s: float) -> None:
+        """Begin."""
+        self._reductions.start(op_id, weight, deadline_s)
+
+    def reduce_close(self, op_id: str) -> None:
+        """The script no longer needs the buffers."""
+        self._reductions.close(op_id)

@@ -1,0 +1,84 @@
+"""What is wrong with one run at this node: for `atoll status`, subscribers and the log. And how an exception becomes a coded error."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import trio
+
+from ...collectives.errors import AtollError, LocalProtocolError
+
+log = logging.getLogger("atoll")
+HISTORY = 8
+REPEAT_S = 30.0  # the same trouble is logged and published again after this long
+
+
+class Troubles:
+    """Made in the node's trio thread; `tell` may be called in any thread, the rest in that one."""
+
+    def __init__(self, run_id: str, publish: Callable[[dict[str, Any]], None]) -> None:
+        self.current: AtollError | None = None
+        self._run_id, self._publish = run_id, publish
+        self._past: deque[dict[str, Any]] = deque(maxlen=HISTORY)
+        self._token, self._thread = trio.lowlevel.current_trio_token(), threading.get_ident()
+        self._told_at = 0.0
+
+    def tell(self, error: AtollError) -> None:
+        """Something fails; the run goes on as far as it can."""
+        if threading.get_ident() != self._thread:
+            self._token.run_sync_soon(self.tell, error)
+            return
+        now, current = time.monotonic(), self.current
+        self.current = error
+        if current is not None and current.message == error.message and now - self._told_at < REPEAT_S:
+            return
+        self._told_at = now
+        log.warning("run %s: %s %s", self._run_id, error.code, error.message)
+        self._past.append({"at": time.time(), **described(error)})
+        kind = "storage.trouble" if error.code in ("E303", "E501") else "run.trouble"
+        self._publish({"event": kind, "run": self._run_id, **described(error)})
+
+    def clear(self) -> None:
+        """The run gets on."""
+        self.current = None
+
+    def past(self) -> list[dict[str, Any]]:
+        """The last ones, oldest first, each with the time it was told first."""
+        return list(self._past)
+
+
+def described(error: AtollError) -> dict[str, Any]:
+    """Code, message, why and hint."""
+    return {"code": error.code, "message": error.message, "why": error.why, "hint": error.hint}
+
+
+def coded(error: BaseException, where: str) -> AtollError:
+    """An AtollError as it is; anything else is a defect of ours: logged with its traceback, and E142 for everybody else.
+
+    Of an exception group the first AtollError counts, else the first of all.
+    """
+    errors = list(_leaves(error))
+    known = next((e for e in errors if isinstance(e, AtollError)), None)
+    if known is not None and not isinstance(known, LocalProtocolError):
+        return known
+    log.error("%s failed", where, exc_info=error)
+    if known is not None:
+        return known
+    return LocalProtocolError(
+        f"{where} failed: {type(errors[0]).__name__}: {errors[0]}",
+        why="This is a defect of atoll.",
+        hint="The node's log has the traceback. What was committed is safe; entering the run again tries again.",
+    )
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error

@@ -1,0 +1,20 @@
+"""One run at one member, sans I/O. Driven by the node with sockets and threads, by the simulator in virtual time.
+
+events          what a session tells its script and its observers
+ports           the seams to its driver: data plane, storage, replica, SessionPorts
+replica         anchor generations and momentum; the outer step of a decided entry
+memory_storage  Storage in memory
+transfer        fetching results and states from other members, chunk-verified
+serving         answering other members, from copies
+actions         what the log's state machine asks of the session
+operations      free-standing all-reduces
+beginning       the genesis; what the last life left on disk; whose model it is
+session         Session: all of it tied together
+"""
+
+from .memory_storage import MemoryStorage
+from .ports import DataPlane, Replica, SessionPorts, Storage
+from .replica import ModelReplica, PlainSlots
+from .session import Session
+
+__all__ = ["DataPlane", "MemoryStorage", "ModelReplica", "PlainSlots", "Replica", "Session", "SessionPorts", "Storage"]

@@ -1,0 +1,191 @@
+"""What the main log's RoundMachine and Transfer ask of the session."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ...collectives import messages as m
+from ...collectives.errors import StorageError
+from ...collectives.group import Certified, Entry, Plan
+from ...collectives.identifiers import PeerId
+from ...collectives.layout import Layout
+from . import events as ev
+
+if TYPE_CHECKING:
+    from .ports import DataPlane
+    from .session import Session
+
+ROUND_PREFIX = b"R"
+
+
+def main_log(run: str) -> str:
+    """Name of a run's log: unique among all logs of a node."""
+    return f"main/{run}"[:64]
+
+
+class LogActions:
+    """Implements `RoundActions` and `TransferActions` for the main log."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.results: dict[tuple[bytes, ...], memoryview] = {}  # complete result bytes of the open round, by part digests
+
+    @property
+    def exchange(self) -> DataPlane:
+        """The data plane."""
+        return self.session.ports.exchange
+
+    # ---- messages
+    def send(self, peer: PeerId, log: str, round_: int, body: m.Body) -> None:
+        """Send a control message; one to oneself is delivered after the present input."""
+        session = self.session
+        incarnation = session.machine.me.incarnation if session.machine else 0
+        envelope = m.Envelope(log, round_, incarnation, body)
+        if peer == session.me:
+            session.loop.append(envelope)
+        else:
+            session.ports.send(peer, ROUND_PREFIX + m.encode(envelope))
+
+    def tell(self, peer: PeerId, round_: int, body: m.Body) -> None:
+        """Send on the main log."""
+        self.send(peer, self.session.log, round_, body)
+
+    # ---- data plane
+    def execute(self, plan: Plan, audience: Sequence[PeerId]) -> None:
+        """Let the data plane carry out a plan."""
+        self.exchange.execute(plan, audience)
+
+    def report(self, plan_id: bytes) -> None:
+        """Ask what the data plane waits for."""
+        self.exchange.report(plan_id)
+
+    def resend_parts(self, peer: PeerId, plan_id: bytes, cid: bytes, spans: m.Spans) -> None:
+        """Send parts of the own contribution again."""
+        self.exchange.resend_parts(peer, plan_id, cid, spans)
+
+    def resend_results(self, peer: PeerId, plan_id: bytes, spans: m.Spans) -> None:
+        """Send chunks of the own reduced part again."""
+        self.exchange.resend_results(peer, plan_id, spans)
+
+    def fetch_result(self, entry: Entry, holders: Sequence[PeerId]) -> None:
+        """Fetch result bytes from any holder."""
+        self.session.transfer.fetch_result(self.session.clock(), entry, [peer for peer in holders if peer != self.session.me])
+
+    # ---- state
+    def keep(self, entry: Entry) -> None:
+        """The entry is about to be voted on."""
+        data = self.results.get(entry.part_digests)
+        if data is not None:
+            self.session.ports.storage.keep_result(entry, data)
+
+    def apply(self, entry: Entry) -> None:
+        """Outer step of a decided entry, offloaded."""
+        session = self.session
+        replica, machine = session.replica, session.machine
+        assert replica is not None
+        assert machine is not None
+        if session.installing:
+            machine.open.applying = False
+            return None
+        if machine.root is not None and machine.root != entry.base_state:
+            machine.open.applying = False
+            return session.diverged(session.clock(), entry, machine.root)
+        data = self.results.get(entry.part_digests) if entry.contributors else None
+
+        def step() -> StorageError | None:
+            try:
+                replica.apply(entry, data)
+            except StorageError as error:  # no memory for another generation
+                return error
+            return None
+
+        def stepped(now: float, error: StorageError | None) -> None:
+            if error is not None:
+                machine.open.applying = False  # `tick` tries again
+                raise error
+            session.applied(now, entry)
+
+        try:
+            self.keep(entry)
+        except StorageError:
+            machine.open.applying = False
+            raise
+        session.ports.offload(step, stepped)
+        return None
+
+    def decided(self, certified: Certified, counted: bool) -> None:
+        """The entry is applied."""
+        machine = self.session.machine
+        assert machine is not None
+        cid = machine.contribution[0] if machine.contribution and certified.entry.contributors else None
+        self.session.decided(self.session.clock(), certified, counted, cid)
+
+    def closing(self, round_: int) -> None:
+        """A contribution to the open round was offered."""
+        machine = self.session.machine
+        if machine is not None and machine.contribution is None:
+            self.session.ports.emit(ev.RoundClosing(round_))
+
+    def results_from(self) -> int:
+        """The oldest round whose result bytes are here."""
+        return self.session.ports.storage.results_from()
+
+    # ---- peers
+    def suspected(self, peer: PeerId) -> bool:
+        """Whether the peer is believed dead."""
+        return self.session.membership.suspected(self.session.clock(), peer)
+
+    def bandwidth(self, peer: PeerId) -> float:
+        """Upload bandwidth in bytes/s as the peer says; equal shares where it does not."""
+        record = self.session.membership.record(peer)
+        return record.bandwidth_bytes_per_s or 1.0 if record else 1.0
+
+    def sign(self, payload: bytes) -> bytes:
+        """Sign as this peer."""
+        return self.session.ports.sign(payload)
+
+    def verify(self, peer: PeerId, payload: bytes, signature: bytes) -> bool:
+        """Check a signature."""
+        return self.session.ports.verify(peer, payload, signature)
+
+    # ---- transfer
+    def result_arrived(self, entry: Entry, data: memoryview) -> None:
+        """Verified result bytes of an entry."""
+        machine = self.session.machine
+        if entry.log != self.session.log:
+            self.session.operations.result_arrived(self.session.clock(), entry, data)
+        elif machine and entry.round == machine.round:
+            self.results[entry.part_digests] = data
+            machine.on_result(self.session.clock(), entry.part_digests)
+
+    def result_gone(self, entry: Entry) -> None:
+        """Nobody has the result any more: where it is decided, only a newer state helps."""
+        machine = self.session.machine
+        if machine is not None and machine.open.decided is not None and machine.open.decided.entry == entry:
+            self.session.transfer.seek_state()
+
+    def state_arrived(self, round_: int, root: bytes, layout: Layout, data: memoryview) -> None:
+        """A verified state."""
+        self.session.state_arrived(self.session.clock(), round_, root, layout, data)
+
+    def state_progress(self, have: int, total: int, sources: tuple[PeerId, ...]) -> None:
+        """How far the state is."""
+        self.session.ports.emit(ev.StateProgress(have, total, sources))
+
+    def allocate(self, nbytes: int) -> memoryview:
+        """Where fetched bytes go."""
+        return self.session.ports.storage.allocate(nbytes)
+
+    def wants_state(self, round_: int) -> bool:
+        """Whether the state after entry ``round_`` would bring this member on."""
+        machine = self.session.machine
+        return machine is not None and round_ >= machine.round - machine.stateless
+
+    def entry_at(self, round_: int) -> Certified | None:
+        """A verified entry, applied or not."""
+        machine = self.session.machine
+        if machine is None or round_ < 0:
+            return None
+        known = [*machine.journal.entries[round_ : round_ + 1], *(c for c in machine.frontier if c.entry.round == round_)]
+        return known[0] if known else None

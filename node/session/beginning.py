@@ -1,0 +1,71 @@
+"""How a session begins: with a genesis that it signs, or with what the last life left on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from ...collectives.digest import merkle_root
+from ...collectives.errors import ModelMismatchError
+from ...collectives.group import Certified, Entry, Member, Vote
+from ...collectives.layout import Layout, differences
+from ...collectives.round import genesis_payload
+from . import events as ev
+from .ports import Replica, Storage
+
+if TYPE_CHECKING:
+    from .session import Session
+
+
+def make_genesis(
+    *, run: str, log: str, me: Member, replica: Replica, chunk_elements: int, codec: str, sign: Callable[[bytes], bytes]
+) -> Certified:
+    """The first entry of a run: binds its model (``base`` is the layout's digest), its initial state and its first member."""
+    layout, root = replica.layout, merkle_root(replica.hashes())
+    entry = Entry(log, 0, layout.digest(), root, (), (), (), layout.numel, chunk_elements, codec, "mean", (me,))
+    return Certified(entry, (Vote(me, 0, sign(genesis_payload(run, entry.hash()))),))
+
+
+def restore(session: Session, now: float) -> None:
+    """The journal, the checkpoint and the results since; where something of it is missing, the state is sought among the others.
+
+    Raises StorageError where storage says that nobody else can have it.
+    """
+    storage = session.ports.storage
+    journal, layout = storage.journal(), storage.layout()
+    if not journal.entries:
+        return None
+    replica = storage.replica(layout, restore=True) if layout is not None else None
+    if replica is None or not 0 <= replica.generation < len(journal.entries):  # or killed between a fetched state and its entries
+        session.make_machine(now, journal.entries[0])
+        return session.transfer.seek_state()
+    if not replay(storage, replica, journal.entries, session.serving.matches):
+        return storage.reset()
+    session.replica = replica
+    session.make_machine(now, journal.entries[0])
+    replica.publish(session.round)
+    session.hash_state(session.round + 1)
+    session.opened(now)
+    return session.ports.emit(ev.StateReady(session.round))
+
+
+def replay(storage: Storage, replica: Replica, entries: Sequence[Certified], matches: Callable[[Entry, memoryview], bool]) -> bool:
+    """Bring a restored replica to the end of the log by kept results; False when one is missing or damaged."""
+    for certified in entries[replica.generation + 1 :]:
+        entry = certified.entry
+        data = storage.kept(entry) if entry.contributors else None
+        if entry.contributors and (data is None or not matches(entry, data)):
+            return False
+        replica.apply(entry, data)
+        replica.publish(entry.round)
+    return True
+
+
+def check_model(mine: Layout, theirs: Layout) -> None:
+    """Raise ModelMismatchError, naming the tensors, unless a script's model is the run's."""
+    if mine != theirs:
+        lines = differences(mine, theirs)
+        raise ModelMismatchError(
+            f"your model is not this run's model: {len(lines)} tensors differ (it has {len(theirs.tensors)}).\n  " + "\n  ".join(lines[:8]),
+            hint="use the model the run was founded with, or found another run: atoll new RUN.toml",
+        )

@@ -1,0 +1,100 @@
+"""What a session tells its script and its observers. Frozen values, no messages: sinks make words of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...collectives.identifiers import PeerId
+from ...collectives.swarm import Share
+
+
+@dataclass(frozen=True, slots=True)
+class RoundCommitted:
+    """A round is decided and applied: the anchor of ``round`` is current.
+
+    ``cid``: the own contribution that was frozen for it, if any; it is free again, ``counted`` or not.
+    """
+
+    round: int
+    contributors: tuple[Share, ...]
+    config: tuple[PeerId, ...]
+    lost: tuple[PeerId, ...]
+    cid: bytes | None
+    counted: bool
+    entry_hash: bytes
+    elapsed_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StateReady:
+    """The session holds the run's state: the anchor of ``round`` is current."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateProgress:
+    """The state is being fetched."""
+
+    have: int
+    total: int
+    sources: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StateRoot:
+    """The Merkle root of the state after ``round``: equal at all members."""
+
+    round: int
+    root: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StateDiverged:
+    """A decided entry names another root for the state before it than this member holds: it must never happen.
+
+    The state is fetched anew.
+    """
+
+    round: int
+    mine: bytes
+    theirs: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PeerMisbehaved:
+    """A peer broke a rule of the protocol."""
+
+    peer: PeerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class OperationDone:
+    """A free-standing all-reduce is decided: ``result`` are its encoded bytes."""
+
+    op_id: str
+    contributors: tuple[Share, ...]
+    cid: bytes | None
+    codec: str
+    chunk_elements: int
+    result: memoryview
+    reduce_s: float = 0.0
+    """From the plan's arrival here to the last byte of the result."""
+    decision_s: float = 0.0
+    """From the last byte of the result to its being decided."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundClosing:
+    """Another member has offered its contribution to round ``round``: whoever has something contributes it now."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class ContributionRefused:
+    """The own contribution was not offered: it holds NaN or infinity, or it was made on an older anchor."""
+
+    cid: bytes
+    reason: str

@@ -1,0 +1,98 @@
+"""Storage in memory: survives a simulated crash, and serves members that keep nothing on disk."""
+
+from __future__ import annotations
+
+from ...collectives.group import Certified, Entry
+from ...collectives.layout import Layout
+from ...collectives.round import MemoryJournal
+from ...collectives.swarm import OuterSettings
+from .ports import Replica
+from .replica import ModelReplica, PlainSlots
+
+
+class MemoryStorage:
+    """Implements `ports.Storage`. A simulated crash keeps the object; `restart` is called before the next life uses it."""
+
+    def __init__(self, outer: OuterSettings, incarnation: int = 0) -> None:
+        self._outer = outer
+        self._journal = MemoryJournal(incarnation)
+        self._layout: Layout | None = None
+        self._kept: dict[bytes, tuple[int, bytes]] = {}
+        self._from = 0
+        self._spent: list[str] = []
+        self._checkpoint: tuple[int, bytes] | None = None
+
+    def restart(self) -> None:
+        """The process died and comes back."""
+        self._journal.restarted = True
+
+    def journal(self) -> MemoryJournal:
+        """The journal."""
+        return self._journal
+
+    def layout(self) -> Layout | None:
+        """The layout."""
+        return self._layout
+
+    def save_layout(self, layout: Layout) -> None:
+        """Keep the layout."""
+        self._layout = layout
+
+    def allocate(self, nbytes: int) -> memoryview:
+        """Plain memory."""
+        return memoryview(bytearray(nbytes))
+
+    def keep_result(self, entry: Entry, data: memoryview) -> None:
+        """Keep result bytes."""
+        self._kept[entry.hash()] = (entry.round, bytes(data))
+
+    def kept(self, entry: Entry) -> memoryview | None:
+        """Kept bytes, as a writable copy (codecs wrap writable memory)."""
+        found = self._kept.get(entry.hash())
+        return memoryview(bytearray(found[1])) if found else None
+
+    def results_from(self) -> int:
+        """Oldest round from which on all results are kept."""
+        return self._from
+
+    def forget_results(self, before: int) -> None:
+        """Older results may go, but none newer than the checkpoint."""
+        limit = min(before, self._checkpoint[0] + 1 if self._checkpoint else 0)
+        if limit > self._from:
+            self._from = limit
+            self._kept = {name: kept for name, kept in self._kept.items() if kept[0] >= limit}
+
+    def replica(self, layout: Layout, *, restore: bool) -> Replica:
+        """A replica, filled from the checkpoint with ``restore``."""
+        replica = ModelReplica(layout, self._outer, PlainSlots(layout.numel))
+        if restore and self._checkpoint:
+            round_, data = self._checkpoint
+            replica.install(memoryview(data), round_)
+            replica.publish(round_)
+        return replica
+
+    def found(self, replica: Replica, genesis: Certified) -> None:
+        """Keep layout and initial state."""
+        self.save_layout(replica.layout)
+        self.checkpoint(replica, genesis)
+
+    def checkpoint(self, replica: Replica, entry: Certified) -> None:
+        """Keep the state."""
+        self._checkpoint = (replica.applied, bytes(replica.snapshot()))
+
+    def installed(self, round_: int) -> None:
+        """A fetched state replaced everything up to this round: older results are not here."""
+        self._from = max(self._from, round_ + 1)
+
+    def spent(self) -> list[str]:
+        """Operations voted in."""
+        return list(self._spent)
+
+    def spend(self, key: str) -> None:
+        """Remember an operation."""
+        self._spent.append(key)
+
+    def reset(self) -> None:
+        """A new incarnation with an empty log."""
+        self._journal = MemoryJournal(self._journal.incarnation + 1)
+        self._layout, self._checkpoint, self._kept, self._from = None, None, {}, 0

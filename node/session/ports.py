@@ -1,0 +1,197 @@
+"""What a session needs from its driver: the seams between the sans-I/O session and the node (or the simulator)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+from torch import Tensor
+
+from ...collectives.group import Certified, Entry, Plan
+from ...collectives.identifiers import PeerId
+from ...collectives.layout import Layout
+from ...collectives.messages import Spans
+from ...collectives.round import Journal
+
+T = TypeVar("T")
+
+
+class DataPlane(Protocol):
+    """Commands to the exchange (`atoll.collectives.exchange.Exchange`, or the engine thread's proxy of it). All idempotent."""
+
+    def open_round(self, log: str, round_: int, members: Sequence[PeerId], numel: int, chunk_elements: int, codec: str) -> None:
+        """Accept parts of (log, round) from these members from now on."""
+        ...
+
+    def freeze(self, log: str, round_: int, cid: bytes, vector: Tensor) -> None:
+        """My contribution: float32 (numel,), untouched until `release`."""
+        ...
+
+    def release(self, cid: bytes) -> None:
+        """The contribution is no longer needed."""
+        ...
+
+    def execute(self, plan: Plan, audience: Sequence[PeerId]) -> None:
+        """Carry out a plan."""
+        ...
+
+    def close_round(self, log: str, round_: int) -> None:
+        """Forget parts and plans of a decided round."""
+        ...
+
+    def resend_parts(self, peer: PeerId, plan_id: bytes, cid: bytes, spans: Spans) -> None:
+        """Send parts of my contribution again."""
+        ...
+
+    def resend_results(self, peer: PeerId, plan_id: bytes, spans: Spans) -> None:
+        """Send chunks of my reduced part again."""
+        ...
+
+    def report(self, plan_id: bytes) -> None:
+        """Answered by a Report event."""
+        ...
+
+    def provide(self, name: bytes, data: memoryview, chunk_bytes: int) -> None:
+        """Serve content: `send_blob` sends from it."""
+        ...
+
+    def withdraw(self, name: bytes) -> None:
+        """Serve it no longer."""
+        ...
+
+    def send_blob(self, peer: PeerId, name: bytes, spans: Spans) -> None:
+        """Send chunks of provided content over the lane."""
+        ...
+
+    def want(self, name: bytes, destination: memoryview, chunk_bytes: int, hashes: Sequence[bytes], sources: Sequence[PeerId]) -> None:
+        """Receive content: every chunk is checked against its hash on arrival."""
+        ...
+
+    def unwant(self, name: bytes) -> None:
+        """Receive it no longer."""
+        ...
+
+
+class Replica(Protocol):
+    """Anchor and outer momentum of one run at this node."""
+
+    layout: Layout
+    generation: int
+    """The round whose state scripts see; -1 before there is one."""
+    applied: int
+    """The round whose entry was applied last."""
+
+    def initialise(self, values: Tensor) -> None:
+        """Set the initial parameters, float32 (numel,)."""
+        ...
+
+    def apply(self, entry: Entry, result: memoryview | None) -> None:
+        """Outer step into the next generation. Heavy: run through `offload`. Visible only after `publish`."""
+        ...
+
+    def publish(self, round_: int) -> None:
+        """Make the applied generation current."""
+        ...
+
+    def hashes(self) -> list[bytes]:
+        """Chunk hashes of the current state. Heavy."""
+        ...
+
+    def snapshot(self) -> memoryview:
+        """A stable copy of the current state, for serving. Heavy."""
+        ...
+
+    def install(self, data: memoryview, round_: int) -> None:
+        """Replace the state by received bytes and make it current."""
+        ...
+
+
+class Storage(Protocol):
+    """What one run keeps over the life of a process. Raises StorageError."""
+
+    def journal(self) -> Journal:
+        """The journal of the run's log, as left by the last life."""
+        ...
+
+    def layout(self) -> Layout | None:
+        """The run's layout, if known."""
+        ...
+
+    def save_layout(self, layout: Layout) -> None:
+        """Keep the layout."""
+        ...
+
+    def allocate(self, nbytes: int) -> memoryview:
+        """Where an encoded result is to be received: bytes written there survive a kill -9. Called from any thread."""
+        ...
+
+    def keep_result(self, entry: Entry, data: memoryview) -> None:
+        """These bytes (from `allocate`) are the result of this entry, voted on or decided; keep them until `forget_results`."""
+        ...
+
+    def kept(self, entry: Entry) -> memoryview | None:
+        """Kept result bytes of an entry."""
+        ...
+
+    def results_from(self) -> int:
+        """The oldest round from which on all results are kept."""
+        ...
+
+    def forget_results(self, before: int) -> None:
+        """Results of older rounds may go (never those newer than the last complete checkpoint)."""
+        ...
+
+    def installed(self, round_: int) -> None:
+        """A fetched state replaced everything up to this round: results of older rounds are not here."""
+        ...
+
+    def replica(self, layout: Layout, *, restore: bool) -> Replica:
+        """Memory for a replica of this layout; with ``restore`` filled from the last checkpoint if there is one."""
+        ...
+
+    def found(self, replica: Replica, genesis: Certified) -> None:
+        """Keep the layout and the initial state of a run that is founded here, or nothing at all (StorageError)."""
+        ...
+
+    def checkpoint(self, replica: Replica, entry: Certified) -> None:
+        """Write the current state to disk. Heavy. Told, not raised, when it fails: the last checkpoint and all later results stay."""
+        ...
+
+    def spent(self) -> list[str]:
+        """What `spend` was told, in this life and earlier ones; the oldest may be gone."""
+        ...
+
+    def spend(self, key: str) -> None:
+        """This member promises or votes in the free-standing operation ``key``, whose votes are not kept: never again in a later life."""
+        ...
+
+    def reset(self) -> None:
+        """Begin a new incarnation with an empty log: the old journal cannot be trusted."""
+        ...
+
+
+class SessionPorts(Protocol):
+    """The driver of a session."""
+
+    exchange: DataPlane
+    storage: Storage
+
+    def send(self, peer: PeerId, data: bytes) -> None:
+        """Send a control message; may be lost; never blocks."""
+        ...
+
+    def offload(self, work: Callable[[], T], done: Callable[[float, T], None]) -> None:
+        """Run ``work`` beside the control loop and call ``done(now, result)`` in it. One session's jobs run one at a time, in order."""
+        ...
+
+    def emit(self, event: object) -> None:
+        """Tell script and observers."""
+        ...
+
+    def sign(self, payload: bytes) -> bytes:
+        """Sign as this peer."""
+        ...
+
+    def verify(self, peer: PeerId, payload: bytes, signature: bytes) -> bool:
+        """Check a peer's signature."""
+        ...

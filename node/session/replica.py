@@ -1,0 +1,149 @@
+"""Anchor and outer momentum of one run, in generations: what the node owns of a model."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...collectives.codec import get_codec
+from ...collectives.digest import chunk_hash
+from ...collectives.errors import DigestMismatchError
+from ...collectives.group import Entry
+from ...collectives.layout import Layout
+from ...collectives.swarm import OuterSettings
+from ...optim.outer import OuterStep
+
+MIB = 1 << 20
+
+
+def state_chunk_bytes(numel: int) -> int:
+    """Chunk size of a state in transfer: 1 MiB, 4 MiB above 64M parameters (so that its hashes fit one message)."""
+    return MIB if numel <= 64 * MIB else 4 * MIB
+
+
+class Slots(Protocol):
+    """Three generations of the anchor, float32 (numel,); a leased one is never written (`node.shared_memory.AnchorSlots`)."""
+
+    def next_slot(self) -> int:
+        """A slot that is neither current nor leased."""
+        ...
+
+    def tensor(self, slot: int) -> Tensor:
+        """The slot's memory, float32 (numel,)."""
+        ...
+
+    def publish(self, slot: int, round_: int, digest: str) -> Any:
+        """Make the slot current."""
+        ...
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor, without a copy."""
+    return tensor.numpy().data.cast("B")
+
+
+class ModelReplica:
+    """State of one run at one node: anchor generations in ``slots``, momentum beside them. Implements `ports.Replica`."""
+
+    def __init__(self, layout: Layout, outer: OuterSettings, slots: Slots) -> None:
+        self.layout, self.slots = layout, slots
+        self.momentum = torch.zeros(layout.numel, dtype=torch.float32)
+        self.generation = -1
+        self.applied = -1
+        self._step = OuterStep(outer, layout)
+        self._slot = 0  # of the newest applied generation
+        self._mean: Tensor | None = None
+
+    @property
+    def anchor(self) -> Tensor:
+        """The newest applied anchor, float32 (numel,)."""
+        return self.slots.tensor(self._slot)
+
+    def initialise(self, values: Tensor) -> None:
+        """Set the initial parameters: the state after the genesis."""
+        self._slot = self.slots.next_slot()
+        self.anchor.copy_(values)
+        self.applied = 0
+
+    def apply(self, entry: Entry, result: memoryview | None) -> None:
+        """Outer step of a decided entry, chunk by chunk, in a fixed order of separately rounded operations."""
+        target = self.slots.next_slot()
+        if result is None:
+            self.slots.tensor(target).copy_(self.anchor)  # only the configuration changed
+        else:
+            codec = get_codec(entry.codec)
+            step, at = entry.chunk_elements, 0
+            if self._mean is None or self._mean.numel() < step:
+                self._mean = torch.empty(step, dtype=torch.float32)
+            for start in range(0, entry.numel, step):
+                stop = min(start + step, entry.numel)
+                size = codec.wire_bytes(stop - start)
+                mean = self._mean[: stop - start]
+                codec.decode(codec.wire(result[at : at + size], stop - start), mean)
+                at += size
+                self._step.apply_range(self.anchor, mean, self.momentum, self.slots.tensor(target), start, stop)
+        self._slot = target
+        self.applied = entry.round
+
+    def publish(self, round_: int) -> None:
+        """Make the newest applied generation current for scripts. Idempotent."""
+        if round_ == self.generation:
+            return
+        self.generation = round_
+        self.slots.publish(self._slot, round_, "")
+
+    def hashes(self) -> list[bytes]:
+        """blake3 of each chunk of the state: the bytes of the anchor, then those of the momentum."""
+        anchor, momentum = bytes_of(self.anchor), bytes_of(self.momentum)
+        step, size = state_chunk_bytes(self.layout.numel), len(anchor)
+        hashes = list[bytes]()
+        for start in range(0, 2 * size, step):
+            stop = min(start + step, 2 * size)
+            if start < size < stop:
+                hashes.append(chunk_hash(bytes(anchor[start:]) + bytes(momentum[: stop - size])))
+            else:
+                hashes.append(chunk_hash(anchor[start:stop] if stop <= size else momentum[start - size : stop - size]))
+        return hashes
+
+    def snapshot(self) -> memoryview:
+        """A copy of the state's bytes."""
+        size = 4 * self.layout.numel
+        copy = np.empty(2 * size, dtype=np.uint8)
+        copy[:size] = np.frombuffer(bytes_of(self.anchor), dtype=np.uint8)
+        copy[size:] = np.frombuffer(bytes_of(self.momentum), dtype=np.uint8)
+        return copy.data
+
+    def install(self, data: memoryview, round_: int) -> None:
+        """Take over a state that was received and verified. Raises DigestMismatchError when its length is wrong."""
+        size = 4 * self.layout.numel
+        if len(data) != 2 * size:
+            raise DigestMismatchError(f"state of {len(data)} bytes for a model of {self.layout.numel} elements")
+        self._slot = self.slots.next_slot()
+        bytes_of(self.anchor)[:] = data[:size]
+        bytes_of(self.momentum)[:] = data[size:]
+        self.applied = round_
+
+
+class PlainSlots:
+    """Anchor slots in ordinary memory, for simulations."""
+
+    def __init__(self, numel: int) -> None:
+        self._tensors = [torch.zeros(numel, dtype=torch.float32) for _ in range(3)]
+        self.current: int | None = None
+        self.leased: int | None = None
+        self.round = -1
+
+    def next_slot(self) -> int:
+        """A slot that is neither current nor leased."""
+        return next(slot for slot in range(3) if slot not in (self.current, self.leased))
+
+    def tensor(self, slot: int) -> Tensor:
+        """The slot's memory."""
+        return self._tensors[slot]
+
+    def publish(self, slot: int, round_: int, digest: str) -> None:
+        """Make the slot current."""
+        self.current, self.round = slot, round_

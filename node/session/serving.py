@@ -1,0 +1,172 @@
+"""Answering other members: results of past rounds, and the state, from a copy so that nobody is paused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ...collectives import messages as m
+from ...collectives.codec import get_codec
+from ...collectives.digest import chunk_hash, merkle_root
+from ...collectives.group import Entry
+from ...collectives.identifiers import PeerId
+from ...collectives.round import RoundMachine
+from .replica import state_chunk_bytes
+from .transfer import part_digests
+
+if TYPE_CHECKING:
+    from .session import Session
+
+SNAPSHOT_IDLE_S = 10.0  # a snapshot nobody has asked for this long is dropped
+SNAPSHOTS = 2  # the newest is offered; the one before it is still served to those who are fetching it
+
+
+def result_hashes(entry: Entry, data: memoryview) -> list[bytes]:
+    """blake3 of each encoded chunk of a result."""
+    step = get_codec(entry.codec).wire_bytes(entry.chunk_elements)
+    return [chunk_hash(data[at : at + step]) for at in range(0, len(data), step)]
+
+
+@dataclass(eq=False)
+class Snapshot:
+    """A state being served."""
+
+    round: int
+    root: bytes
+    hashes: list[bytes]
+    data: memoryview
+    used_at: float
+
+
+class Serving:
+    """What this member serves of one run. Bounded: two snapshots, and results as long as storage keeps them."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.snapshots: list[Snapshot] = []  # oldest first
+        self._making = False
+        self._asking: set[PeerId] = set()
+        self._provided: dict[bytes, tuple[str, int]] = {}
+
+    # ---- recovery
+    def matches(self, entry: Entry, data: memoryview) -> bool:
+        """Whether kept bytes are the result of the entry."""
+        hashes = result_hashes(entry, data)
+        return len(hashes) == -(-entry.numel // entry.chunk_elements) and part_digests(entry, hashes) == entry.part_digests
+
+    def recall(self, machine: RoundMachine) -> None:
+        """After a restart: the bytes of the entry voted for in the open round."""
+        if machine.journal.accepted is None:
+            return
+        entry = machine.journal.accepted[1]
+        data = self.session.ports.storage.kept(entry) if entry.contributors else None
+        if data is not None and self.matches(entry, data):
+            self.session.actions.results[entry.part_digests] = data
+            machine.open.held.add(entry.part_digests)
+
+    # ---- results
+    def find(self, name: bytes) -> tuple[Entry, memoryview] | None:
+        """An entry by hash, with its result bytes, if both are here."""
+        session, machine = self.session, self.session.machine
+        if machine is None:
+            return None
+        known = machine.open.known.get(name)
+        if known is not None:
+            data = session.actions.results.get(known.part_digests)
+            return (known, data) if data is not None else None
+        for certified in machine.journal.entries[max(0, session.ports.storage.results_from()) :]:
+            if certified.entry.hash() == name:
+                data = session.ports.storage.kept(certified.entry)
+                return (certified.entry, data) if data is not None else None
+        return session.operations.find(name)
+
+    def on_get(self, now: float, peer: PeerId, body: m.Get) -> None:
+        """A member asks for chunk hashes, or for chunks."""
+        snapshot = next((snapshot for snapshot in self.snapshots if snapshot.root == body.name), None)
+        if snapshot is not None:
+            snapshot.used_at = now
+            self.session.ports.exchange.send_blob(peer, body.name, body.chunks)
+        elif body.chunks and body.name in self._provided:
+            self.session.ports.exchange.send_blob(peer, body.name, body.chunks)
+        elif (found := self.find(body.name)) is None:
+            self.session.actions.tell(peer, 0, m.Gone(body.name))
+        elif body.chunks:
+            self._provide(body.name, *found)
+            self.session.ports.exchange.send_blob(peer, body.name, body.chunks)
+        else:
+            self._offer_result(peer, body.name, *found)
+
+    def _offer_result(self, peer: PeerId, name: bytes, entry: Entry, data: memoryview) -> None:
+        def hashed(now: float, hashes: list[bytes]) -> None:
+            self._provide(name, entry, data)
+            self.session.actions.tell(peer, entry.round, m.Offer(name, b"".join(hashes), None))
+
+        self.session.ports.offload(lambda: result_hashes(entry, data), hashed)
+
+    def _provide(self, name: bytes, entry: Entry, data: memoryview) -> None:
+        self.session.ports.exchange.provide(name, data, get_codec(entry.codec).wire_bytes(entry.chunk_elements))
+        self._provided[name] = (entry.log, entry.round)
+
+    # ---- state
+    def on_ask_state(self, now: float, peer: PeerId) -> None:
+        """A joiner asks which state it can have."""
+        session = self.session
+        if session.round < 0 or session.replica is None:
+            return
+        current = self.snapshots[-1] if self.snapshots else None
+        if current and session.round - current.round <= session.timing.keep_rounds // 2:  # what it lacks can be replayed
+            return self._offer_state(peer, current)
+        self._asking.add(peer)
+        if not self._making:
+            self._making = True
+            replica = session.replica
+
+            def copy() -> tuple[int, memoryview, list[bytes]]:
+                data = replica.snapshot()
+                step = state_chunk_bytes(replica.layout.numel)
+                return replica.applied, data, [chunk_hash(data[at : at + step]) for at in range(0, len(data), step)]
+
+            session.ports.offload(copy, self._copied)
+        return None
+
+    def _copied(self, now: float, made: tuple[int, memoryview, list[bytes]]) -> None:
+        self._making = False
+        round_, data, hashes = made
+        made_now = Snapshot(round_, merkle_root(hashes), hashes, data, now)
+        others = [snapshot for snapshot in self.snapshots if snapshot.root != made_now.root]
+        self._keep([*others[-(SNAPSHOTS - 1) :], made_now])
+        assert self.session.replica is not None
+        self.session.ports.exchange.provide(made_now.root, data, state_chunk_bytes(self.session.replica.layout.numel))
+        asking, self._asking = self._asking, set()
+        for peer in sorted(asking):
+            self._offer_state(peer, made_now)
+
+    def _offer_state(self, peer: PeerId, snapshot: Snapshot) -> None:
+        assert self.session.replica is not None
+        self.session.actions.tell(peer, snapshot.round, m.Offer(snapshot.root, b"".join(snapshot.hashes), self.session.replica.layout))
+
+    def _keep(self, keep: list[Snapshot]) -> None:
+        for snapshot in self.snapshots:
+            if snapshot not in keep:
+                self.session.ports.exchange.withdraw(snapshot.root)
+        self.snapshots = keep
+
+    def tick(self, now: float) -> None:
+        """Drop what nobody needs any more."""
+        if any(now - snapshot.used_at > SNAPSHOT_IDLE_S for snapshot in self.snapshots):
+            self._keep([snapshot for snapshot in self.snapshots if now - snapshot.used_at <= SNAPSHOT_IDLE_S])
+        oldest = self.session.ports.storage.results_from()
+        for name in [name for name, (log, round_) in self._provided.items() if log == self.session.log and round_ < oldest]:
+            self.withdraw(name)
+
+    def drop_all(self) -> None:
+        """Serve nothing any more."""
+        self._keep([])
+        for name in list(self._provided):
+            self.withdraw(name)
+
+    def withdraw(self, name: bytes) -> None:
+        """Serve this result no longer."""
+        if self._provided.pop(name, None) is not None:
+            self.session.ports.exchange.withdraw(name)
+            self.session.ports.exchange.withdraw(name)

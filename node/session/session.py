@@ -1,0 +1,497 @@
+"""One run at one member: membership, the log, the data plane and the state, tied together. Sans I/O.
+
+Inputs carry ``now`` in seconds; outputs go through `SessionPorts`. The node drives it with sockets and threads, the simulator in
+virtual time; the code is the same. A member is in one of four phases: "seeking" (no genesis known), "fetching" (entries known,
+state on its way), "running", and "left".
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from random import Random
+from typing import Any, Literal
+
+from torch import Tensor
+
+from ...collectives import exchange as x
+from ...collectives import messages as m
+from ...collectives.codec import DEFAULT_CHUNK_ELEMENTS
+from ...collectives.digest import merkle_root
+from ...collectives.errors import LocalProtocolError, OutOfDateError, RemoteProtocolError, StorageError
+from ...collectives.group import Certified, Entry, Member
+from ...collectives.identifiers import PeerId, RunId
+from ...collectives.layout import Layout
+from ...collectives.round import RoundMachine, Shape, Timing, check_genesis
+from ...collectives.swarm import RunSettings, Share
+from ..membership import Membership
+from ..membership import Timing as MembershipTiming
+from . import events as ev
+from .actions import LogActions, main_log
+from .beginning import check_model, make_genesis, restore
+from .operations import Operations
+from .ports import Replica, SessionPorts
+from .serving import Serving
+from .transfer import Transfer
+
+MEMBERSHIP, ROUND = b"M", b"R"
+Phase = Literal["seeking", "fetching", "running", "left"]
+
+
+class Session:
+    """State machine of one run at one member."""
+
+    def __init__(
+        self, *, run: RunId, me: PeerId, organiser: PeerId, settings: RunSettings, ports: SessionPorts, rng: Random, now: float,
+        timing: Timing | None = None, unix_offset_s: float = 0.0, checkpoint_every: int = 10,
+        chunk_elements: int | None = None,
+    ) -> None:  # fmt: skip
+        self.run, self.me, self.organiser, self.settings, self.ports, self.rng = run, me, organiser, settings, ports, rng
+        self.log = main_log(run)
+        self.timing = timing or Timing()
+        self.checkpoint_every = checkpoint_every
+        self.chunk_elements = chunk_elements or DEFAULT_CHUNK_ELEMENTS[settings.codec]
+        watch = MembershipTiming(beat_s=self.timing.heartbeat_s, detect_s=self.timing.detect_s)
+        self.membership = Membership(me, run, sign=ports.sign, verify=ports.verify, rng=rng, timing=watch, unix_offset_s=unix_offset_s)
+        self.machine: RoundMachine | None = None
+        self.replica: Replica | None = None
+        self.actions = LogActions(self)
+        self.transfer = Transfer(self.actions, organiser, self.timing, rng)
+        self.serving = Serving(self)
+        self.operations = Operations(self)
+        self.left = False
+        self.script: Layout | None = None  # layout of the attached script, if any
+        self.loop: deque[m.Envelope] = deque()  # messages to oneself
+        self._contributions: deque[tuple[bytes, int, Tensor, int | None]] = deque()
+        self._contacts: list[PeerId] = []
+        self._draining = False
+        self.installing = False  # a fetched state is being taken over: nothing may be applied meanwhile
+        self._half_installed = False
+        self._arrived: tuple[int, bytes, Layout, memoryview] | None = None  # a state that came while an entry was being applied
+        self._unrecorded: Entry | None = None  # applied, but the disk was full
+        self._asked_at = self._ticked_at = -1e9
+        self._now = now
+
+    # ---- views
+    @property
+    def phase(self) -> Phase:
+        """Where this member stands."""
+        if self.left:
+            return "left"
+        if self.machine is None:
+            return "seeking"
+        return "fetching" if self.machine.stateless else "running"
+
+    @property
+    def round(self) -> int:
+        """Number of applied entries after the genesis: the round whose anchor is current; -1 before there is a state."""
+        return self.machine.round - 1 if self.machine and not self.machine.stateless else -1
+
+    def clock(self) -> float:
+        """The time of the input being handled."""
+        return self._now
+
+    def config_peers(self) -> list[PeerId]:
+        """The members of the newest configuration known."""
+        return [member.peer for member in self.machine.tail.entry.next_config] if self.machine else []
+
+    # ---- life
+    def start(self, now: float) -> None:
+        """Take up what storage holds. A run that was never entered begins empty. Raises StorageError."""
+        self._now = now
+        restore(self, now)
+
+    def found(self, now: float, layout: Layout, initial: Tensor) -> None:
+        """Found the run with these initial parameters (float32, (numel,)): only its organiser may, and only once. Raises StorageError."""
+        self._now = now
+        if self.machine is not None or self.me != self.organiser or self.ports.storage.journal().entries:
+            raise LocalProtocolError("only the organiser founds a run, and only one that has no state")
+        replica = self.ports.storage.replica(layout, restore=False)
+        replica.initialise(initial)
+        replica.publish(0)
+        journal = self.ports.storage.journal()
+        certified = make_genesis(
+            run=self.run, log=self.log, me=Member(self.me, journal.incarnation), replica=replica, chunk_elements=self.chunk_elements,
+            codec=self.settings.codec, sign=self.ports.sign,
+        )  # fmt: skip
+        self.ports.storage.found(replica, certified)  # before anybody hears of the run: nobody else could restore it
+        journal.append(certified)
+        self.replica = replica
+        self.make_machine(now, certified)
+        assert self.machine is not None
+        self.machine.root = certified.entry.base_state
+        self.opened(now)
+        self.ports.emit(ev.StateReady(0))
+        self._drain(now)
+
+    def make_machine(self, now: float, genesis: Certified) -> None:
+        """Take part in the log that begins with ``genesis``, from where the journal ends."""
+        journal = self.ports.storage.journal()
+        entry = genesis.entry
+        if not journal.entries:
+            journal.append(genesis)
+        self.machine = RoundMachine(
+            run=self.run, log=self.log, me=Member(self.me, journal.incarnation), organiser=self.organiser, journal=journal,
+            shape=Shape(entry.numel, entry.chunk_elements, entry.codec, entry.reducer), timing=self.timing, actions=self.actions,
+            rng=self.rng, now=now,
+        )  # fmt: skip
+        self.machine.stateless = self.replica is None
+        self.machine.idle = self.script is None
+
+    def drop(self) -> None:
+        """The end of this session: the data plane lets go of what it holds for it."""
+        self.transfer.drop_all()
+        self.serving.drop_all()
+        machine = self.machine
+        if machine is not None:
+            self.ports.exchange.close_round(self.log, machine.round)
+            if machine.contribution is not None:
+                self.ports.exchange.release(machine.contribution[0])
+
+    def leave(self, now: float) -> None:
+        """Leave the configuration with the next entry; keep answering until then and afterwards."""
+        self._now = now
+        if self.machine:
+            self.machine.leaving = True
+        self._drain(now)
+
+    # ---- the script
+    def attach(self, now: float, layout: Layout) -> bool:
+        """A script with this model attaches. False: nobody has the state yet and this member may found the run.
+
+        Raises ModelMismatchError naming the tensors.
+        """
+        self._now = now
+        known = self.replica.layout if self.replica else None
+        if known is not None:
+            check_model(layout, known)
+        self.script = layout
+        if self.machine:
+            self.machine.set_idle(now, False)
+        self._drain(now)
+        return known is not None
+
+    def detach(self, now: float) -> None:
+        """The script is gone: nothing will be contributed; a frozen contribution stays until its round is decided."""
+        self._now = now
+        self.script = None
+        if self.machine:
+            self.machine.set_idle(now, True)
+        self._drain(now)
+
+    def contribute(self, now: float, cid: bytes, samples: int, vector: Tensor, base: int | None = None) -> None:
+        """Offer ``vector`` (float32, (numel,), untouched until RoundCommitted) to the open round, or to the next one.
+
+        With ``base``, the round of the anchor it was made on, it is refused (ContributionRefused) once that anchor is no longer current.
+        """
+        self._now = now
+        if self.machine is None or self.machine.stateless:
+            raise OutOfDateError("the run's state is not here yet")
+        if vector.numel() != self.machine.shape.numel:
+            raise LocalProtocolError(f"contribution of {vector.numel()} elements to a run of {self.machine.shape.numel}")
+        self._contributions.append((cid, samples, vector, base))
+        self._offer(now)
+        self._drain(now)
+
+    def _offer(self, now: float) -> None:
+        machine = self.machine
+        if self._contributions and machine and machine.contribution is None and not machine.open.applying:
+            cid, samples, vector, base = self._contributions[0]
+            if base is not None and base != self.round:
+                self._contributions.popleft()
+                return self.ports.emit(
+                    ev.ContributionRefused(cid, f"it was made on the anchor of round {base}, the run is at {self.round}")
+                )
+            if self.settings.rounds is not None and self.round >= self.settings.rounds:
+                self._contributions.popleft()
+                return self.ports.emit(ev.ContributionRefused(cid, f"the run is complete after {self.settings.rounds} rounds"))
+            self.ports.exchange.freeze(self.log, machine.round, cid, vector)
+            machine.contribute(now, cid, samples)
+        return None
+
+    def settle(self, now: float) -> None:
+        """After a command to `operations`: deliver what it said to ourselves."""
+        self._now = now
+        self._drain(now)
+
+    # ---- inputs
+    def add_contacts(self, now: float, peers: Iterable[PeerId]) -> None:
+        """Peers that discovery says take part in the run."""
+        self._now = now
+        for peer in peers:
+            if peer != self.me and peer not in self._contacts and len(self._contacts) < 256:
+                self._contacts.append(peer)
+                self._asked_at = -1e9
+        self._drain(now)
+
+    def on_link(self, now: float, peer: PeerId, up: bool) -> None:
+        """The connection to a peer came or went."""
+        self._now = now
+        self.membership.link(now, peer, up)
+        self._drain(now)
+
+    def on_message(self, now: float, peer: PeerId, data: bytes) -> None:
+        """A control message of an authenticated peer. Breaches are reported, never raised."""
+        self._now = now
+        self.membership.heard(now, peer)
+        try:
+            if data[:1] == MEMBERSHIP:
+                self.membership.on_message(now, peer, data[1:])
+            elif data[:1] == ROUND:
+                self._on_envelope(now, peer, m.decode(data[1:], peer))
+            else:
+                raise RemoteProtocolError("unknown kind of control message", peer=peer)
+        except RemoteProtocolError as error:
+            self.ports.emit(ev.PeerMisbehaved(peer, error.message))
+        self._drain(now)
+
+    def _on_envelope(self, now: float, peer: PeerId, envelope: m.Envelope) -> None:
+        body = envelope.body
+        if envelope.log != self.log:
+            self.operations.on_message(now, peer, envelope)
+        elif isinstance(body, m.AskState):
+            self.serving.on_ask_state(now, peer)
+        elif isinstance(body, m.Get):
+            self.serving.on_get(now, peer, body)
+        elif isinstance(body, m.Offer):
+            self.transfer.on_offer(now, peer, envelope.round, body)
+        elif isinstance(body, m.Gone):
+            self.transfer.on_gone(now, peer, body.name)
+        elif self.machine is not None:
+            self.machine.on_message(now, peer, envelope.incarnation, envelope.round, body)
+            if isinstance(body, m.Catch) and self.machine.open.decided and self.machine.round < body.results_from:
+                self.transfer.seek_state()
+        elif isinstance(body, m.Catch) and body.entries and body.entries[0].entry.round == 0:
+            check_genesis(body.entries[0], run=self.run, organiser=self.organiser, verify=self.ports.verify, peer=peer)
+            self.make_machine(now, body.entries[0])
+            self.transfer.seek_state()
+            assert self.machine is not None
+            self.machine.on_message(now, peer, envelope.incarnation, 1, body)
+
+    def on_exchange(self, now: float, event: Any) -> None:
+        """An event of the data plane."""
+        self._now = now
+        machine = self.machine
+        match event:
+            case x.ResultComplete():
+                if (
+                    not self.operations.on_result(now, event)
+                    and machine
+                    and machine.open.plan
+                    and machine.open.plan.plan_id == event.plan_id
+                ):
+                    self.actions.results[event.digests] = event.data
+                    machine.on_result(now, event.digests, event.plan_id)
+            case x.Report():
+                if not self.operations.on_report(now, event) and machine:
+                    machine.on_report(now, event.plan_id, event.missing, event.lacking)
+            case x.BlobProgress():
+                self.transfer.on_blob(now, event.name, event.have, event.missing)
+            case x.BlobComplete():
+                pass  # told by the last BlobProgress
+            case x.BadChunk():
+                self.transfer.on_bad_chunk(event.peer, event.name)
+                self.ports.emit(ev.PeerMisbehaved(event.peer, f"chunk {event.chunk} fails its hash"))
+            case x.PeerFault():
+                self.ports.emit(ev.PeerMisbehaved(event.peer, event.reason))
+            case x.NonFinite():
+                self._on_non_finite(now, event.cid)
+            case _:
+                pass
+        self._drain(now)
+
+    def _on_non_finite(self, now: float, cid: bytes) -> None:
+        self.ports.emit(ev.ContributionRefused(cid, "it holds NaN or infinity"))
+        machine = self.machine
+        if machine and machine.contribution and machine.contribution[0] == cid:
+            machine.contribution = None
+            self._contributions.popleft()
+        self.operations.refuse(now, cid)
+        self.ports.exchange.release(cid)
+
+    def tick(self, now: float) -> None:
+        """Call at `next_due`."""
+        self._now = now
+        self.membership.tick(now)
+        if now - self._ticked_at >= self.timing.pull_s * 0.99:
+            self._ticked_at = now
+            self._retry(now)
+            targets = self.targets(now)
+            self.transfer.tick(now, targets)
+            self.serving.tick(now)
+            self.operations.tick(now)
+            if self.machine:
+                self.machine.tick(now)
+            if now - self._asked_at >= self.timing.fetch_s:
+                self._asked_at = now
+                self._knock(targets)
+        self._drain(now)
+
+    def next_due(self) -> float:
+        """When `tick` wants to be called next."""
+        return min(self.membership.next_due(), self._ticked_at + self.timing.pull_s)
+
+    def targets(self, now: float) -> list[PeerId]:
+        """Peers worth asking, the likeliest first."""
+        config = self.config_peers()
+        known = [*config, *(record.peer for record in self.membership.records()), *self._contacts]
+        unique = [peer for peer in dict.fromkeys(known) if peer != self.me]
+        live = [peer for peer in unique if not self.membership.suspected(now, peer)]
+        self.rng.shuffle(live)
+        return sorted(live, key=lambda peer: peer not in config)
+
+    def _knock(self, targets: Sequence[PeerId]) -> None:
+        """Ask for the log while there is none, for admission while this member is not in the configuration."""
+        machine = self.machine
+        if self.left:
+            return
+        if machine is None:
+            for peer in targets[:3]:
+                self.actions.tell(peer, 0, m.Fetch())
+        elif not machine.stateless and not machine.is_member and not machine.leaving and not machine.frontier:
+            for peer in self.config_peers():
+                self.actions.tell(peer, machine.round, m.Join())
+
+    # ---- progress
+    def state_arrived(self, now: float, round_: int, root: bytes, layout: Layout, data: memoryview) -> None:
+        """A verified state was fetched: install it, then take over the entries up to it."""
+        machine = self.machine
+        assert machine is not None
+        if self.installing or not self.actions.wants_state(round_):
+            return self.transfer.seek_state() if machine.stateless else None
+        if machine.open.applying:  # not both at once: `applied` comes back to it
+            self._arrived = (round_, root, layout, data)
+            return None
+        certified = self.actions.entry_at(round_)
+        assert certified is not None
+        replica = self.replica or self.ports.storage.replica(layout, restore=False)
+        self.installing = True
+
+        def install() -> None:
+            replica.install(data, round_)
+            self.ports.storage.checkpoint(replica, certified)
+
+        def installed(later: float, _: None) -> None:
+            self._now = later
+            try:
+                self.ports.storage.save_layout(layout)
+                replica.publish(round_)
+                machine.adopt_snapshot(later, [c for c in machine.frontier if machine.round <= c.entry.round <= round_], root)
+            except StorageError:
+                self._arrived, self._half_installed = (round_, root, layout, data), True  # `tick` tries again, nothing else is applied
+                raise
+            self.installing = False
+            self.replica = replica
+            self.ports.storage.installed(round_)
+            self.actions.results.clear()
+            self.opened(later)
+            machine.resume(later)
+            self.ports.emit(ev.StateReady(round_))
+            self._drain(later)
+
+        self.ports.offload(install, installed)
+        return None
+
+    def applied(self, now: float, entry: Entry) -> None:
+        """The outer step of the decided entry is done: the next round opens."""
+        self._now = now
+        machine, replica = self.machine, self.replica
+        assert machine is not None
+        assert replica is not None
+        replica.publish(entry.round)
+        self.ports.exchange.close_round(self.log, entry.round)
+        decided, self._unrecorded = machine.open.decided, entry
+        machine.on_applied(now)  # where it cannot be recorded, `tick` tries again
+        self._unrecorded = None
+        self.transfer.drop(machine.round)
+        self.transfer.seeking_state = False  # replay goes on; a Catch says if it cannot
+        self.actions.results.clear()
+        self.hash_state(machine.round)
+        if decided and (entry.round % self.checkpoint_every == 0 or entry.round == self.settings.rounds):
+            self._checkpoint(decided)
+        self.ports.storage.forget_results(machine.round - self.timing.keep_rounds)
+        self.opened(now)
+        machine.resume(now)
+        self._retry(now)
+        self._drain(now)
+
+    def _retry(self, now: float) -> None:
+        """What had to wait for another job, or for room on the disk."""
+        if self._unrecorded is not None:
+            self.applied(now, self._unrecorded)
+        arrived, self._arrived = self._arrived, None
+        if arrived is not None:
+            if self._half_installed:
+                self.installing = self._half_installed = False
+            self.state_arrived(now, *arrived)
+
+    def decided(self, now: float, certified: Certified, counted: bool, cid: bytes | None) -> None:
+        """Tell the script what the entry counts, and take back its contribution."""
+        entry, machine = certified.entry, self.machine
+        assert machine is not None
+        if cid is not None:  # one that was handed over while this entry was being applied stays, for the next round
+            self._contributions.popleft()
+            self.ports.exchange.release(cid)
+        before = {member.peer for member in machine.journal.entries[entry.round - 1].entry.next_config}
+        after = tuple(member.peer for member in entry.next_config)
+        shares = tuple(Share(c.member.peer, c.weight) for c in entry.contributors)
+        lost = tuple(sorted(before - set(after)))
+        elapsed = machine.round_s or 0.0
+        self.ports.emit(ev.RoundCommitted(entry.round, shares, after, lost, cid, counted, entry.hash(), elapsed))
+
+    def opened(self, now: float) -> None:
+        """A round opened: let the data plane accept its parts, watch its configuration, offer what waits."""
+        machine = self.machine
+        assert machine is not None
+        if machine.stateless:
+            return
+        peers = [member.peer for member in machine.config]
+        shape = machine.shape
+        self.ports.exchange.open_round(self.log, machine.round, peers, shape.numel, shape.chunk_elements, shape.codec)
+        self.membership.watch(now, peers)
+        self.membership.announce(now, round=machine.round)
+        self.serving.recall(machine)
+        self._offer(now)
+
+    def hash_state(self, round_: int) -> None:
+        """Compute the Merkle root of the state before ``round_``, beside."""
+        replica = self.replica
+        assert replica is not None
+
+        def hashed(now: float, hashes: list[bytes]) -> None:
+            self._now = now
+            root = merkle_root(hashes)
+            if self.machine:
+                self.machine.on_root(now, round_, root)
+                self.ports.emit(ev.StateRoot(round_ - 1, root))
+            self._drain(now)
+
+        self.ports.offload(replica.hashes, hashed)
+
+    def _checkpoint(self, certified: Certified) -> None:
+        replica = self.replica
+        assert replica is not None
+        self.ports.offload(lambda: self.ports.storage.checkpoint(replica, certified), lambda now, _: None)
+
+    def diverged(self, now: float, entry: Entry, mine: bytes) -> None:
+        """Our state is not the one the others decided on: it must never happen; fetch the state anew."""
+        if not self.transfer.seeking_state:
+            self.ports.emit(ev.StateDiverged(entry.round, mine, entry.base_state))
+            self.transfer.seek_state()
+
+    def _drain(self, now: float) -> None:
+        """Deliver messages to oneself and send what membership has to say."""
+        if self._draining:
+            return
+        self._draining = True
+        try:
+            while self.loop:
+                envelope = self.loop.popleft()
+                try:
+                    self._on_envelope(now, self.me, envelope)
+                except RemoteProtocolError as error:
+                    raise LocalProtocolError(f"a message to oneself broke a rule: {error.message}") from error
+            for peer, data in self.membership.drain():
+                self.ports.send(peer, MEMBERSHIP + data)
+        finally:
+            self._draining = False

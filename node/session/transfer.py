@@ -1,0 +1,311 @@
+"""Content from other members: results of past rounds and whole states, in hashed chunks, from several members at once. Sans I/O.
+
+A result is verified against the part digests of its decided entry. A state (anchor, momentum) is verified against its Merkle root:
+the one a decided entry names as the state before it, or the one a quorum of the newest configuration offers alike. Nobody is
+paused: a member serves from a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Protocol
+
+from ...collectives import messages as m
+from ...collectives.codec import get_codec
+from ...collectives.digest import merkle_root, part_digest
+from ...collectives.errors import RemoteProtocolError
+from ...collectives.group import Certified, Entry, Member, is_quorum
+from ...collectives.identifiers import HASH_BYTES, PeerId
+from ...collectives.layout import Layout
+from ...collectives.round import Timing
+from .ports import DataPlane
+from .replica import state_chunk_bytes
+
+SPAN_CHUNKS = 8  # chunks asked of one source at a time
+WINDOW_CHUNKS = 64  # chunks asked for and not yet here
+
+
+class TransferActions(Protocol):
+    """What a Transfer asks of its session."""
+
+    @property
+    def exchange(self) -> DataPlane:
+        """The data plane."""
+        ...
+
+    def tell(self, peer: PeerId, round_: int, body: m.Body) -> None:
+        """Send on the main log."""
+        ...
+
+    def result_arrived(self, entry: Entry, data: memoryview) -> None:
+        """Verified result bytes of a decided entry."""
+        ...
+
+    def result_gone(self, entry: Entry) -> None:
+        """Nobody asked has the result of this entry any more."""
+        ...
+
+    def state_arrived(self, round_: int, root: bytes, layout: Layout, data: memoryview) -> None:
+        """Verified state after entry ``round_``."""
+        ...
+
+    def state_progress(self, have: int, total: int, sources: tuple[PeerId, ...]) -> None:
+        """How far the state is."""
+        ...
+
+    def allocate(self, nbytes: int) -> memoryview:
+        """Where a result is to be received."""
+        ...
+
+    def wants_state(self, round_: int) -> bool:
+        """Whether the state after entry ``round_`` would bring this member on."""
+        ...
+
+    def entry_at(self, round_: int) -> Certified | None:
+        """A verified entry, applied or not."""
+        ...
+
+
+@dataclass
+class Fetching:
+    """One piece of content on its way."""
+
+    name: bytes
+    sources: list[PeerId]
+    entry: Entry | None = None  # of a result
+    round: int = 0
+    root: bytes = b""
+    layout: Layout | None = None  # of a state
+    hashes: list[bytes] = field(default_factory=list[bytes])
+    data: memoryview | None = None
+    chunk_bytes: int = 0
+    have: int = 0
+    cursor: int = 0  # chunks below it have been asked for
+    asked_at: float = -1e9
+    turn: int = 0
+    refused: set[PeerId] = field(default_factory=set[PeerId])
+
+
+class Transfer:
+    """Everything this member is fetching for the main log of a run."""
+
+    def __init__(self, actions: TransferActions, organiser: PeerId, timing: Timing, rng: Random) -> None:
+        self.actions, self.organiser, self.timing, self.rng = actions, organiser, timing, rng
+        self.fetching: dict[bytes, Fetching] = {}
+        self.offers: dict[tuple[int, bytes], dict[PeerId, m.Offer]] = {}
+        self.seeking_state = False
+        self._asked_state_at = -1e9
+
+    # ---- wanted by the session
+    def fetch_result(self, now: float, entry: Entry, holders: Sequence[PeerId]) -> None:
+        """Fetch the result bytes of a decided (or proposed) entry from any of ``holders``. Repeated calls are one."""
+        name = entry.hash()
+        known = self.fetching.get(name)
+        if known is None:
+            chunk_bytes = get_codec(entry.codec).wire_bytes(entry.chunk_elements)
+            self.fetching[name] = known = Fetching(name, [], entry=entry, round=entry.round, chunk_bytes=chunk_bytes)
+        fresh = [peer for peer in holders if peer not in known.sources]
+        known.sources.extend(fresh)
+        if fresh:
+            self._ask(now, known)
+
+    def seek_state(self) -> None:
+        """Fetch a newer state than we hold; goes on until `state_arrived`."""
+        self.seeking_state = True
+
+    def drop(self, before: int) -> None:
+        """Results of older rounds are no longer of use."""
+        for name, item in list(self.fetching.items()):
+            if item.entry is not None and item.round < before and not item.entry.log.startswith("op/"):
+                self._forget(name)
+
+    def drop_all(self) -> None:
+        """Fetch nothing any more."""
+        for name in list(self.fetching):
+            self._forget(name)
+        self.seeking_state = False
+
+    # ---- inputs
+    def on_offer(self, now: float, peer: PeerId, round_: int, offer: m.Offer) -> None:
+        """Chunk hashes from a peer. Raises RemoteProtocolError when they do not fit what they are offered for."""
+        if len(offer.hashes) % HASH_BYTES:
+            raise RemoteProtocolError("hash list is not a multiple of 32 bytes", peer=peer)
+        item = self.fetching.get(offer.name)
+        if item is not None and item.entry is not None:
+            if not item.hashes:
+                self._take_result_hashes(now, item, peer, offer)
+        elif self.seeking_state and offer.layout is not None and self.actions.wants_state(round_):
+            hashes = _split(offer.hashes)
+            if merkle_root(hashes) != offer.name or offer.layout.check():
+                raise RemoteProtocolError("state offer does not match its root", peer=peer)
+            self._take_state_offer(now, peer, round_, offer)
+
+    def on_gone(self, now: float, peer: PeerId, name: bytes) -> None:
+        """The peer no longer has it."""
+        item = self.fetching.get(name)
+        if item is None:
+            return
+        item.refused.add(peer)
+        if not set(item.sources) <= item.refused:
+            return
+        if item.entry is None:
+            self._forget(name)  # all have moved on: look for a newer state
+        else:
+            item.refused.clear()  # others may have it by now
+            self.actions.result_gone(item.entry)
+
+    def on_blob(self, now: float, name: bytes, have: int, missing: Sequence[m.Span]) -> None:
+        """Progress of content on its way; without any, this answers the report that `tick` asked for."""
+        item = self.fetching.get(name)
+        if item is None or item.data is None:
+            return
+        progressed, item.have = have > item.have, have
+        if item.layout is not None and progressed:
+            self.actions.state_progress(have, len(item.hashes), tuple(item.sources))
+        if not missing:
+            self._complete(item)
+        elif progressed:
+            item.asked_at = now
+            self._advance(item)
+        else:
+            self._request(item, [(first, min(stop, item.cursor)) for first, stop in missing if first < item.cursor])
+            self._advance(item)
+
+    def on_bad_chunk(self, peer: PeerId, name: bytes) -> None:
+        """A chunk from this peer failed its hash: ask others."""
+        item = self.fetching.get(name)
+        if item is not None:
+            item.refused.add(peer)
+
+    def tick(self, now: float, targets: Sequence[PeerId]) -> None:
+        """Repair loss by asking again; ``targets`` are members that may serve a state."""
+        if (
+            self.seeking_state
+            and not any(item.layout for item in self.fetching.values())
+            and now - self._asked_state_at > self.timing.fetch_s
+        ):
+            self._asked_state_at = now
+            self.offers.clear()
+            for peer in list(targets)[:8]:
+                self.actions.tell(peer, 0, m.AskState())
+        for item in list(self.fetching.values()):
+            if now - item.asked_at > 4 * self.timing.pull_s:
+                item.asked_at = now
+                if item.data is not None:
+                    self.actions.exchange.report(item.name)  # answered by `on_blob` with what is missing
+                else:
+                    self._ask(now, item)
+
+    # ---- results
+    def _take_result_hashes(self, now: float, item: Fetching, peer: PeerId, offer: m.Offer) -> None:
+        entry, hashes = item.entry, _split(offer.hashes)
+        assert entry is not None
+        chunks = -(-entry.numel // entry.chunk_elements)
+        if len(hashes) != chunks or part_digests(entry, hashes) != entry.part_digests:
+            item.refused.add(peer)
+            raise RemoteProtocolError(f"hashes of round {entry.round} do not give its digests", peer=peer)
+        codec = get_codec(entry.codec)
+        last = entry.numel - (chunks - 1) * entry.chunk_elements
+        item.hashes, item.data = hashes, self.actions.allocate((chunks - 1) * item.chunk_bytes + codec.wire_bytes(last))
+        self._want(now, item)
+
+    # ---- states
+    def _take_state_offer(self, now: float, peer: PeerId, round_: int, offer: m.Offer) -> None:
+        offers = self.offers.setdefault((round_, offer.name), {})
+        offers[peer] = offer
+        if any(item.layout for item in self.fetching.values()) or not self._believed(round_, offer.name, list(offers)):
+            running = self.fetching.get(offer.name)
+            if running and peer not in running.sources:
+                running.sources.append(peer)
+                self._ask(now, running)
+            return
+        layout = offer.layout
+        assert layout is not None
+        genesis = self.actions.entry_at(0)
+        if genesis is None or layout.digest() != genesis.entry.base:
+            raise RemoteProtocolError("state offer is for another model", peer=peer)
+        item = Fetching(offer.name, sorted(offers), round=round_, root=offer.name, layout=layout, hashes=_split(offer.hashes))
+        item.chunk_bytes, item.data = state_chunk_bytes(layout.numel), memoryview(bytearray(8 * layout.numel))
+        self.fetching[offer.name] = item
+        self._want(now, item)
+
+    def _believed(self, round_: int, root: bytes, offering: list[PeerId]) -> bool:
+        entry, following = self.actions.entry_at(round_), self.actions.entry_at(round_ + 1)
+        if entry is None:
+            return False
+        if round_ == 0 or following is not None:
+            return (entry if round_ == 0 else following).entry.base_state == root  # type: ignore[union-attr]
+        config = entry.entry.next_config
+        voters: list[Member] = [member for member in config if member.peer in offering]
+        return is_quorum(config, voters, self.organiser)
+
+    # ---- both
+    def _want(self, now: float, item: Fetching) -> None:
+        assert item.data is not None
+        self.actions.exchange.want(item.name, item.data, item.chunk_bytes, item.hashes, item.sources)
+        item.asked_at = now
+        self._advance(item)
+
+    def _ask(self, now: float, item: Fetching) -> None:
+        """Ask one source for the chunk hashes; a new source of what is already coming is told to the data plane."""
+        item.asked_at = now
+        if item.data is not None:
+            self.actions.exchange.want(item.name, item.data, item.chunk_bytes, item.hashes, item.sources)
+        elif source := self._next_source(item):
+            self.actions.tell(source, item.round, m.Get(item.name, ()))
+
+    def _advance(self, item: Fetching) -> None:
+        """Keep a window of chunks asked for, spread over the sources."""
+        total = len(item.hashes)
+        while item.cursor < total and item.cursor - item.have < WINDOW_CHUNKS:
+            stop = min(item.cursor + SPAN_CHUNKS, total)
+            self._request(item, [(item.cursor, stop)])
+            item.cursor = stop
+
+    def _request(self, item: Fetching, spans: Sequence[m.Span]) -> None:
+        by_source: dict[PeerId, list[m.Span]] = {}
+        for piece in _cut(spans, WINDOW_CHUNKS):
+            if source := self._next_source(item):
+                by_source.setdefault(source, []).append(piece)
+        for source, pieces in by_source.items():
+            self.actions.tell(source, item.round, m.Get(item.name, tuple(pieces)))
+
+    def _next_source(self, item: Fetching) -> PeerId | None:
+        sources = [peer for peer in item.sources if peer not in item.refused] or item.sources
+        item.turn += 1
+        return sources[item.turn % len(sources)] if sources else None
+
+    def _complete(self, item: Fetching) -> None:
+        self._forget(item.name)
+        assert item.data is not None
+        if item.entry is not None:
+            self.actions.result_arrived(item.entry, item.data)
+        elif item.layout is not None:
+            self.seeking_state = False
+            self.actions.state_arrived(item.round, item.root, item.layout, item.data)
+
+    def _forget(self, name: bytes) -> None:
+        if self.fetching.pop(name, None) is not None:
+            self.actions.exchange.unwant(name)
+
+
+def part_digests(entry: Entry, hashes: Sequence[bytes]) -> tuple[bytes, ...]:
+    """The digests that an entry's parts have if its result chunks have these hashes."""
+    return tuple(part_digest(entry, part, hashes[part.first : part.stop]) for part in entry.parts)
+
+
+def _split(hashes: bytes) -> list[bytes]:
+    return [hashes[at : at + HASH_BYTES] for at in range(0, len(hashes), HASH_BYTES)]
+
+
+def _cut(spans: Sequence[m.Span], limit: int) -> list[m.Span]:
+    """The first ``limit`` chunks of the spans, in pieces of at most SPAN_CHUNKS."""
+    pieces, left = list[m.Span](), limit
+    for first, stop in spans:
+        while first < stop and left > 0:
+            size = min(SPAN_CHUNKS, stop - first, left)
+            pieces.append((first, first + size))
+            first, left = first + size, left - size
+    return pieces

@@ -1,0 +1,11 @@
+"""The whole swarm in virtual time: the real session and the real data plane of every member, on a network that fails as told.
+
+storage   what a simulated member keeps over the life of its process
+script    a training script reduced to what the round protocol sees of it: units of work
+process   one life of a node: Session and Exchange on a World and a Network
+member    one peer: a disk, and while it lives a process and a script
+checker   the oracle: predicates that must hold whatever happens
+swarm     members, world, network, faults and checker: one seed, one run
+plants    known bugs, planted to see that the checker finds them
+stage     blocking scripts in virtual time, one running at a time (for `atoll.node.local`)
+"""

@@ -1,0 +1,181 @@
+"""The oracle: what must hold whatever happens. It trusts nothing a member says and recomputes every result from its inputs.
+
+The predicates are those of docs/protocol.md ("The round"): agreement, honest outcome, nothing lost, one entry a ballot,
+durability, contiguity. Liveness after healing is checked by `swarm`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...collectives.codec import Codec, chunk_span, decode_chunks, encoded_bytes, get_codec
+from ...collectives.digest import chunk_hash, part_digest
+from ...collectives.group import Certified, Config, Entry, Member, is_quorum
+from ...collectives.identifiers import PeerId
+from ...collectives.reduce import MEAN
+from ...collectives.swarm import OuterSettings
+from ...optim.outer import OuterStep
+
+
+class Violation(AssertionError):
+    """A predicate does not hold. The message begins with its name."""
+
+    def __init__(self, predicate: str, detail: str) -> None:
+        super().__init__(f"{predicate}: {detail}")
+        self.predicate = predicate
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """A contribution as its script froze it. ``units``: the units of work in it; ``weight`` samples."""
+
+    peer: PeerId
+    life: int
+    weight: int
+    units: tuple[int, ...]
+    vector: Tensor
+
+
+Holders = Callable[[Entry], Collection[Member]]
+"""Members whose disk holds now all bytes of this entry, the state before it, and their vote (or the applied entry)."""
+
+
+class Checker:
+    """Watches one log. ``holders`` answers who holds an entry durably at the moment it is asked."""
+
+    def __init__(self, *, organiser: PeerId | None, outer: OuterSettings, holders: Holders) -> None:
+        self.organiser, self.outer, self._holders = organiser, outer, holders
+        self.entries: list[Certified] = []  # as first applied by anybody; [0] is the genesis
+        self.results: list[bytes] = []
+        self.anchors: list[Tensor] = []  # float32 (numel,), expected after each entry
+        self.used: dict[int, int] = {}  # unit of work -> the round that counts it
+        self.frozen: dict[bytes, Frozen] = {}
+        self._momentum = torch.empty(0)
+        self._step = OuterStep(outer)
+        self._ballots: dict[tuple[int, int], bytes] = {}  # (round, ballot) -> entry hash
+        self._applied: dict[tuple[PeerId, int], int] = {}  # (peer, incarnation) -> last applied round
+
+    # ---- what members do
+    def found(self, genesis: Certified, initial: Tensor) -> None:
+        """The run begins: its genesis and initial parameters, float32 (numel,)."""
+        self.entries, self.results, self.anchors = [genesis], [b""], [initial.clone()]
+        self._momentum = torch.zeros_like(initial)
+
+    def freeze(self, cid: bytes, contribution: Frozen) -> None:
+        """A script froze a contribution. The vector must not be changed by the caller."""
+        self.frozen[cid] = contribution
+
+    def voted(self, who: Member, ballot: int, entry: Entry, *, holds_bytes: bool, generation: int) -> None:
+        """A member records a vote: with all bytes and the state before stored, as a member of the configuration."""
+        self._one_entry(entry.round, ballot, entry, who.peer)
+        if entry.contributors and not holds_bytes:
+            raise Violation("vote without bytes", f"{who.peer} votes in round {entry.round}, ballot {ballot}")
+        if generation != entry.round - 1:
+            raise Violation("vote without state", f"{who.peer} votes in round {entry.round} and holds state {generation}")
+        config = self._config(entry.round)
+        if config is not None and who not in config:
+            raise Violation("vote of a stranger", f"{who.peer}/{who.incarnation} is no acceptor of round {entry.round}")
+
+    def applied(self, who: Member, certified: Certified, *, last: int) -> None:
+        """A member appends an entry to its log after ``last`` entries."""
+        entry = certified.entry
+        if entry.round != last:
+            raise Violation("contiguity", f"{who.peer} appends entry {entry.round} to a log of {last} entries")
+        if entry.round < len(self.entries):
+            if self.entries[entry.round].entry.hash() != entry.hash():
+                raise Violation("agreement", f"round {entry.round}: {who.peer} applies another value")
+            return
+        self._decide(certified)
+
+    def published(self, who: PeerId, round_: int, anchor: Tensor) -> None:
+        """A member makes an anchor current."""
+        if round_ >= len(self.anchors):
+            raise Violation("agreement", f"{who} publishes the anchor of round {round_}, which nobody decided")
+        if not torch.equal(anchor.view(torch.int32), self.anchors[round_].view(torch.int32)):
+            raise Violation("agreement", f"{who} publishes another anchor of round {round_}")
+
+    def finished(self, who: PeerId, *, produced: Iterable[int], held: Collection[int], destroyed: Collection[int], log: int) -> None:
+        """At the end: every unit of work is in one entry, or still held, or was destroyed with its process."""
+        for unit in produced:
+            used = self.used.get(unit)
+            if used is None and unit not in held and unit not in destroyed:
+                raise Violation("nothing lost", f"unit {unit} of {who} is neither counted nor held")
+            if used is not None and used < log and unit in held:
+                raise Violation("nothing lost", f"unit {unit} of {who} was counted in round {used} and is still held")
+
+    # ---- predicates
+    def _one_entry(self, round_: int, ballot: int, entry: Entry, who: PeerId) -> None:
+        known = self._ballots.setdefault((round_, ballot), entry.hash())
+        if known != entry.hash():
+            raise Violation("one entry a ballot", f"round {round_}, ballot {ballot}: a second entry, seen at {who}")
+
+    def _config(self, round_: int) -> Config | None:
+        return self.entries[round_ - 1].entry.next_config if 0 < round_ <= len(self.entries) else None
+
+    def _decide(self, certified: Certified) -> None:
+        entry, config = certified.entry, self._config(certified.entry.round)
+        if config is None or entry.base != self.entries[-1].entry.hash():
+            raise Violation("contiguity", f"entry {entry.round} does not follow entry {len(self.entries) - 1}")
+        if not is_quorum(config, {vote.member for vote in certified.votes}, self.organiser):
+            raise Violation("certificate", f"entry {entry.round} is applied without the votes of a quorum")
+        holders = set(self._holders(entry))
+        if not is_quorum(config, holders, self.organiser):
+            names = ", ".join(sorted(member.peer for member in holders))
+            raise Violation("durability", f"entry {entry.round} is applied while only {names or 'nobody'} of {len(config)} holds it")
+        result = self._honest(entry)
+        self._count(entry)
+        self.entries.append(certified)
+        self.results.append(result)
+        self.anchors.append(self._outer(entry, result))
+
+    def _count(self, entry: Entry) -> None:
+        members = [c.member for c in entry.contributors]
+        if len(set(members)) != len(members):
+            raise Violation("honest outcome", f"entry {entry.round} counts a member twice")
+        for contributor in entry.contributors:
+            for unit in self.frozen[contributor.cid].units:
+                if unit in self.used:
+                    raise Violation("nothing counted twice", f"unit {unit} in rounds {self.used[unit]} and {entry.round}")
+                self.used[unit] = entry.round
+
+    def _honest(self, entry: Entry) -> bytes:
+        """The result's bytes, recomputed from exactly the named contributions; raises unless the entry's digests are theirs."""
+        if not entry.contributors:
+            return b""
+        for contributor in entry.contributors:
+            frozen = self.frozen.get(contributor.cid)
+            if frozen is None or frozen.peer != contributor.member.peer or frozen.weight != contributor.weight:
+                raise Violation("honest outcome", f"entry {entry.round} names a contribution that {contributor.member.peer} did not freeze")
+        codec = get_codec(entry.codec)
+        result = bytearray(encoded_bytes(codec, entry.numel, entry.chunk_elements))
+        hashes: list[bytes] = []
+        for chunk in range(-(-entry.numel // entry.chunk_elements)):
+            start, stop, _ = chunk_span(codec, entry.numel, entry.chunk_elements, chunk)
+            self._reduce_chunk(codec, entry, chunk, memoryview(result)[start:stop])
+            hashes.append(chunk_hash(memoryview(result)[start:stop]))
+        for part, digest in zip(entry.parts, entry.part_digests, strict=True):
+            if part_digest(entry, part, hashes[part.first : part.stop]) != digest:
+                raise Violation("honest outcome", f"entry {entry.round}: part of {part.owner} is not the mean over its contributors")
+        return bytes(result)
+
+    def _reduce_chunk(self, codec: Codec, entry: Entry, chunk: int, out: memoryview) -> None:
+        _, _, elements = chunk_span(codec, entry.numel, entry.chunk_elements, chunk)
+        first = chunk * entry.chunk_elements
+        wires = [codec.wire(memoryview(bytearray(len(out))), elements) for _ in entry.contributors]
+        for contributor, wire in zip(entry.contributors, wires, strict=True):
+            codec.encode(self.frozen[contributor.cid].vector[first : first + elements], wire)
+        factors = MEAN.factors([c.weight for c in entry.contributors])
+        codec.weighted_mean(wires, factors.multipliers, factors.divisor, codec.wire(out, elements))
+
+    def _outer(self, entry: Entry, result: bytes) -> Tensor:
+        anchor = self.anchors[-1].clone()
+        if result:
+            mean = torch.empty(entry.numel)
+            for _ in decode_chunks(get_codec(entry.codec), memoryview(bytearray(result)), entry.numel, entry.chunk_elements, mean):
+                pass
+            self._step.apply_range(self.anchors[-1], mean, self._momentum, anchor, 0, entry.numel)
+        return anchor

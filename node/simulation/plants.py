@@ -1,0 +1,228 @@
+"""Known bugs, planted in the harness to see that the checker finds them. Production code has no switch for any of them.
+
+Each plant overrides what it breaks, for the time of one run. scripts/simulate_rounds.py --plant NAME.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from random import Random
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+from blake3 import blake3
+from torch import Tensor
+
+from ...collectives import messages as m
+from ...collectives.exchange import Exchange
+from ...collectives.group import Certified, Entry, Member, Plan, Vote
+from ...collectives.round import convener as convener_module
+from ...collectives.round import machine as machine_module
+from ...collectives.round import vote_payload
+from ..session import session as session_module
+from .storage import SimStorage
+
+if TYPE_CHECKING:
+    from .script import Script
+
+
+class Plant:
+    """No bug. Subclasses override what they break."""
+
+    exchange: type[Exchange] = Exchange
+    machine: type[machine_module.RoundMachine] | None = None
+    convening: type[convener_module.Convening] | None = None
+
+    @contextmanager
+    def planted(self) -> Generator[None]:
+        """Around one run: the classes of the protocol are replaced by broken ones."""
+        machine, convening = session_module.RoundMachine, machine_module.Convening
+        try:
+            session_module.RoundMachine = self.machine or machine
+            machine_module.Convening = self.convening or convening
+            yield
+        finally:
+            session_module.RoundMachine, machine_module.Convening = machine, convening
+
+    def crashed(self, storage: SimStorage) -> None:
+        """A process died; its disk is as it left it."""
+
+    def cid(self, rng: Random, script: Script) -> bytes:
+        """The name of a new contribution."""
+        return rng.randbytes(16)
+
+    def late(self, vector: Tensor) -> None:
+        """A contribution has been frozen for longer than the script cares to wait."""
+
+
+class VoteNotPersisted(Plant):
+    """Promise and vote are gone after a crash."""
+
+    def crashed(self, storage: SimStorage) -> None:
+        """Forget them."""
+        journal = storage.journal()
+        journal.promised, journal.accepted = -1, None
+
+
+class _IgnoresAccepted(convener_module.Convening):
+    def on_promise(self, now: float, who: Member, promise: m.Promise) -> None:
+        if self.phase is convener_module.Phase.PREPARE:
+            self.machine.open.reduced = None  # nor does it take up what an earlier plan brought: that would be the same value again
+        super().on_promise(now, who, m.Promise(promise.ballot, None, promise.ready))
+
+
+class AcceptedValueIgnored(Plant):
+    """A convener proposes its own value although a promise names one accepted before."""
+
+    convening = _IgnoresAccepted
+
+
+class _OwnerDecides(Exchange):
+    def report(self, plan_id: bytes) -> None:
+        """Reduce over what is here, without those that have not come."""
+        state = self._plans.get(plan_id)
+        if state is not None and state.waiting:
+            kept = [
+                i for i, (peer, _, held) in enumerate(state.sources) if peer == self.me or all(chunk in held for chunk in state.waiting)
+            ]
+            if 0 < len(kept) < len(state.sources) and state.reducer.form == "streaming":
+                state.sources = [state.sources[i] for i in kept]
+                state.factors = state.reducer.factors([state.weights[i] for i in kept])
+                state.waiting = dict.fromkeys(state.waiting, 0)
+                self._start(state)
+        super().report(plan_id)
+
+
+class ContributorsPerOwner(Plant):
+    """The owner of a part leaves out whoever is late, by itself."""
+
+    exchange = _OwnerDecides
+
+
+class _VotesBlind(machine_module.RoundMachine):
+    def _try_vote(self, now: float) -> None:
+        pending = self.open.pending
+        if pending is not None and pending[0] >= self.journal.promised and self.root == pending[1].base_state:
+            self.open.pending = None
+            self.cast_vote(now, pending[0], pending[1])
+
+
+class VoteWithoutBytes(Plant):
+    """A member votes before it holds the result."""
+
+    machine = _VotesBlind
+
+
+class _LiveConvener(machine_module.RoundMachine):
+    def convener_of(self, ballot: int) -> Member:
+        """The first in order that is not suspected *here*."""
+        owners = [super(_LiveConvener, self).convener_of(ballot + step) for step in range(len(self.config))]
+        return next((owner for owner in owners if owner == self.me or not self.actions.suspected(owner.peer)), owners[0])
+
+
+class _TrustingLiveConvener(_LiveConvener):
+    """Anybody may be the live convener in somebody's opinion, so whoever speaks as one is believed."""
+
+    _speaker: Member | None = None
+
+    def convener_of(self, ballot: int) -> Member:
+        """The speaker while it speaks."""
+        return self._speaker or super().convener_of(ballot)
+
+    def _dispatch(self, now: float, who: Member, body: m.Body) -> None:
+        self._speaker = who if isinstance(body, m.Accept | m.PlanMessage | m.Prepare) else None
+        try:
+            super()._dispatch(now, who, body)
+        finally:
+            self._speaker = None
+
+
+class ConvenerByLiveness(Plant):
+    """A ballot belongs to the first member that seems alive, so two members may own it."""
+
+    machine = _TrustingLiveConvener
+
+
+class ContributionWithoutCid(Plant):
+    """Contributions are named by peer and count, so a restarted process uses a name again for other content."""
+
+    def cid(self, rng: Random, script: Script) -> bytes:
+        """The same names in every life."""
+        return blake3(f"{script.peer}/{script.rounds}".encode()).digest(16)
+
+
+class _EarlyApply(convener_module.Convening):
+    def _propose(self, now: float, entry: Entry) -> None:
+        super()._propose(now, entry)
+        machine = self.machine
+        if self.entry is entry and machine.open.decided is None:
+            payload = vote_payload(machine.run, machine.log, machine.round, self.ballot, entry.hash())
+            machine.open.decided = Certified(entry, (Vote(machine.me, self.ballot, machine.actions.sign(payload)),))
+            machine._try_apply()
+
+
+class ApplyBeforeMajority(Plant):
+    """The convener applies what it proposes without waiting for votes."""
+
+    convening = _EarlyApply
+
+
+class _RepeatIsProgress(machine_module.RoundMachine):
+    def _on_plan(self, now: float, who: Member, plan: Plan) -> None:
+        super()._on_plan(now, who, plan)
+        if self.open.plan == plan:
+            self._progress(now)
+            self.convening.bulk_progress(now)
+
+
+class RepeatedPlanAsProgress(Plant):
+    """Hearing the same plan again counts as progress, so a hopeless ballot lives for ever."""
+
+    machine = _RepeatIsProgress
+
+
+class BufferReused(Plant):
+    """A script that has waited long enough writes its next contribution into the buffer of one that is still undecided."""
+
+    def late(self, vector: Tensor) -> None:
+        """Write over it."""
+        vector.add_(1.0)
+
+
+class _SilentSnapshot(machine_module.RoundMachine):
+    def adopt_snapshot(self, now: float, skipped: Sequence[Certified], root: bytes) -> None:
+        """The state without the entries it skips: nobody asks whether one's own contribution is in them."""
+        cid = self.contribution[0] if self.contribution else None
+        blind = [Certified(_without(certified.entry, cid), certified.votes) for certified in skipped]
+        before = len(self.journal.entries)
+        journal = cast(Any, self.journal)
+        append, journal.append = journal.append, lambda certified: append(skipped[len(self.journal.entries) - before])
+        try:
+            super().adopt_snapshot(now, blind, root)
+        finally:
+            del journal.append
+
+
+def _without(entry: Entry, cid: bytes | None) -> Entry:
+    return msgspec.structs.replace(entry, contributors=tuple(c for c in entry.contributors if c.cid != cid))
+
+
+class SnapshotWithoutEntries(Plant):
+    """A member that takes a snapshot does not look whether the entries it skips counted its contribution."""
+
+    machine = _SilentSnapshot
+
+
+PLANTS: dict[str, type[Plant]] = {
+    "vote-not-persisted": VoteNotPersisted,
+    "accepted-ignored": AcceptedValueIgnored,
+    "owner-decides": ContributorsPerOwner,
+    "vote-without-bytes": VoteWithoutBytes,
+    "live-convener": ConvenerByLiveness,
+    "no-cid": ContributionWithoutCid,
+    "early-apply": ApplyBeforeMajority,
+    "repeat-is-progress": RepeatedPlanAsProgress,
+    "buffer-reused": BufferReused,
+    "snapshot-without-entries": SnapshotWithoutEntries,
+}

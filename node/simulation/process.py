@@ -1,0 +1,224 @@
+"""One life of a node in virtual time: the real Session and the real Exchange on a World and a Network. No script, no checker."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from random import Random
+from typing import Any, TypeVar, cast
+
+from blake3 import blake3
+
+from ...collectives.exchange import Exchange
+from ...collectives.identifiers import PeerId, RunId
+from ...collectives.round import Timing
+from ...collectives.simulation import Network, ProcessDied, Timer, World
+from ...collectives.swarm import RunSettings
+from ..session.ports import DataPlane, Storage
+from ..session.session import Session
+
+T = TypeVar("T")
+SMALLEST_WAIT_S = 0.001
+
+
+@dataclass(slots=True)
+class Place:
+    """Where processes live: what all members of one run share."""
+
+    world: World
+    network: Network
+    peers: Sequence[PeerId]
+    run_id: RunId
+    organiser: PeerId
+    settings: RunSettings
+    timing: Timing
+    chunk_elements: int | None = None
+    checkpoint_every: int = 4
+    work_s: float = 0.002  # what offloaded work takes
+    exchange: type[Exchange] = Exchange
+
+
+def sign_as(peer: PeerId, payload: bytes) -> bytes:
+    """Stands in for Ed25519: cheap, and nobody in a simulation forges it."""
+    return blake3(peer.encode() + b"\0" + payload).digest(32)
+
+
+class NodeProcess:
+    """Drives a Session and an Exchange; implements `SessionPorts`. After `end` nothing of it happens any more.
+
+    ``emit`` hears the session's events, ``died(back_after_s)`` that a trap killed the process inside a call.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        peer: PeerId,
+        storage: Storage,
+        rng: Random,
+        *,
+        emit: Callable[[object], None],
+        died: Callable[[float], None],
+    ) -> None:
+        self.place, self.peer = place, peer
+        self.storage: Storage = storage
+        self.world, self.network = place.world, place.network
+        self.ended = self.frozen = False
+        self.plane = place.exchange(peer, emit=lambda event: self._events.append(event))
+        self.exchange = cast(DataPlane, self.plane)
+        self.session = Session(
+            run=place.run_id, me=peer, organiser=place.organiser, settings=place.settings, ports=self, rng=rng, now=place.world.now,
+            timing=place.timing, checkpoint_every=place.checkpoint_every, chunk_elements=place.chunk_elements,
+        )  # fmt: skip
+        self._rng, self._emit, self._died = rng, emit, died
+        self._events: deque[Any] = deque()
+        self._lanes: list[PeerId] = []
+        self._timer: Timer | None = None
+        self._pumps: dict[PeerId, Timer] = {}
+        self._jobs: deque[tuple[Callable[[], Any], Callable[[float, Any], None]]] = deque()
+        self._late: list[Callable[[], None]] = []
+
+    # ---- life
+    def start(self, contacts: Iterable[PeerId]) -> None:
+        """The process begins; discovery tells it of ``contacts``."""
+        self.network.attach(self.peer, self._deliver)
+        with self.alive():
+            for peer in self.place.peers:
+                if peer != self.peer:
+                    self.plane.lane_up(peer)
+                    self._lanes.append(peer)
+            self.session.start(self.world.now)
+            self.session.add_contacts(self.world.now, contacts)
+
+    def end(self) -> None:
+        """The process is gone."""
+        self.ended, self.frozen = True, False
+        self._late.clear()
+        self.network.detach(self.peer)
+        for timer in (self._timer, *self._pumps.values()):
+            if timer is not None:
+                timer.cancel()
+
+    def freeze(self) -> None:
+        """SIGSTOP."""
+        self.frozen = True
+        self.network.freeze(self.peer)
+
+    def thaw(self) -> None:
+        """SIGCONT: what waited for the process happens now."""
+        if self.frozen:
+            self.frozen = False
+            self.network.thaw(self.peer)
+            late, self._late = self._late, []
+            for action in late:
+                self.world.at(self.world.now, action)
+
+    def runs(self, action: Callable[[], None]) -> bool:
+        """Whether ``action`` may happen now: not when the process has ended, and at the thaw when it is frozen."""
+        if self.frozen:
+            self._late.append(action)
+        return not self.ended and not self.frozen
+
+    @contextmanager
+    def alive(self) -> Generator[None]:
+        """Around every input: afterwards events are handed over, records pulled, the next tick armed. A trap may end it all."""
+        try:
+            yield
+            while self._events:
+                self.session.on_exchange(self.world.now, self._events.popleft())
+            if not self.ended:
+                for peer in self._lanes:
+                    if peer not in self._pumps:
+                        self._pump(peer)
+                self._arm()
+        except ProcessDied as death:
+            if not self.ended:
+                self._died(death.back_after_s)
+
+    # ---- inputs
+    def _deliver(self, sender: PeerId, channel: str, payload: Any) -> None:
+        if self.ended:
+            return
+        with self.alive():
+            if channel == "control":
+                self.session.on_message(self.world.now, sender, payload)
+            else:
+                header, body = payload
+                place = self.plane.destination(sender, header)
+                if place is not None:
+                    place[:] = body
+                    self.plane.received(sender, header)
+
+    def link(self, peer: PeerId, up: bool) -> None:
+        """The connection to a peer came or went."""
+        if self.runs(lambda: self.link(peer, up)):
+            with self.alive():
+                (self.plane.lane_up if up else self.plane.lane_down)(peer)
+                self.session.on_link(self.world.now, peer, up)
+
+    def _tick(self) -> None:
+        self._timer = None
+        if self.runs(self._tick):
+            with self.alive():
+                self.session.tick(self.world.now)
+
+    def _arm(self) -> None:
+        due = max(self.session.next_due(), self.world.now + SMALLEST_WAIT_S)
+        if self._timer is None or due < self._timer.when:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self.world.at(due, self._tick)
+
+    # ---- records
+    def _pump(self, peer: PeerId) -> None:
+        """Send what there is for a peer as fast as the link takes it."""
+        while (record := self.plane.next_record(peer)) is not None:
+            free_at = self.network.send(self.peer, peer, "record", (bytes(record.header), bytes(record.payload)))
+            if free_at > self.world.now:
+                self._pumps[peer] = self.world.at(free_at, lambda: self._room(peer))
+                return
+
+    def _room(self, peer: PeerId) -> None:
+        if self.runs(lambda: self._room(peer)):
+            self._pumps.pop(peer, None)
+            with self.alive():
+                pass
+
+    # ---- SessionPorts
+    def send(self, peer: PeerId, data: bytes) -> None:
+        """Send a control message."""
+        if peer in self.place.peers:
+            self.network.send(self.peer, peer, "control", data)
+
+    def offload(self, work: Callable[[], T], done: Callable[[float, T], None]) -> None:
+        """Jobs run one at a time, in order; each takes a moment of virtual time, in which other things happen."""
+        self._jobs.append((work, done))
+        if len(self._jobs) == 1:
+            self._begin()
+
+    def _begin(self) -> None:
+        work, done = self._jobs[0]
+        early = self._rng.random() < 0.5  # a thread may do the work at once or only at the end: both must be right
+        result = work() if early else None
+        self.world.after(self.place.work_s, lambda: self._finish(work, done, early, result))
+
+    def _finish(self, work: Callable[[], T], done: Callable[[float, T], None], early: bool, result: Any) -> None:
+        if self.runs(lambda: self._finish(work, done, early, result)):
+            with self.alive():
+                done(self.world.now, result if early else work())
+                self._jobs.popleft()
+                if self._jobs:
+                    self._begin()
+
+    def emit(self, event: object) -> None:
+        """Tell whoever watches."""
+        self._emit(event)
+
+    def sign(self, payload: bytes) -> bytes:
+        """Sign as this peer."""
+        return sign_as(self.peer, payload)
+
+    def verify(self, peer: PeerId, payload: bytes, signature: bytes) -> bool:
+        """Check a peer's signature."""
+        return signature == sign_as(peer, payload)

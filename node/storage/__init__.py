@@ -1,0 +1,11 @@
+"""What a run keeps on disk: journal, result bytes, checkpoints.
+
+journal     FileJournal: entries, promise and vote; survives kill -9 at any instant
+results     ResultFiles: a ring of preallocated, mapped files that results are received into
+checkpoint  anchor and momentum as safetensors, verified by their Merkle root
+run_files   RunFiles: the Storage of one run, tying the three together
+"""
+
+from .run_files import RunFiles
+
+__all__ = ["RunFiles"]

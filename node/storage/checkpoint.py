@@ -1,0 +1,86 @@
+"""The state of a run on disk: `state.safetensors` (anchor and momentum, float32 (numel,)) and `atoll.json` (what they mean)."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ...collectives.errors import StorageError
+from ...collectives.layout import Layout
+from .journal import storage_error, write_atomically
+
+
+class Saved(NamedTuple):
+    """A checkpoint: the state after entry ``round``; ``root`` is its Merkle root."""
+
+    round: int
+    root: bytes
+    anchor: Tensor
+    momentum: Tensor
+
+
+def save(folder: Path, layout: Layout, saved: Saved, *, run_id: str, entry_hash: bytes) -> None:
+    """Write a checkpoint in place of the last one; a kill or a full disk leaves the last one. Raises StorageError."""
+    meta = {"round": str(saved.round), "root": saved.root.hex(), "entry": entry_hash.hex(), "run_id": run_id}
+    path, temporary = folder / "state.safetensors", folder / "state.safetensors.new"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        save_file({"anchor": saved.anchor, "momentum": saved.momentum}, temporary, metadata=meta)
+        os.replace(temporary, path)
+    except SafetensorError as error:
+        temporary.unlink(missing_ok=True)
+        raise storage_error(path, OSError(str(error))) from error
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise storage_error(path, error) from error
+    document = {"schema": 1, **meta, "round": saved.round, "layout": msgspec.to_builtins(layout)}
+    write_atomically(folder / "atoll.json", json.dumps(document).encode())
+
+
+def load(folder: Path, numel: int, *, alone: bool = False) -> Saved | None:
+    """The last checkpoint, or None when there is none. Raises StorageError E303 when it cannot be read (``alone``: see `damaged`)."""
+    path = folder / "state.safetensors"
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call]
+            meta = file.metadata()
+            anchor, momentum = file.get_tensor("anchor"), file.get_tensor("momentum")
+        saved = Saved(int(meta["round"]), bytes.fromhex(meta["root"]), anchor, momentum)
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise damaged(path, str(error), alone=alone) from error
+    if any(t.dtype != torch.float32 or t.shape != (numel,) for t in (anchor, momentum)):
+        raise damaged(path, "its tensors do not fit the run's model", alone=alone)
+    return saved
+
+
+def damaged(path: Path, why: str, *, alone: bool = False) -> StorageError:
+    """The coded error for local state that cannot be used; ``alone``: no other member is known from whom to fetch it."""
+    return StorageError(
+        f"{path} is damaged: {why}",
+        code="E303",
+        why="the file was changed or the disk returned other bytes"
+        + ("; no other member is known that has the state, so nothing here was touched" if alone else ""),
+        hint=(
+            f"restore it from a backup and try again; or, if others do have the run's state, move {path.parent} away and join again"
+            if alone
+            else "the state is fetched again from the other members; check the disk"
+        ),
+        exit_code=74,
+    )
+
+
+def saved_layout(folder: Path) -> Layout | None:
+    """The layout that the checkpoint was written with, if it can be read."""
+    try:
+        return msgspec.convert(json.loads((folder / "atoll.json").read_bytes())["layout"], Layout)
+    except (OSError, ValueError, KeyError, TypeError):  # ValueError: also what msgspec and json raise
+        return None

@@ -1,0 +1,257 @@
+"""The journal of one log on disk.
+
+`entries`: append-only frames (length, blake3 check, msgpack of Certified). `vote`: two slots written in turn, each with a sequence
+number and a check, so that a write cut short leaves the one before. `meta.json`: incarnation, boot id, whether the last life ended
+cleanly. The page cache survives kill -9; after a reboot without a clean stop the votes may be gone, so the peer takes a new
+incarnation and may never vote under the old one.
+
+A write that fails (a full disk) leaves the file as it was, so that the same write can be tried again. What does not fit its check is
+``damaged``, in words; nothing on the disk is changed then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import struct
+import time
+from io import FileIO
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from blake3 import blake3
+
+from ...collectives.errors import StorageError
+from ...collectives.group import Certified, Entry
+
+_FRAME = struct.Struct(">I16s")
+_SLOT_BYTES = 1 << 20
+MAX_ENTRY_BYTES = 1 << 20
+_certified = msgspec.msgpack.Decoder(Certified)
+
+
+class _Vote(msgspec.Struct, frozen=True, array_like=True):
+    sequence: int
+    round: int
+    promised: int
+    accepted: tuple[int, Entry] | None
+
+
+_vote = msgspec.msgpack.Decoder(_Vote)
+
+
+def boot_id() -> str:
+    """Identifies this boot of the machine; "" where the platform does not tell (then every restart counts as the same boot)."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _check(data: bytes) -> bytes:
+    return blake3(data).digest(16)
+
+
+def _framed(data: bytes) -> bytes:
+    return _FRAME.pack(len(data), _check(data)) + data
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace a file's content at once. Raises StorageError."""
+    temporary = path.with_name(path.name + ".new")
+    try:
+        temporary.write_bytes(data)
+        os.replace(temporary, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise storage_error(path, error) from error
+
+
+def write_at(fd: int, data: bytes, offset: int) -> None:
+    """Write all of it. Raises OSError: ENOSPC, too, where the disk took a part."""
+    view = memoryview(data)
+    while view:
+        count = os.pwrite(fd, view, offset)
+        view, offset = view[count:], offset + count
+
+
+def storage_error(path: Path, error: OSError) -> StorageError:
+    """A coded error for a failed file operation."""
+    return StorageError(
+        f"cannot use {path}: {error.strerror or error}",
+        code="E501",
+        why="the disk is full, or the folder cannot be written",
+        hint="free some space, or move the state: ATOLL_HOME=/another/disk",
+        exit_code=73,
+    )
+
+
+class FileJournal:
+    """Implements `collectives.round.Journal`. Raises StorageError when it cannot write; nothing is answered then."""
+
+    def __init__(self, folder: Path, *, incarnation: int = 0) -> None:
+        self._folder, self.incarnation = folder, incarnation
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise storage_error(folder, error) from error
+        self.entries: list[Certified] = []
+        self.newest: Certified | None = None  # the newest entry that can be read, also behind damage
+        self.promised = -1
+        self.accepted: tuple[int, Entry] | None = None
+        self.damaged = ""
+        self._sequence = 0
+        self._end = 0  # of the whole frames in `entries`
+        self._load_meta()
+        self._log = self._open("entries")
+        self._votes = self._open("vote")
+        try:
+            self._load_entries()
+            self._load_vote()
+        except OSError as error:
+            raise storage_error(folder, error) from error
+        if not self.damaged:
+            self._save_meta(clean=False)
+        self.restarted = self._existed
+
+    # ---- Journal
+    def promise(self, ballot: int) -> None:
+        """Record a promise."""
+        self._write_vote(ballot, self.accepted)
+
+    def accept(self, ballot: int, entry: Entry) -> None:
+        """Record a vote."""
+        self._write_vote(ballot, (ballot, entry))
+
+    def append(self, certified: Certified) -> None:
+        """Record an applied entry."""
+        data = _framed(msgspec.msgpack.encode(certified))
+        try:
+            write_at(self._log.fileno(), data, self._end)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self._log.truncate(self._end)
+            raise storage_error(self._folder / "entries", error) from error
+        self._end += len(data)
+        self.entries.append(certified)
+        self.newest, self.promised, self.accepted, self.restarted = certified, -1, None, False
+
+    # ---- life
+    def close(self, *, clean: bool = True) -> None:
+        """End of this life; ``clean``: nothing was lost on the way to the disk."""
+        if self._log.closed:
+            return
+        try:
+            if clean:
+                for file in (self._log, self._votes):
+                    os.fsync(file.fileno())
+        except OSError as error:
+            raise storage_error(self._folder, error) from error
+        finally:
+            self._log.close()
+            self._votes.close()
+        if not self.damaged:
+            self._save_meta(clean=clean)
+
+    def _open(self, name: str) -> FileIO:
+        path = self._folder / name
+        try:
+            path.touch(mode=0o600)
+            return open(path, "r+b", buffering=0)  # a buffer would keep what could not be written, and write it later
+        except OSError as error:
+            raise storage_error(path, error) from error
+
+    def _load_meta(self) -> None:
+        path, entries = self._folder / "meta.json", self._folder / "entries"
+        self._existed = path.exists()
+        self.rebooted = self._was_clean = False
+        if self._existed:
+            try:
+                meta = json.loads(path.read_text())
+                self.incarnation, self._was_clean = int(meta["incarnation"]), bool(meta["clean"])
+                self.rebooted = not self._was_clean and meta["boot_id"] != boot_id()
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                self._unknown_life(f"meta.json: {error}")
+        elif entries.exists() and entries.stat().st_size:
+            self._unknown_life("meta.json is missing")
+
+    def _unknown_life(self, why: str) -> None:
+        """Which incarnations were used cannot be told: the next one must be larger than any that counted from 0, or from a clock."""
+        self.damaged, self.incarnation = why, int(time.time())
+
+    def _save_meta(self, *, clean: bool) -> None:
+        meta = {"incarnation": self.incarnation, "boot_id": boot_id(), "clean": clean}
+        write_atomically(self._folder / "meta.json", json.dumps(meta).encode())
+
+    def _load_entries(self) -> None:
+        """Read all whole frames; a last frame cut short by a kill is dropped, anything else that does not fit is damage."""
+        data, at = self._log.readall(), 0
+        while at + _FRAME.size <= len(data):
+            size, check = _FRAME.unpack_from(data, at)
+            body = data[at + _FRAME.size : at + _FRAME.size + size]
+            if size <= MAX_ENTRY_BYTES and len(body) < size and not self.damaged:
+                break
+            if size > MAX_ENTRY_BYTES or len(body) < size:
+                return self._damage(f"entries: frame at {at} has a wrong length")
+            self._take_entry(body, _check(body) == check)
+            at += _FRAME.size + size
+        if self._was_clean and at < len(data):
+            self._damage(f"entries: {len(data) - at} bytes too many")
+        if not self.damaged:
+            self._end = at
+            self._log.truncate(at)
+        return None
+
+    def _take_entry(self, body: bytes, intact: bool) -> None:
+        """The next frame; behind damage it only tells who was a member last."""
+        try:
+            certified = _certified.decode(body) if intact else None
+        except msgspec.MsgspecError:
+            certified = None
+        if certified is None:
+            return self._damage(f"entries: frame {len(self.entries)} fails its check")
+        self.newest = certified
+        if self.damaged:
+            return None
+        if certified.entry.round != len(self.entries) or (self.entries and certified.entry.base != self.entries[-1].entry.hash()):
+            return self._damage(f"entries: frame {len(self.entries)} does not continue the log")
+        self.entries.append(certified)
+        return None
+
+    def _damage(self, why: str) -> None:
+        self.damaged = self.damaged or why
+
+    def _load_vote(self) -> None:
+        votes = [self._read_vote(slot) for slot in range(2)]
+        unreadable = votes.count("unreadable")
+        if unreadable == 2 or (unreadable and self._was_clean):  # more than the one write that a kill may cut short
+            self._damage("vote: a record fails its check")
+        newest = max((vote for vote in votes if isinstance(vote, _Vote)), key=lambda vote: vote.sequence, default=None)
+        if newest is not None:
+            self._sequence = newest.sequence
+            if newest.round == len(self.entries):
+                self.promised, self.accepted = newest.promised, newest.accepted
+
+    def _read_vote(self, slot: int) -> _Vote | Literal["", "unreadable"]:
+        head = os.pread(self._votes.fileno(), _FRAME.size, slot * _SLOT_BYTES)
+        if not any(head):
+            return ""
+        size, check = _FRAME.unpack(head.ljust(_FRAME.size, b"\0"))
+        body = os.pread(self._votes.fileno(), size, slot * _SLOT_BYTES + _FRAME.size) if size < _SLOT_BYTES else b""
+        if len(body) != size or _check(body) != check:
+            return "unreadable"
+        try:
+            return _vote.decode(body)
+        except msgspec.MsgspecError:
+            return "unreadable"
+
+    def _write_vote(self, promised: int, accepted: tuple[int, Entry] | None) -> None:
+        vote = _Vote(self._sequence + 1, len(self.entries), promised, accepted)
+        try:
+            write_at(self._votes.fileno(), _framed(msgspec.msgpack.encode(vote)), (vote.sequence % 2) * _SLOT_BYTES)
+        except OSError as error:
+            raise storage_error(self._folder / "vote", error) from error
+        self._sequence, self.promised, self.accepted = vote.sequence, promised, accepted

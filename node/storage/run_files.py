@@ -1,0 +1,251 @@
+"""The Storage of one run on disk."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from ...collectives.digest import merkle_root
+from ...collectives.errors import StorageError
+from ...collectives.group import Certified, Entry
+from ...collectives.layout import Layout
+from ...collectives.swarm import OuterSettings
+from ..session.ports import Replica
+from ..session.replica import ModelReplica, Slots, bytes_of
+from . import checkpoint as cp
+from .journal import FileJournal, storage_error, write_atomically
+from .results import ResultFiles
+
+log = logging.getLogger("atoll")
+MAX_SPENT = 4096
+SET_ASIDE = "set-aside"
+_layout = msgspec.msgpack.Decoder(Layout)
+
+
+class RunFiles:
+    """Implements `session.ports.Storage` under one folder. ``slots`` makes the memory for anchor generations.
+
+    ``trouble`` is told (from any thread) when damaged local state cannot be used, or the state could not be written. Damaged state is
+    set aside and fetched anew; but where ``me`` is the only member known, nothing is touched and StorageError E303 is raised, by the
+    constructor or later by `reset` and `check`.
+    """
+
+    def __init__(
+        self, folder: Path, *, run_id: str, outer: OuterSettings, slots: Callable[[int], Slots], trouble: Callable[[StorageError], None],
+        me: str = "", organiser: str | None = None,
+    ) -> None:  # fmt: skip
+        self._folder, self._run_id, self._outer, self._slots, self._trouble = folder, run_id, outer, slots, trouble
+        self._me, self._organiser = me, organiser
+        self.damage: StorageError | None = None
+        """What of the local state could not be used in this life."""
+        self.unsaved: StorageError | None = None
+        """Why the state could not be written last time."""
+        self._results = ResultFiles(folder / "results")
+        self._journal = FileJournal(folder / "journal", incarnation=self._life())
+        self._checkpoint_round = -1
+        self._from = 0
+        if self._journal.damaged:
+            self._damaged(cp.damaged(folder / "journal", self._journal.damaged, alone=self.alone))
+            try:
+                self._begin_anew()
+            except StorageError:
+                self._journal.close(clean=False)
+                raise
+        elif self._journal.rebooted and self._journal.entries and not self.alone:
+            self._begin_anew()  # votes may have been lost with the page cache
+
+    @property
+    def alone(self) -> bool:
+        """Whether this member is the only one known to have the run's state."""
+        newest = self._journal.newest
+        if newest is None:
+            return self._me == self._organiser and self.was_founded
+        return {member.peer for member in newest.entry.next_config} <= {self._me}
+
+    def check(self) -> None:
+        """To be called when the state is not here after the start. Raises StorageError E303 where nobody else can have it."""
+        if self.alone:
+            raise self.lost()
+
+    def lost(self) -> StorageError:
+        """The error for an organiser whose run was founded here, whose state is gone, and who reaches no other member."""
+        return self.damage or cp.damaged(self._folder / "journal", "the run was founded here and its state is missing", alone=True)
+
+    def _damaged(self, error: StorageError) -> None:
+        self.damage = error
+        self._trouble(error)
+
+    # ---- journal
+    def journal(self) -> FileJournal:
+        """The journal."""
+        return self._journal
+
+    @property
+    def was_founded(self) -> bool:
+        """Whether this folder ever held the state of the run: its founder must not found it twice."""
+        return (self._folder / "founded").exists() or bool(self._journal.entries)
+
+    def layout(self) -> Layout | None:
+        """The layout, if known."""
+        try:
+            return _layout.decode((self._folder / "layout").read_bytes())
+        except FileNotFoundError:
+            return cp.saved_layout(self._folder / "checkpoint")
+        except (OSError, msgspec.MsgspecError) as error:
+            copy = cp.saved_layout(self._folder / "checkpoint")
+            self._damaged(cp.damaged(self._folder / "layout", str(error), alone=self.alone and copy is None))
+            return copy
+
+    def save_layout(self, layout: Layout) -> None:
+        """Keep the layout."""
+        write_atomically(self._folder / "layout", msgspec.msgpack.encode(layout))
+        write_atomically(self._folder / "founded", b"1\n")
+
+    # ---- results
+    def allocate(self, nbytes: int) -> memoryview:
+        """A mapped buffer."""
+        return self._results.allocate(nbytes)
+
+    def keep_result(self, entry: Entry, data: memoryview) -> None:
+        """Name result bytes."""
+        self._results.keep(entry.hash().hex(), entry.round, data)
+
+    def kept(self, entry: Entry) -> memoryview | None:
+        """Named result bytes."""
+        return self._results.kept(entry.hash().hex())
+
+    def results_from(self) -> int:
+        """Oldest round from which on all results are kept."""
+        return self._from
+
+    def forget_results(self, before: int) -> None:
+        """Older results may go, but none newer than the checkpoint."""
+        limit = min(before, self._checkpoint_round + 1)
+        if limit > self._from:
+            self._from = limit
+            try:
+                self._results.forget(limit, set())
+            except StorageError as error:  # the list on disk still names them: they are only kept for longer
+                self._trouble(error)
+
+    def installed(self, round_: int) -> None:
+        """Results up to this round are not here; state that was set aside is no longer of use."""
+        self._from = max(self._from, round_ + 1)
+        shutil.rmtree(self._folder / SET_ASIDE, ignore_errors=True)
+
+    # ---- state
+    def replica(self, layout: Layout, *, restore: bool) -> Replica:
+        """A replica, with ``restore`` filled from the checkpoint; a damaged checkpoint is told and left out."""
+        replica = ModelReplica(layout, self._outer, self._slots(layout.numel))
+        if restore:
+            try:
+                self._restore(replica)
+            except StorageError as error:
+                self._damaged(error)
+        return replica
+
+    def _restore(self, replica: ModelReplica) -> None:
+        folder = self._folder / "checkpoint"
+        saved = cp.load(folder, replica.layout.numel, alone=self.alone)
+        if saved is None:
+            raise cp.damaged(folder, "it is missing", alone=self.alone)
+        if saved.round >= len(self._journal.entries):
+            raise cp.damaged(folder, f"it is of round {saved.round}, the journal ends before", alone=self.alone)
+        both = bytearray(bytes_of(saved.anchor)) + bytes_of(saved.momentum)
+        replica.install(memoryview(both), saved.round)
+        if merkle_root(replica.hashes()) != saved.root:
+            raise cp.damaged(folder, "its digest is wrong", alone=self.alone)
+        replica.publish(saved.round)
+        self._checkpoint_round = saved.round
+        self._from = saved.round + 1
+
+    def found(self, replica: Replica, genesis: Certified) -> None:
+        """Initial state and layout, or nothing."""
+        try:
+            self._save(replica, genesis)
+            self.save_layout(replica.layout)
+        except StorageError:
+            for name in ("founded", "layout"):
+                (self._folder / name).unlink(missing_ok=True)
+            shutil.rmtree(self._folder / "checkpoint", ignore_errors=True)
+            self._checkpoint_round = -1
+            raise
+
+    def _save(self, replica: Replica, entry: Certified) -> None:
+        assert isinstance(replica, ModelReplica)
+        saved = cp.Saved(replica.applied, merkle_root(replica.hashes()), replica.anchor, replica.momentum)
+        cp.save(self._folder / "checkpoint", replica.layout, saved, run_id=self._run_id, entry_hash=entry.entry.hash())
+        self._checkpoint_round = saved.round
+
+    def checkpoint(self, replica: Replica, entry: Certified) -> None:
+        """Write the current state to disk; told, not raised, when that fails: the last checkpoint and all later results stay."""
+        try:
+            self._save(replica, entry)
+        except StorageError as error:
+            self.unsaved = error
+            self._trouble(error)
+        else:
+            self.unsaved = None
+
+    # ---- operations
+    def spent(self) -> list[str]:
+        """Operations voted in; the file is cut to the newest when it is read."""
+        file = self._folder / "operations"
+        try:
+            lines = file.read_text(encoding="ascii", errors="replace").split()
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise storage_error(file, error) from error
+        if len(lines) > MAX_SPENT:
+            lines = lines[-MAX_SPENT:]
+            write_atomically(file, "".join(f"{line}\n" for line in lines).encode())
+        return lines
+
+    def spend(self, key: str) -> None:
+        """One short line; the page cache survives a kill -9, and a reboot gives a new incarnation."""
+        path = self._folder / "operations"
+        try:
+            with open(path, "a", encoding="ascii") as file:
+                file.write(key + "\n")
+        except OSError as error:
+            raise storage_error(path, error) from error
+
+    # ---- life
+    def reset(self) -> None:
+        """The results since the checkpoint are not all here: a new incarnation with an empty log. Raises StorageError."""
+        self._damaged(cp.damaged(self._folder / "results", "results since the checkpoint are missing or changed", alone=self.alone))
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Set the state aside, take a new incarnation. The old state stays until a new one has been fetched."""
+        self.check()
+        incarnation, aside = self._journal.incarnation + 1, self._folder / SET_ASIDE
+        self._journal.close(clean=False)
+        write_atomically(self._folder / "life", b"%d\n" % incarnation)  # also where a kill leaves us without a journal
+        try:
+            shutil.rmtree(aside, ignore_errors=True)
+            aside.mkdir(mode=0o700)
+            for name in ("checkpoint", "layout", "journal"):
+                if (self._folder / name).exists():
+                    (self._folder / name).rename(aside / name)
+        except OSError as error:
+            raise storage_error(aside, error) from error
+        self._results.clear()
+        self._journal = FileJournal(self._folder / "journal", incarnation=incarnation)
+        self._checkpoint_round, self._from = -1, 0
+
+    def _life(self) -> int:
+        """The incarnation of a journal that is made now."""
+        try:
+            return int((self._folder / "life").read_text())
+        except (OSError, ValueError):
+            return 0
+
+    def close(self) -> None:
+        """End of the process. Raises StorageError."""
+        self._journal.close()

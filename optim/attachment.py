@@ -1,0 +1,458 @@
+"""attach(): an ordinary training loop becomes a member of a swarm.
+
+    model, opt = Net(), ...
+    attachment = attach(model, opt, swarm)
+    for batch in data:
+        loss = model(batch); loss.backward(); opt.step(); opt.zero_grad()
+        attachment.log(loss=loss)
+        if attachment.done: break
+
+The optimizer keeps its class, its state and its state_dict(); a step hook counts its steps and synchronises when a round is over.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..collectives.errors import AtollError, ConfigError, DeadlineExceededError, LocalProtocolError, StateError, SwarmClosedError
+from ..collectives.swarm import AnchorView, Outcome, Swarm
+from ..collectives.telemetry import emit
+from .checks import check_arguments, check_optimizer, check_ranks, check_swarm, innermost
+from .events import ProgressDropped, Reentered, RoundSeen, TrainingAlone
+from .flat import FlatVector
+from .replica import Replica, Turn
+from .schedule import Schedule, StepCounter, WaitBudget
+from .state import Saved, Totals, is_current, unpack
+
+logger = logging.getLogger("atoll")
+
+RETRY_FACTOR = 10.0  # after a failed attempt to re-enter that took t seconds, train at least 10 t before the next
+
+_attached: weakref.WeakKeyDictionary[Any, weakref.ref[Attachment]] = weakref.WeakKeyDictionary()  # by model and by optimizer
+
+
+def attach(
+    model: nn.Module,
+    optimizer: Any,
+    swarm: Swarm,
+    *,
+    sync_every: int | None = None,
+    round_s: float | None = None,
+    on_round: Callable[[Outcome], None] | None = None,
+    strict: bool = False,
+    clock: Callable[[], float] = time.monotonic,
+) -> Attachment:
+    """Make ``model`` and its ``optimizer`` a member of ``swarm``'s run; returns the `Attachment`.
+
+    The model's parameters become the run's anchor (the founder's own parameters found it), so load weights and make data
+    loaders before, and load checkpoints of the attachment after. ``optimizer`` is any torch optimizer over parameters of the
+    model, also inside accelerate's wrapper; with None nothing is hooked and `Attachment.step` is called by hand. ``sync_every`` (inner
+    steps) and ``round_s`` (seconds) may repeat what the run's manifest says; the manifest has authority. ``on_round`` hears every
+    Outcome. ``clock`` is for tests.
+
+    After this call nothing the network or the node does raises, unless ``strict``: then a round that misses its deadline raises
+    DeadlineExceededError and a lost node SwarmClosedError, with training state intact.
+
+    Raises ConfigError (the argument's name in ``key``) for what cannot be attached, ModelMismatchError when the run's model is another.
+    """
+    check_swarm(swarm)
+    check_arguments(swarm.settings, {"sync_every": sync_every, "round_s": round_s})
+    check_ranks()
+    inner = None
+    if optimizer is not None:
+        inner = innermost(optimizer)
+        check_optimizer(model, inner)
+    for thing, key in ((model, "model"), (inner, "optimizer")):
+        if thing is not None and (found := _attached.get(thing)) is not None and found() is not None:
+            raise ConfigError(f"this {key} is attached already", key=key, hint="Call detach() on the first attachment.")
+    return Attachment(model, inner, swarm, on_round=on_round, strict=strict, clock=clock)
+
+
+class Attachment:
+    """A model's membership in a run. Made by `attach`. Obeys torch's Stateful: put it into a checkpoint beside model and optimizer."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | None,
+        swarm: Swarm,
+        *,
+        on_round: Callable[[Outcome], None] | None,
+        strict: bool,
+        clock: Callable[[], float],
+    ) -> None:
+        """Use `attach`, which checks the arguments first."""
+        self.swarm = swarm
+        self._strict, self._clock, self._on_round = strict, clock, on_round
+        self._counter = StepCounter()
+        self._schedule = Schedule(swarm.settings, clock)
+        self._budget = WaitBudget(swarm.settings.deadline_s)
+        self._replica = Replica(FlatVector(model), swarm, clock, self._drop)
+        self._totals = Totals()
+        self._declared: int | None = None  # samples told for the step under way
+        self._last: Turn | None = None
+        self._peers = 0
+        self._said_alone = self._node_lost = self._evaluating = self._detached = False
+        self._retry_at = 0.0
+        self._sums: dict[str, tuple[Any, int]] = {}
+        self._metrics: dict[str, float] = {}
+        self._resuming: tuple[int, str] | None = None  # samples and reason; "" when the saved anchor is still the run's
+        self._replica.enter()
+        self._hooks: list[Any] = []
+        if optimizer is not None:
+            # A compiled function around optimizer.step() must break its graph here, not trace through a round.
+            before, after = (cast("Any", torch.compiler.disable(hook)) for hook in (self._before_step, self._after_step))
+            self._hooks = [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]
+            _attached[optimizer] = weakref.ref(self)
+        _attached[model] = weakref.ref(self)
+        self._schedule.restart()
+        self._look_around()
+
+    # ---- counting -------------------------------------------------------------------------------------------------------
+
+    def samples(self, count: int) -> None:
+        """The step under way processes ``count`` more samples (default: 1 a step). Members are weighted by their samples."""
+        if count < 0:
+            raise ConfigError(f"samples({count}): a number of samples cannot be negative", key="samples")
+        self._declared = (self._declared or 0) + count
+
+    def step(self) -> None:
+        """Count one inner step by hand; only for an attachment without an optimizer, after each step."""
+        if self._hooks:
+            raise ConfigError(
+                "the optimizer's hook counts its steps already", key="optimizer", hint="Leave step() out, or attach(model, None, swarm)."
+            )
+        self._finish_resume()
+        self._count(None)
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._evaluating:
+            raise ConfigError("optimizer.step() inside evaluate_anchor()", key="evaluate_anchor", hint="Train outside of the with block.")
+        self._finish_resume()
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not _moves_nothing(optimizer):
+            self._count(getattr(optimizer, "found_inf", None))
+
+    def _count(self, found_inf: Tensor | None) -> None:
+        samples, self._declared = 1 if self._declared is None else self._declared, None
+        if self._detached or self.done:
+            return
+        self._counter.count(samples, found_inf)
+        if self._schedule.due(self._counter) or (self._counter.fired and self.swarm.closing > self._replica.base.round):
+            self.sync()
+
+    # ---- rounds ---------------------------------------------------------------------------------------------------------
+
+    def sync(self) -> Outcome | None:
+        """End the round now: contribute what was trained since the last one and adopt what was decided.
+
+        Waits at most for the deadline (`stats`["deadline_s"]). Returns the last Outcome, None when there was nothing to contribute or no
+        node. Called by the hook; call it by hand at any point between two steps, such as before a final evaluation.
+        """
+        if self._detached:
+            raise LocalProtocolError("this attachment was detached")
+        if self._evaluating:
+            raise ConfigError("sync() inside evaluate_anchor()", key="evaluate_anchor", hint="Synchronise outside of the with block.")
+        self._finish_resume()
+        if self.done:
+            return None
+        self._collect()
+        turns: list[Turn] = []
+        failure: AtollError | None = None
+        try:
+            for turn in self._boundary():
+                turns.append(turn)
+                self._note(turn)
+        except AtollError as error:
+            failure = error
+            self._failed(error)
+        self._schedule.restart()
+        self._look_around()
+        if self._on_round is not None:
+            for turn in turns:
+                self._on_round(turn.outcome)
+        if self._strict and failure is not None:
+            raise failure
+        outcome = turns[-1].outcome if turns else None
+        if self._strict and outcome is not None and outcome.status == "open":
+            raise DeadlineExceededError(
+                f"round {outcome.round} is undecided after {turns[-1].waited_s:.1f} s: {outcome.reason or 'no reason given'}"
+            )
+        return outcome
+
+    def _collect(self) -> None:
+        counted = self._counter.settle()
+        self._replica.unsent += counted.samples
+        self._totals.steps += counted.steps
+        self._totals.skipped_steps += counted.skipped
+        self._counter.clear()
+        if self._declared and not self._hooks:  # by hand, without step(): what samples() was told
+            self._replica.unsent += self._declared
+            self._declared = None
+
+    def _boundary(self) -> Iterator[Turn]:
+        """What there is to learn at a boundary; after the node was lost, by entering the run again."""
+        if self._node_lost:
+            started = self._clock()
+            if started < self._retry_at:
+                return
+            try:
+                turn = self._replica.reenter()
+            except AtollError:
+                self._retry_at = self._clock() + RETRY_FACTOR * (self._clock() - started)
+                raise
+            self._node_lost = False
+            logger.info("the node is back; training with the swarm from round %d", self._replica.base.round)
+            emit(Reentered(self.swarm.run_id, self._replica.base.round))
+            if turn is not None:
+                yield turn
+        yield from self._replica.turn(self._budget.seconds)
+
+    def _note(self, turn: Turn) -> None:
+        outcome, totals = turn.outcome, self._totals
+        totals.waiting_s += turn.waited_s
+        if outcome.status == "open":
+            totals.open += 1
+        else:
+            totals.rounds += 1
+            totals.bytes_sent += outcome.bytes_sent
+            totals.bytes_received += outcome.bytes_received
+            self._budget.measured(outcome.elapsed_s or turn.waited_s)
+            if outcome.counted:
+                totals.counted += 1
+                totals.samples_counted += turn.samples
+            else:
+                totals.uncounted += 1
+        self._last = turn
+        emit(RoundSeen(self.swarm.run_id, turn.samples, turn.waited_s, outcome))
+
+    def _failed(self, error: AtollError) -> None:
+        if not isinstance(error, SwarmClosedError):
+            logger.warning("this round is lost, training goes on: %s", error)
+        elif not self._node_lost:
+            self._node_lost = True
+            logger.warning("the node is gone, training alone until it is back: %s", error)
+            emit(TrainingAlone(self.swarm.run_id, node_lost=True))
+
+    def _drop(self, samples: int, reason: str) -> None:
+        self._totals.samples_dropped += samples
+        logger.warning("work of %d samples is not contributed: %s", samples, reason)
+        emit(ProgressDropped(self.swarm.run_id, samples, reason))
+
+    def _look_around(self) -> None:
+        """Who is there, and what the node is to show. Nothing of it may cost a round."""
+        self._metrics = {name: float(total) / count for name, (total, count) in self._sums.items()} or self._metrics
+        self._sums.clear()
+        if not self._node_lost and not getattr(self.swarm, "connected", True):  # where waits only say "open" when the node goes
+            self._failed(SwarmClosedError(getattr(self.swarm, "trouble", "") or "the connection ended"))
+        if self._node_lost:
+            self._peers = 0
+            return
+        try:
+            self._peers = sum(1 for member in self.swarm.members() if member.live and member.peer != self.swarm.peer)
+            self.swarm.report({"step": self._totals.steps, "samples": self._totals.samples_counted, **self._metrics})
+        except AtollError as error:
+            self._failed(error)
+            return
+        if self._peers:
+            self._said_alone = False
+        elif not self._said_alone:
+            self._said_alone = True
+            logger.info("training alone; peers may join at any time")
+            emit(TrainingAlone(self.swarm.run_id, node_lost=False))
+
+    # ---- what a script sees ---------------------------------------------------------------------------------------------
+
+    @property
+    def done(self) -> bool:
+        """Whether the run has committed as many rounds as its manifest asks for. Later steps are no longer counted."""
+        rounds = self.swarm.settings.rounds
+        return rounds is not None and self._replica.base.round >= rounds
+
+    @property
+    def round(self) -> int:
+        """Committed rounds of the anchor the model started from."""
+        return self._replica.base.round
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """Numbers for any tracker: totals, the last round, who is there, and the last round's means of `log`."""
+        replica, totals, last = self._replica, self._totals, self._last
+        since = self._counter.settle()
+        frozen = replica.frozen.samples if replica.frozen is not None else 0
+        return {
+            "run": self.swarm.run_id,
+            "round": replica.base.round,
+            **{name: getattr(totals, name) for name in Totals.__dataclass_fields__},
+            "steps": totals.steps + since.steps,
+            "skipped_steps": totals.skipped_steps + since.skipped,
+            "samples_unsent": replica.unsent + since.samples + frozen,
+            "deadline_s": self._budget.seconds,
+            "peers": self._peers,
+            "alone": self._peers == 0,
+            "node_lost": self._node_lost,
+            "last_status": last.outcome.status if last else "",
+            "last_counted": last.outcome.counted if last else False,
+            "last_contributors": [share.peer for share in last.outcome.contributors] if last else [],
+            "last_wait_s": last.waited_s if last else 0.0,
+            "metrics": dict(self._metrics),
+        }
+
+    def log(self, **metrics: Any) -> None:
+        """Tell the node about training, such as ``loss=loss``: a number or a tensor of one element.
+
+        Tensors are summed where they are and read once a round, so this never waits for a device. The mean of each over the round is
+        what `atoll status` shows and `stats`["metrics"] holds.
+        """
+        for name, value in metrics.items():
+            if isinstance(value, Tensor):
+                value = value.detach().reshape(()).to(torch.float32)
+            total, count = self._sums.get(name, (0.0, 0))
+            self._sums[name] = (total + value, count + 1)
+
+    @contextmanager
+    def evaluate_anchor(self) -> Generator[AnchorView]:
+        """Put the newest anchor into the model for a with block; the live values come back after it, bit for bit.
+
+        Yields the anchor's view (round, digest). Costs a copy of the model in host memory meanwhile. optimizer.step() inside
+        raises ConfigError.
+        """
+        if self._evaluating:
+            raise ConfigError("evaluate_anchor() inside evaluate_anchor()", key="evaluate_anchor")
+        self._finish_resume()
+        flat = self._replica.flat
+        view, leased = self._newest()
+        live = [tensor.detach().to("cpu", copy=True) for tensor in flat.tensors]
+        self._evaluating = True
+        try:
+            flat.read_from(view)
+            yield view
+        finally:
+            with torch.no_grad():
+                for tensor, saved in zip(flat.tensors, live, strict=True):
+                    tensor.copy_(saved)
+            self._evaluating = False
+            if leased:
+                view.release()
+
+    def _newest(self) -> tuple[AnchorView, bool]:
+        """The newest anchor there is, and whether it is a lease of one's own."""
+        if not self._node_lost:
+            try:
+                return self.swarm.anchor(), True
+            except SwarmClosedError as error:
+                self._failed(error)
+        return self._replica.base, False
+
+    def detach(self) -> None:
+        """Take the hooks off and give the anchor back. The model keeps its live parameters, the swarm stays open. Idempotent."""
+        if self._detached:
+            return
+        self._detached = True
+        for hook in self._hooks:
+            hook.remove()
+        for key in [key for key, value in _attached.items() if value() is self]:
+            del _attached[key]
+        self._replica.base.release()
+
+    # ---- checkpoints ----------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this member is: run, round and digest of its anchor, counters and what was not sent. See `load_state_dict`.
+
+        Numbers and strings; a `SoloSwarm` adds its anchor and momentum under "swarm". Save the model and the optimizer with it.
+        """
+        self._finish_resume()
+        replica = self._replica
+        base = replica.base
+        saved = Saved(
+            run=self.swarm.run_id,
+            round=base.round,
+            digest=base.digest,
+            unsent=replica.unsent,
+            frozen=replica.frozen.samples if replica.frozen is not None else 0,
+            since=self._counter.settle(),
+            elapsed_s=self._schedule.elapsed_s,
+            totals=self._totals,
+        ).pack()
+        keeper = _keeper(self.swarm)
+        if keeper is not None:
+            saved["swarm"] = keeper.state_dict()
+        return saved
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from a saved state; the model and the optimizer are loaded beside it, in any order, after `attach`.
+
+        When the run still has the anchor of the saved state, training goes on exactly where it was. When the run has moved on, the
+        model takes the newest anchor before its next step and what was not sent is dropped, with a warning. A contribution
+        that was undecided is dropped here too: the node may still count it. Raises OutOfDateError when the saved state is not in the
+        run's past, StateError for a damaged one.
+        """
+        if self._replica.frozen is not None:
+            raise LocalProtocolError("a contribution is undecided", hint="Load the state right after attach().")
+        saved = unpack(state_dict)
+        keeper = _keeper(self.swarm)
+        if keeper is not None and saved.run == self.swarm.run_id:
+            if "swarm" not in state_dict:
+                raise StateError("the saved state lacks the swarm's own state", why="It was saved in a run with a log.")
+            keeper.load_state_dict(state_dict["swarm"])
+        new = self.swarm.anchor()
+        try:
+            current = is_current(saved, self.swarm.run_id, new.round, new.digest)
+        except AtollError:
+            new.release()
+            raise
+        self._replica.take(new)
+        self._totals = saved.totals
+        self._declared = None
+        self._schedule.restart(saved.elapsed_s)
+        exact = current and not saved.frozen
+        self._replica.unsent = saved.unsent if exact else 0
+        self._counter.clear()
+        if exact:
+            self._counter.restore(saved.since)
+            self._resuming = (saved.progress, "")
+        else:
+            self._totals.steps += saved.since.steps
+            reason = "a contribution was undecided when it was saved" if current else "the run has moved on since it was saved"
+            self._resuming = (saved.progress + saved.frozen, reason)
+
+    def _finish_resume(self) -> None:
+        """The part of `load_state_dict` that needs the model, which a checkpoint may load after this attachment."""
+        if self._resuming is None:
+            return
+        (samples, reason), self._resuming = self._resuming, None
+        if not reason and (samples == 0 or not self._replica.at_base()):
+            return
+        if not reason:
+            reason = "the model was not loaded after attach(), so the progress is not in it"
+            self._counter.clear()
+        else:
+            self._replica.flat.read_from(self._replica.base)
+        self._replica.unsent = 0
+        if samples:
+            self._drop(samples, reason)
+
+
+def _keeper(swarm: Swarm) -> Any:
+    """The swarm when it has state of its own to save (there is no log to fetch it from), else None."""
+    return swarm if hasattr(swarm, "state_dict") and hasattr(swarm, "load_state_dict") else None
+
+
+def _moves_nothing(optimizer: Optimizer) -> bool:
+    """Whether every learning rate is 0: such a step is how torch.distributed.checkpoint makes an optimizer's state, not training."""
+    for group in optimizer.param_groups:
+        lr = group.get("lr")
+        if lr is None or (isinstance(lr, Tensor) and lr.device.type != "cpu") or float(lr) != 0.0:
+            return False
+    return True

@@ -1,0 +1,115 @@
+"""What attach refuses before it touches anything, each with the reason and the way out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ..collectives.errors import ConfigError
+from ..collectives.swarm import RunSettings, Swarm
+from .flat import unwrap
+
+BY_HAND = "attach(model, None, swarm), then call attachment.step() after each optimizer step (or attachment.sync() yourself)."
+
+
+def innermost(optimizer: object) -> Optimizer:
+    """The torch optimizer inside wrappers that keep it under ``.optimizer`` (accelerate does). ConfigError when there is none."""
+    seen = {id(optimizer)}
+    while (inner := getattr(optimizer, "optimizer", None)) is not None and id(inner) not in seen:
+        if not isinstance(inner, Optimizer) and not hasattr(inner, "optimizer"):
+            break
+        seen.add(id(inner))
+        optimizer = inner
+    if isinstance(optimizer, Optimizer):
+        return optimizer
+    raise ConfigError(
+        f"{type(optimizer).__name__} is not a torch.optim.Optimizer",
+        key="optimizer",
+        why="attach() counts steps with register_step_post_hook, which only torch optimizers have.",
+        hint=f"Attach by hand: {BY_HAND}",
+    )
+
+
+def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
+    """Raise ConfigError when steps of ``optimizer`` do not reach the hook, or do not train ``model``."""
+    if any(group.get("capturable") for group in optimizer.param_groups):
+        raise ConfigError(
+            f"{type(optimizer).__name__} is capturable",
+            key="optimizer.capturable",
+            why="A step replayed from a CUDA graph runs no hooks, so its steps could not be counted.",
+            hint=f"Use capturable=False, or attach by hand: {BY_HAND}",
+        )
+    if _is_compiled(optimizer):
+        raise ConfigError(
+            f"the step of {type(optimizer).__name__} is compiled by torch.compile",
+            key="optimizer.step",
+            why="A compiled step may bypass hooks, so its steps could not be counted.",
+            hint=f"Leave optimizer.step uncompiled (the model may be compiled), or attach by hand: {BY_HAND}",
+        )
+    mine = {id(parameter): name for name, parameter in unwrap(model).named_parameters()}
+    if any(hasattr(parameter, "_in_backward_optimizers") for parameter in unwrap(model).parameters()):
+        raise ConfigError(
+            "the parameters are stepped inside backward()",
+            key="optimizer",
+            why="Such steps run no hooks of the optimizer that is attached.",
+            hint=f"Attach by hand: {BY_HAND}",
+        )
+    stray = [
+        f"group {index}: shape {list(parameter.shape)}"
+        for index, group in enumerate(optimizer.param_groups)
+        for parameter in group["params"]
+        if id(parameter) not in mine
+    ]
+    if stray:
+        raise ConfigError(
+            f"{len(stray)} parameters of the optimizer are not the model's ({stray[0]})",
+            key="optimizer",
+            why="The optimizer was made for another model, or before the model's parameters were replaced (a move or a conversion).",
+            hint="Make the optimizer from model.parameters() of the model that is attached.",
+        )
+
+
+def check_ranks() -> None:
+    """Raise ConfigError inside a torch.distributed job of several ranks."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+        raise ConfigError(
+            f"this process is rank {torch.distributed.get_rank()} of {torch.distributed.get_world_size()}",
+            key="torch.distributed",
+            why="A peer of several ranks is not supported yet; each rank would join as a peer with the same data.",
+            hint="Attach in a job of one process.",
+        )
+
+
+def check_arguments(settings: RunSettings, given: dict[str, Any]) -> None:
+    """Raise ConfigError for an argument that differs from the run's manifest, which has authority. None means "as the run says"."""
+    for name, value in given.items():
+        agreed = getattr(settings, name)
+        if value is not None and value != agreed:
+            raise ConfigError(
+                f"{name}={value!r} differs from the run's {agreed!r}",
+                key=f"$.train.{name}",
+                why="The run's signed manifest sets it for all members alike.",
+                hint=f"Leave {name} out, or join a run made with {name} = {value!r}.",
+            )
+
+
+def check_swarm(swarm: object) -> None:
+    """Raise ConfigError when ``swarm`` is no Swarm, such as an invite string that was not joined."""
+    if not isinstance(swarm, Swarm):
+        raise ConfigError(
+            f"{type(swarm).__name__} is not a swarm",
+            key="swarm",
+            hint="swarm = atoll.node.join(INVITE), or atoll.optim.SoloSwarm() without a network.",
+        )
+
+
+def _is_compiled(optimizer: Optimizer) -> bool:
+    step: Any = optimizer.step
+    while step is not None:
+        if hasattr(step, "_torchdynamo_orig_callable"):
+            return True
+        step = getattr(step, "__wrapped__", None)
+    return False

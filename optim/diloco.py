@@ -1,0 +1,152 @@
+"""DiLoCo as one torch.optim.Optimizer, for people who want one object. `attach` does the work."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..collectives.errors import ConfigError
+from ..collectives.swarm import Outcome, Swarm
+from .attachment import Attachment, attach
+
+
+class SwarmOptimizer(Optimizer):
+    """An optimizer that steps an inner one and synchronises with a swarm when a round is over.
+
+    ``param_groups``, ``state``, ``defaults`` and so ``state_dict()`` are those of ``inner``: learning-rate schedulers, GradScaler and
+    torch.distributed.checkpoint work on either. What belongs to the swarm is in `attachment`, which is Stateful by itself.
+    """
+
+    method: ClassVar[str]
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[dict[str, Any]],
+        inner: Optimizer,
+        *,
+        swarm: Swarm,
+        model: nn.Module,
+        sync_every: int | None = None,
+        round_s: float | None = None,
+        on_round: Callable[[Outcome], None] | None = None,
+        strict: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``params`` are the parameters of ``inner``, in the same groups or as one list; the rest is as for `attach`.
+
+        Raises ConfigError when they differ, when the run's method is another one, or for what `attach` refuses.
+        """
+        self._inner: Optimizer | None = None
+        self._own: dict[str, Any] = {}
+        super().__init__(params, {})  # type: ignore[arg-type]
+        given = {id(parameter) for group in self.param_groups for parameter in group["params"]}
+        theirs = {id(parameter) for group in inner.param_groups for parameter in group["params"]}
+        if given != theirs:
+            raise ConfigError(
+                f"{len(given ^ theirs)} parameters are in one of params and the inner optimizer only",
+                key="params",
+                hint=f"{type(self).__name__}(model.parameters(), inner=AdamW(model.parameters()), swarm=swarm, model=model)",
+            )
+        if type(inner).state_dict is not Optimizer.state_dict or type(inner).load_state_dict is not Optimizer.load_state_dict:
+            raise ConfigError(
+                f"{type(inner).__name__} keeps its state in its own way", key="inner", hint="Use attach(model, inner, swarm)."
+            )
+        if swarm.settings.method != self.method:
+            raise ConfigError(
+                f"the run's method is {swarm.settings.method!r}, {type(self).__name__} is {self.method!r}",
+                key="$.train.method",
+                why="The run's signed manifest sets it for all members alike.",
+                hint="Use attach(model, inner, swarm), which follows the manifest.",
+            )
+        self._inner = inner
+        self._own.clear()
+        self._attachment = attach(
+            model, inner, swarm, sync_every=sync_every, round_s=round_s, on_round=on_round, strict=strict, clock=clock
+        )
+
+    @property
+    def inner(self) -> Optimizer:
+        """The optimizer of the inner steps."""
+        assert self._inner is not None
+        return self._inner
+
+    @property
+    def attachment(self) -> Attachment:
+        """The membership: stats, done, log, sync, evaluate_anchor, and the state to save beside this optimizer's."""
+        return self._attachment
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """One inner step; synchronises when it ends a round. Returns what the inner step returns."""
+        return self.inner.step() if closure is None else self.inner.step(closure)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refused with ConfigError: the run's flat vector is fixed."""
+        if self._inner is not None:
+            raise ConfigError(
+                "a parameter group cannot be added after the start",
+                key="params",
+                why="All members of a run have the same flat vector.",
+                hint="Give all parameters to the inner optimizer first.",
+            )
+        super().add_param_group(param_group)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.inner.__setstate__(state)
+
+    # torch writes these while it makes an Optimizer; afterwards they are the inner optimizer's
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The inner optimizer's."""
+        return self._get("param_groups")
+
+    @param_groups.setter
+    def param_groups(  # pyright: ignore[reportIncompatibleVariableOverride]
+        self, value: list[dict[str, Any]]
+    ) -> None:
+        self._set("param_groups", value)
+
+    @property
+    def state(self) -> Any:
+        """The inner optimizer's."""
+        return self._get("state")
+
+    @state.setter
+    def state(  # pyright: ignore[reportIncompatibleVariableOverride]
+        self, value: Any
+    ) -> None:
+        self._set("state", value)
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The inner optimizer's."""
+        return self._get("defaults")
+
+    @defaults.setter
+    def defaults(self, value: dict[str, Any]) -> None:
+        self._set("defaults", value)
+
+    def _get(self, name: str) -> Any:
+        return self._own[name] if self._inner is None else getattr(self._inner, name)
+
+    def _set(self, name: str, value: Any) -> None:
+        if self._inner is None:
+            self._own[name] = value
+        else:
+            setattr(self._inner, name, value)
+
+
+class DiLoCo(SwarmOptimizer):
+    """DiLoCo (Douillard et al. 2023, arXiv 2311.08105): H inner steps, then Nesterov momentum on the mean of anchor - parameters.
+
+        inner = torch.optim.AdamW(model.parameters(), lr=4e-4)
+        opt = DiLoCo(model.parameters(), inner, swarm=swarm, model=model)
+
+    H and the outer values are the run's (its manifest); the outer step runs in the node, on the anchor.
+    """
+
+    method = "diloco"

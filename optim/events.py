@@ -1,0 +1,43 @@
+"""What attach tells telemetry. Fields only; sinks make words of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..collectives.swarm import Outcome
+from ..collectives.telemetry import Event
+
+
+@dataclass(frozen=True, slots=True)
+class RoundSeen(Event):
+    """A contribution of ``samples`` samples met its outcome after the script waited ``waited_s``."""
+
+    run_id: str
+    samples: int
+    waited_s: float
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingAlone(Event):
+    """No other member is there; training goes on. ``node_lost`` says that the node itself is gone."""
+
+    run_id: str
+    node_lost: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressDropped(Event):
+    """Work of ``samples`` samples will not be contributed (or its fate is unknown); ``reason`` says why."""
+
+    run_id: str
+    samples: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reentered(Event):
+    """The node is back; training goes on from anchor ``round``."""
+
+    run_id: str
+    round: int

@@ -1,0 +1,307 @@
+"""The model as one float32 vector.
+
+What it holds, in this order: every parameter that requires a gradient when the vector is made, then the running means and
+variances of normalisation layers that track them (BatchNorm, InstanceNorm, SyncBatchNorm). What it leaves out: frozen
+parameters (every member must construct the same values), integer buffers such as ``num_batches_tracked``, and all other
+buffers, which are constants or a peer's own. A tensor used in several places (tied weights) is there once, under its first
+name. Later changes of ``requires_grad`` do not change the vector.
+
+Values cross in segments of about a million elements through one small scratch, so no second copy of the model is made. Models
+of float16 and bfloat16 have a float32 vector: progress is measured against what the live tensors really started from, the
+anchor rounded to their type (`FlatVector.round_to_live`). float64 crosses as float32.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from ..collectives.errors import ConfigError
+from ..collectives.layout import MAX_DIMS, MAX_TENSORS, Layout, Role, TensorSpec
+
+SEGMENT_ELEMENTS = 1 << 20
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")  # torch.compile and activation checkpointing put these into names
+
+
+class Source(Protocol):
+    """Anything that can copy ranges of a flat vector: an AnchorView, or `FlatTensor`."""
+
+    def copy_into(self, destination: Tensor, start: int = 0) -> None:
+        """Copy elements [start, start + destination.numel()) into ``destination`` (float32, contiguous, on the CPU)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FlatTensor:
+    """A float32 tensor of shape (numel,) as a `Source`."""
+
+    flat: Tensor
+
+    def copy_into(self, destination: Tensor, start: int = 0) -> None:
+        """See `Source`."""
+        destination.copy_(self.flat[start : start + destination.numel()])
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Elements [start, stop) of a segment and the live tensor, or the flat view of a range of it, they belong to."""
+
+    start: int
+    stop: int
+    live: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Elements [start, stop) of the flat vector, all on one device."""
+
+    start: int
+    stop: int
+    pieces: tuple[Piece, ...]
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return self.stop - self.start
+
+
+class FlatVector:
+    """The flat vector of ``model``. Refuses with ConfigError what it cannot represent.
+
+    ``layout`` names the tensors; ``tensors`` are the live ones, in its order. Nothing is copied when it is made.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        named = list(_named_tensors(model))
+        if not any(role == "parameter" for _, _, role in named):
+            raise ConfigError(
+                "the model has no trainable parameters",
+                key="model",
+                why="Every parameter has requires_grad False, or there is none.",
+                hint="Unfreeze what is to be trained before attach().",
+            )
+        specs: list[TensorSpec] = []
+        offset = 0
+        for name, tensor, role in named:
+            _check_tensor(name, tensor)
+            specs.append(TensorSpec(name, tuple(tensor.shape), offset, role))
+            offset += tensor.numel()
+        if len(specs) > MAX_TENSORS or offset == 0:
+            raise ConfigError(f"the model has {len(specs)} tensors of {offset} elements in all, limit {MAX_TENSORS} tensors", key="model")
+        self.layout = Layout(tuple(specs), offset)
+        self.tensors = [tensor for _, tensor, _ in named]
+        self.numel = offset
+        self._slots = (_Slot(), _Slot())
+
+    def segments(self) -> Iterator[Segment]:
+        """The vector cut into segments of at most `SEGMENT_ELEMENTS` elements, or one tensor that is not contiguous."""
+        pieces: list[Piece] = []
+        begin = end = 0
+        for spec, tensor in zip(self.layout.tensors, self.tensors, strict=True):
+            live = tensor.detach()
+            whole = not live.is_contiguous()
+            done = 0
+            while done < spec.numel:
+                if pieces and (whole or end - begin == SEGMENT_ELEMENTS or pieces[0].live.device != live.device):
+                    yield Segment(begin, end, tuple(pieces))
+                    pieces, begin = [], end
+                count = spec.numel if whole else min(spec.numel - done, SEGMENT_ELEMENTS - (end - begin))
+                part = live if whole else live.view(-1)[done : done + count]
+                pieces.append(Piece(end - begin, end - begin + count, part))
+                done += count
+                end += count
+                if whole:
+                    yield Segment(begin, end, tuple(pieces))
+                    pieces, begin = [], end
+        if pieces:
+            yield Segment(begin, end, tuple(pieces))
+
+    @torch.no_grad()
+    def pull(self) -> Iterator[tuple[Segment, Tensor]]:
+        """Each segment with its live values: float32, shape (segment.numel,), contiguous, on the CPU.
+
+        The values are a scratch copy the caller may overwrite and `push` back before it asks for the next. From a CUDA device
+        the next segment is on its way, on a side stream, while the caller works on this one.
+        """
+        waiting: tuple[Segment, _Slot] | None = None
+        for index, segment in enumerate(self.segments()):
+            slot = self._slots[index % 2]
+            slot.fetch(segment)
+            if waiting is not None:
+                yield waiting[0], waiting[1].host(waiting[0])
+            waiting = (segment, slot)
+        if waiting is not None:
+            yield waiting[0], waiting[1].host(waiting[0])
+        self._settle()
+
+    @torch.no_grad()
+    def push(self, segment: Segment, values: Tensor) -> None:
+        """Write ``values``, the tensor that came with ``segment``, into the live tensors."""
+        slot = next(slot for slot in self._slots if slot.holds(values))
+        slot.store(segment, values)
+
+    @torch.no_grad()
+    def write_to(self, out: Tensor) -> None:
+        """Write the live values into ``out``: float32, shape (numel,), on the CPU."""
+        for segment, values in self.pull():
+            out[segment.start : segment.stop].copy_(values)
+
+    @torch.no_grad()
+    def read_from(self, source: Source) -> None:
+        """Make the live values those of ``source``, exactly (rounded to the live type where that is narrower)."""
+        for index, segment in enumerate(self.segments()):
+            slot = self._slots[index % 2]
+            values = slot.host(segment)
+            source.copy_into(values, segment.start)
+            self.push(segment, values)
+        self._settle()
+
+    @torch.no_grad()
+    def round_to_live(self, segment: Segment, values: Tensor) -> None:
+        """Round ``values`` in place to what the segment's live tensors would hold; nothing happens to float32 and float64."""
+        for piece in segment.pieces:
+            if piece.live.dtype in (torch.bfloat16, torch.float16):
+                part = values[piece.start : piece.stop]
+                part.copy_(part.to(piece.live.dtype))
+
+    @torch.no_grad()
+    def finite(self) -> bool:
+        """Whether all live values are finite. One pass over them; a CUDA device is waited for once."""
+        bounds: dict[torch.device, list[Tensor]] = {}
+        for tensor in self.tensors:
+            if tensor.numel():
+                low, high = torch.aminmax(tensor.detach())  # NaN spreads to both
+                bounds.setdefault(tensor.device, []).extend((low.float(), high.float()))
+        return all(bool(torch.isfinite(torch.stack(found)).all()) for found in bounds.values())
+
+    def _settle(self) -> None:
+        for slot in self._slots:
+            slot.settle()
+
+
+class _Slot:
+    """A scratch of one segment and, for CUDA, its page-locked memory, side stream and last event."""
+
+    def __init__(self) -> None:
+        self._scratch = torch.empty(0, dtype=torch.float32)
+        self._streams: dict[torch.device, Any] = {}
+        self._event: Any = None
+        self._used: set[torch.device] = set()
+
+    def holds(self, values: Tensor) -> bool:
+        return values.data_ptr() == self._scratch.data_ptr()
+
+    def host(self, segment: Segment) -> Tensor:
+        """The scratch for a segment, once copies under way from or to it have ended."""
+        if self._event is not None:
+            self._event.synchronize()
+            self._event = None
+        cuda = segment.pieces[0].live.is_cuda
+        if self._scratch.numel() < segment.numel or (cuda and not self._scratch.is_pinned()):
+            size = max(segment.numel, min(SEGMENT_ELEMENTS, 2 * segment.numel))
+            self._scratch = torch.empty(size, dtype=torch.float32, pin_memory=cuda)
+        return self._scratch[: segment.numel]
+
+    def fetch(self, segment: Segment) -> None:
+        values = self.host(segment)
+        self._copy(segment, [(_shaped(values, piece), piece.live) for piece in segment.pieces])
+
+    def store(self, segment: Segment, values: Tensor) -> None:
+        self._copy(segment, [(piece.live, _shaped(values, piece)) for piece in segment.pieces])
+
+    def _copy(self, segment: Segment, pairs: list[tuple[Tensor, Tensor]]) -> None:
+        """Copy (destination, source) pairs; on CUDA on a side stream, after what the model's stream has queued so far."""
+        device = segment.pieces[0].live.device
+        if device.type != "cuda":
+            for destination, source in pairs:
+                destination.copy_(source)
+            return
+        stream = self._streams.get(device)
+        if stream is None:
+            stream = self._streams[device] = torch.cuda.Stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            for destination, source in pairs:
+                destination.copy_(source, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record(stream)
+        self._used.add(device)
+
+    def settle(self) -> None:
+        """Let the model's stream wait for the copies of the side stream."""
+        for device in self._used:
+            torch.cuda.current_stream(device).wait_stream(self._streams[device])
+        self._used.clear()
+
+
+def _shaped(values: Tensor, piece: Piece) -> Tensor:
+    return values[piece.start : piece.stop].view(piece.live.shape)
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The user's own module inside DistributedDataParallel, DataParallel and torch.compile, so that names agree between peers."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+            inner = model.module
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor, Role]]:
+    model = unwrap(model)
+    seen: set[object] = set()
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and _first(parameter, seen):
+            yield _clean(name), parameter, "parameter"
+    for prefix, module in model.named_modules():
+        if not isinstance(module, nn.modules.batchnorm._NormBase):
+            continue
+        for attribute, role in (("running_mean", "mean"), ("running_var", "variance")):
+            buffer = cast("Tensor | None", getattr(module, attribute, None))
+            if buffer is not None and _first(buffer, seen):
+                yield _clean(f"{prefix}.{attribute}" if prefix else attribute), buffer, cast("Role", role)
+
+
+def _first(tensor: Tensor, seen: set[object]) -> bool:
+    """Whether this tensor, or another over exactly the same memory, comes for the first time."""
+    keys: set[object] = {id(tensor)}
+    if tensor.device.type in ("cpu", "cuda") and tensor.numel() and not _is_dtensor(tensor):
+        keys.add((str(tensor.device), tensor.data_ptr(), tuple(tensor.shape), tensor.stride()))
+    known = bool(keys & seen)
+    seen |= keys
+    return not known
+
+
+def _clean(name: str) -> str:
+    for wrapper in WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
+
+
+def _is_dtensor(tensor: Tensor) -> bool:
+    module = sys.modules.get("torch.distributed.tensor")  # who has a DTensor has loaded it
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def _check_tensor(name: str, tensor: Tensor) -> None:
+    if _is_dtensor(tensor):
+        raise ConfigError(
+            f"parameter {name} is a DTensor",
+            key="model",
+            why="Sharded models (FSDP2, tensor parallelism) cannot be attached yet: each rank would have to bring its own slice.",
+            hint="Attach an unsharded model, one process a peer.",
+        )
+    if tensor.dtype not in FLOATS:
+        raise ConfigError(f"{name} has dtype {tensor.dtype}; only float32, bfloat16, float16 and float64 can be averaged", key="model")
+    if tensor.device.type == "meta":
+        raise ConfigError(f"{name} is on the meta device and has no values", key="model", hint="Materialise the model before attach().")
+    if tensor.dim() > MAX_DIMS:
+        raise ConfigError(f"{name} has {tensor.dim()} dimensions, limit {MAX_DIMS}", key="model")

@@ -1,0 +1,135 @@
+"""When a round ends, what counts as an inner step, and how long a script waits for the others. Clocks are passed in."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..collectives.errors import ConfigError
+from ..collectives.swarm import RunSettings
+
+UNMEASURED_DEADLINE_S = 60.0  # before any round was measured: long enough for a slow first link, short enough to notice
+FLOOR_S = 5.0  # detection of a lost peer and a second attempt must fit in
+CEILING_S = 600.0
+FACTOR = 4.0
+REMEMBERED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Real inner steps and their samples since the counter was cleared, and steps that GradScaler skipped."""
+
+    steps: int
+    samples: int
+    skipped: int
+
+
+class StepCounter:
+    """Counts inner steps and samples, leaving out steps that did not happen.
+
+    A fused optimizer under GradScaler runs `step` also when it skips, with ``optimizer.found_inf`` set. On a GPU that flag is
+    added to a counter on the device and read only when a round may be over, so counting never waits for the device.
+    """
+
+    def __init__(self) -> None:
+        self._steps = self._samples = self._skipped = 0
+        self._unread: dict[torch.device, Tensor] = {}  # float64 (2,): skipped steps, skipped samples
+
+    @property
+    def fired(self) -> int:
+        """Steps that may be real: those still marked on a device are among them."""
+        return self._steps
+
+    def count(self, samples: int, found_inf: Tensor | None = None) -> None:
+        """One call of `optimizer.step` that processed ``samples``; ``found_inf`` not zero means it changed nothing."""
+        if found_inf is not None and found_inf.device.type == "cpu":
+            if bool((found_inf != 0).any()):
+                self._skipped += 1
+                return
+        elif found_inf is not None:
+            flag = (found_inf != 0).any().to(torch.float64)
+            weights = torch.tensor([1.0, float(samples)], dtype=torch.float64).to(flag.device, non_blocking=True)
+            unread = self._unread.get(flag.device)
+            self._unread[flag.device] = weights * flag if unread is None else unread + weights * flag
+        self._steps += 1
+        self._samples += samples
+
+    def settle(self) -> Counted:
+        """What has been counted; reads the devices' counters."""
+        for unread in self._unread.values():
+            steps, samples = (int(value) for value in unread.tolist())
+            self._steps -= steps
+            self._samples -= samples
+            self._skipped += steps
+        self._unread.clear()
+        return Counted(self._steps, self._samples, self._skipped)
+
+    def restore(self, counted: Counted) -> None:
+        """Go on from an earlier `settle`."""
+        self._unread.clear()
+        self._steps, self._samples, self._skipped = counted.steps, counted.samples, counted.skipped
+
+    def clear(self) -> None:
+        """Start again from zero."""
+        self.restore(Counted(0, 0, 0))
+
+
+class Schedule:
+    """Whether a round is over: after ``sync_every`` real inner steps, or ``round_s`` seconds with at least one step."""
+
+    def __init__(self, settings: RunSettings, clock: Callable[[], float]) -> None:
+        if settings.sync_every is None and settings.round_s is None:
+            raise ConfigError("the run says neither sync_every nor round_s", key="$.train.sync_every")
+        if settings.sync_every is not None and settings.sync_every < 1:
+            raise ConfigError(f"sync_every {settings.sync_every} is not a positive number of steps", key="$.train.sync_every")
+        if settings.sync_every is None and settings.round_s is not None and not settings.round_s > 0:
+            raise ConfigError(f"round_s {settings.round_s} is not a positive number of seconds", key="$.train.round_s")
+        self._sync_every = settings.sync_every
+        self._round_s = settings.round_s
+        self._clock = clock
+        self._started = clock()
+
+    def restart(self, elapsed_s: float = 0.0) -> None:
+        """A round begins now, or began ``elapsed_s`` ago."""
+        self._started = self._clock() - elapsed_s
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the round began."""
+        return self._clock() - self._started
+
+    def due(self, counter: StepCounter) -> bool:
+        """Whether to synchronise after the step just counted."""
+        if self._sync_every is not None:
+            return counter.fired >= self._sync_every and counter.settle().steps >= self._sync_every
+        assert self._round_s is not None
+        return self.elapsed_s >= self._round_s and counter.fired > 0 and counter.settle().steps > 0
+
+
+class WaitBudget:
+    """How long a script waits for a round before it trains on.
+
+    The manifest's ``deadline_s`` if it gives one; else 4 times the slowest of the last 8 rounds, between 5 s and 10 minutes;
+    60 s before anything was measured. It always ends: no wait is for ever.
+    """
+
+    def __init__(self, deadline_s: float | None) -> None:
+        self._fixed_s = deadline_s
+        self._measured: deque[float] = deque(maxlen=REMEMBERED)
+
+    def measured(self, elapsed_s: float) -> None:
+        """A round took this long from the freezing of the contribution to the decision."""
+        self._measured.append(elapsed_s)
+
+    @property
+    def seconds(self) -> float:
+        """The wait to allow now."""
+        if self._fixed_s is not None:
+            return self._fixed_s
+        if not self._measured:
+            return UNMEASURED_DEADLINE_S
+        return min(max(FACTOR * max(self._measured), FLOOR_S), CEILING_S)

@@ -1,0 +1,244 @@
+"""The swarm of one: a complete Swarm without a network or a node, for scripts on one machine and for tests.
+
+Rounds commit synchronously inside `contribute`, with the same outer step the node uses, so a script attached to it is DiLoCo
+with one worker (Lookahead with Nesterov momentum). It keeps its state in memory; `state_dict` holds anchor and momentum as
+tensors, because there is no log to fetch them from again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+import torch
+from blake3 import blake3
+from torch import Tensor
+
+from ..collectives.errors import LocalProtocolError, ModelMismatchError, OutOfDateError, SwarmClosedError
+from ..collectives.identifiers import PeerId, RunId
+from ..collectives.layout import Layout, differences
+from ..collectives.swarm import Outcome, PeerView, RunSettings, Share
+from .outer import OuterStep, effective_outer
+
+T = TypeVar("T")
+
+
+def flat_digest(flat: Tensor) -> str:
+    """blake3 (hex) of a contiguous float32 CPU tensor's bytes."""
+    return blake3(flat.numpy().data.cast("B")).hexdigest()
+
+
+def _plain(tensor: Tensor) -> bool:
+    """Whether a tensor is what crosses the seam: float32, contiguous, on the CPU."""
+    return tensor.dtype == torch.float32 and tensor.device.type == "cpu" and tensor.is_contiguous()
+
+
+class Done(Generic[T]):
+    """A Pending that has come."""
+
+    def __init__(self, result: T) -> None:
+        self._result = result
+
+    def done(self) -> bool:
+        """True."""
+        return True
+
+    def wait(self, timeout_s: float | None = None) -> T:
+        """The result, at once."""
+        return self._result
+
+
+class Lease:
+    """An AnchorView on one generation of an `AnchorStore`."""
+
+    def __init__(self, flat: Tensor, round_: int, give_back: Callable[[], None]) -> None:
+        self._flat: Tensor | None = flat
+        self._give_back = give_back
+        self.round = round_
+        self.numel = flat.numel()
+        self._digest = ""
+
+    @property
+    def digest(self) -> str:
+        """blake3 of the anchor's bytes, in hex; computed when first asked for."""
+        if not self._digest:
+            self._digest = flat_digest(self._held())
+        return self._digest
+
+    def copy_into(self, destination: Tensor, start: int = 0) -> None:
+        """See `AnchorView`. Raises LocalProtocolError after `release`, or when the range or the destination does not fit."""
+        flat, count = self._held(), destination.numel()
+        if not _plain(destination):
+            raise LocalProtocolError(f"destination must be float32, contiguous and on the CPU, not {destination.dtype}")
+        if start < 0 or start + count > self.numel:
+            raise LocalProtocolError(f"elements [{start}, {start + count}) of a vector of {self.numel}")
+        destination.detach().view(-1).copy_(flat[start : start + count])
+
+    def release(self) -> None:
+        """See `AnchorView`."""
+        if self._flat is not None:
+            self._flat = None
+            self._give_back()
+
+    def _held(self) -> Tensor:
+        if self._flat is None:
+            raise LocalProtocolError("this view of the anchor was released")
+        return self._flat
+
+
+class AnchorStore:
+    """Anchor generations and momentum of one run in memory. A leased generation is never overwritten."""
+
+    def __init__(self, layout: Layout, settings: RunSettings, initial: Callable[[Tensor], None]) -> None:
+        self.layout = layout
+        self.round = 0
+        self._step = OuterStep(effective_outer(settings), layout)
+        self.momentum = torch.zeros(layout.numel) if self._step.needs_momentum else None
+        self.anchor = torch.empty(layout.numel, dtype=torch.float32)
+        initial(self.anchor)
+        self._free: list[Tensor] = []
+        self._leases: dict[int, int] = {}  # id of a generation's tensor: how many leases are out
+
+    def lease(self) -> Lease:
+        """A lease on the newest generation."""
+        flat = self.anchor
+        self._leases[id(flat)] = self._leases.get(id(flat), 0) + 1
+
+        def give_back() -> None:
+            self._leases[id(flat)] -= 1
+            if not self._leases[id(flat)]:
+                del self._leases[id(flat)]
+                if flat is not self.anchor:
+                    self._free.append(flat)
+
+        return Lease(flat, self.round, give_back)
+
+    def commit(self, mean: Tensor) -> None:
+        """Apply the outer step with this mean; the result is the newest generation."""
+        old, new = self.anchor, self._spare()
+        self._step.apply(old, mean, self.momentum, new)
+        self._turn(new, self.round + 1)
+
+    def replace(self, anchor: Tensor, momentum: Tensor, round_: int) -> None:
+        """Make copies of these the newest state. An empty ``momentum`` is that of a run without any."""
+        new = self._spare()
+        new.copy_(anchor)
+        if self.momentum is not None:
+            self.momentum.copy_(momentum)
+        self._turn(new, round_)
+
+    def _spare(self) -> Tensor:
+        return self._free.pop() if self._free else torch.empty(self.layout.numel, dtype=torch.float32)
+
+    def _turn(self, new: Tensor, round_: int) -> None:
+        old, self.anchor, self.round = self.anchor, new, round_
+        if id(old) not in self._leases:
+            self._free.append(old)
+
+
+class SoloSwarm:
+    """A run whose only member is this script. Implements `Swarm`; obeys torch's Stateful."""
+
+    def __init__(self, settings: RunSettings | None = None, *, peer: str = "solo", run_id: str = "solo") -> None:
+        self.settings = settings if settings is not None else RunSettings(codec="fp32")
+        self.peer = PeerId(peer)
+        self.run_id = RunId(run_id)
+        self.reported: dict[str, float] = {}
+        self._store: AnchorStore | None = None
+        self._frozen: Tensor | None = None
+        self._closed = self._left = False
+
+    def open(self, layout: Layout, initial: Callable[[Tensor], None]) -> Lease:
+        """See `Swarm`. The first call founds the run."""
+        self._check_open()
+        if self._store is None:
+            self._store = AnchorStore(layout, self.settings, initial)
+        elif self._store.layout != layout:
+            raise ModelMismatchError(
+                "your model is not this run's model:\n" + "\n".join(differences(layout, self._store.layout)),
+                hint="Attach the model the run was opened with, or make another SoloSwarm.",
+            )
+        return self._store.lease()
+
+    def anchor(self) -> Lease:
+        """See `Swarm`."""
+        return self._opened().lease()
+
+    def contribute(self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None) -> Done[Outcome]:
+        """See `Swarm`. The round is decided when this returns; when ``write`` raises nothing has happened."""
+        store = self._opened()
+        if self._left:
+            raise SwarmClosedError("this member has left the run", hint="Make another SoloSwarm to train on.")
+        if samples < 1:
+            raise LocalProtocolError(f"a contribution of {samples} samples; at least 1 is needed")
+        if base is not None and base != store.round:
+            return Done(Outcome("committed", store.round, reason=f"refused: it was made on the anchor of round {base}"))
+        started = time.monotonic()
+        if self._frozen is None:
+            self._frozen = torch.empty(store.layout.numel, dtype=torch.float32)
+        write(self._frozen)
+        if not bool(torch.isfinite(self._frozen).all()):
+            raise LocalProtocolError("the contribution holds values that are not finite; nothing was committed")
+        store.commit(self._frozen)
+        share = Share(self.peer, samples)
+        return Done(Outcome("committed", store.round, (share,), counted=True, elapsed_s=time.monotonic() - started))
+
+    @property
+    def closing(self) -> int:
+        """See `Swarm`. Nobody else is here."""
+        return 0
+
+    def all_reduce(self, flat: Tensor, *, weight: int, op_id: str, deadline_s: float) -> Done[Outcome]:
+        """See `Swarm`: the mean over one member, which is ``flat`` itself."""
+        self._check_open()
+        if not _plain(flat) or not flat.numel():
+            raise LocalProtocolError("all_reduce takes a non-empty float32 tensor, contiguous and on the CPU")
+        if weight < 1:
+            raise LocalProtocolError(f"an all-reduce of weight {weight}; at least 1 is needed")
+        return Done(Outcome("committed", 0, (Share(self.peer, weight),), counted=True))
+
+    def members(self) -> Sequence[PeerView]:
+        """See `Swarm`."""
+        self._check_open()
+        return (PeerView(self.peer, self._store.round if self._store is not None else 0, True, "self"),)
+
+    def report(self, metrics: Mapping[str, float]) -> None:
+        """See `Swarm`; kept in ``reported``."""
+        self.reported.update(metrics)
+
+    def leave(self) -> None:
+        """See `Swarm`."""
+        self._left = True
+
+    def close(self) -> None:
+        """See `Swarm`."""
+        self._closed = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Round, anchor and momentum (copies; an empty tensor where the outer step has none). Needs `open` first."""
+        store = self._opened()
+        momentum = store.momentum if store.momentum is not None else torch.empty(0)
+        return {"round": store.round, "anchor": store.anchor.clone(), "momentum": momentum.clone()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go back or forward to a saved state. Raises OutOfDateError when it is of another model or outer optimizer."""
+        store = self._opened()
+        anchor, momentum = state_dict["anchor"], state_dict["momentum"]
+        expected = store.momentum.numel() if store.momentum is not None else 0
+        if anchor.numel() != store.layout.numel or momentum.numel() != expected:
+            raise OutOfDateError(
+                f"the saved state has {anchor.numel()} parameters and {momentum.numel()} momentum values, "
+                f"this run {store.layout.numel} and {expected}"
+            )
+        store.replace(anchor, momentum, int(state_dict["round"]))
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SwarmClosedError("this swarm was closed")
+
+    def _opened(self) -> AnchorStore:
+        self._check_open()
+        if self._store is None:
+            raise LocalProtocolError("open() comes first")
+        return self._store

@@ -1,0 +1,68 @@
+"""hivemind beside us: its own pinned environment, and its averaging of a flat vector among worker processes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from _bench import ROOT, progress
+
+VERSION = "1.1.10.post2"  # 1.1.11 was withdrawn: it carries a daemon for one platform only
+FOLDER = ROOT / ".ci" / "out" / "hivemind"
+COMPRESSION = {"fp32": "NoCompression", "fp16": "Float16Compression", "int8": "BlockwiseQuantization"}
+INSTALL_S, RUN_S = 600, 600
+
+
+class Unavailable(Exception):
+    """hivemind cannot be measured here; the text says why."""
+
+
+def environment() -> str:
+    """Python of an environment with hivemind, made on first use. Raises Unavailable."""
+    python = FOLDER / "bin" / "python"
+    if not (FOLDER / "complete").exists():
+        progress(f"hivemind: making {FOLDER.relative_to(ROOT)} with hivemind {VERSION}")
+        _run([sys.executable, "-m", "venv", "--clear", str(FOLDER)], 120)
+        # torch is ours, so that both use the same; what hivemind brings itself comes first
+        site = next((FOLDER / "lib").glob("python*")) / "site-packages"
+        import torch
+
+        (site / "zz_torch.pth").write_text(str(Path(torch.__path__[0]).parent) + "\n", encoding="utf-8")
+        install = [str(python), "-m", "pip", "install", "--quiet", "--no-input"]
+        _run([*install, "setuptools<81", "wheel", "grpcio-tools==1.73.1", "protobuf<7"], INSTALL_S)  # its build needs pkg_resources
+        _run([*install, "--no-build-isolation", f"hivemind=={VERSION}", "protobuf<7", "grpcio-tools==1.73.1"], INSTALL_S)
+        _run([str(python), "-c", "import hivemind; hivemind.DHT(start=True).shutdown()"], 120)  # its daemon runs on this machine
+        (FOLDER / "complete").touch()
+    return str(python)
+
+
+def _run(command: list[str], timeout_s: float) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Unavailable(f"{command[0]}: {error}") from None
+    if done.returncode:
+        lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+        lines = [
+            line for line in lines if not line.startswith(("note:", "ERROR:", "error: subprocess"))
+        ] or lines  # pip's own words say less
+        telling = next((line for line in reversed(lines) if "rror:" in line), lines[-1] if lines else f"exit status {done.returncode}")
+        raise Unavailable(f"hivemind {VERSION} cannot be set up here: {telling[:300]}")
+    return done.stdout
+
+
+def seconds(peers: int, elements: int, codec: str, reps: int) -> list[float]:
+    """Seconds of the slowest peer for each of ``reps`` averagings, matchmaking left out. Raises Unavailable."""
+    if codec not in COMPRESSION:
+        raise Unavailable(f"hivemind has no codec like {codec}")
+    python = environment()
+    settings = json.dumps({"peers": peers, "elements": elements, "compression": COMPRESSION[codec], "reps": reps})
+    lines = _run([python, str(Path(__file__).parent / "_hivemind_peers.py"), settings], RUN_S).splitlines()
+    try:
+        found: dict[str, Any] = json.loads(lines[-1])
+        return [float(value) for value in found["seconds"]]
+    except (IndexError, KeyError, ValueError):
+        raise Unavailable("hivemind's workers said nothing of use") from None

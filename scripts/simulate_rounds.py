@@ -1,0 +1,142 @@
+#!/usr/bin/env python3
+"""Thousands of seeded swarms in virtual time, with faults, checked by an oracle that recomputes every result.
+
+Each seed is one run of 5 to 9 members: the real session and data plane of every member on a network that loses, delays, doubles,
+reorders and partitions, with crashes (also between two writes or two sends), freezes, a lost journal, a member that leaves. After the
+faults all must be repaired: at least two more rounds, everybody back at the same round. A seed that fails is printed with its trace
+hash and fails again in the same way:
+
+    scripts/simulate_rounds.py --first SEED --seeds 1
+
+--plant NAME breaks the code on purpose (in the harness) to see that the checker finds it; --plant list names the plants.
+The last line of stdout is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, cast
+
+from _bench import emit
+
+FAULTS = ("crash", "freeze", "partition", "isolate", "cut", "storm", "amnesia", "leave")
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=2000, help="how many (default 2000)")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--peers", default="5:9", help="members a seed, FEWEST:MOST (default 5:9)")
+    parser.add_argument("--rounds", type=int, default=10, help="rounds every seed must commit (default 10)")
+    parser.add_argument("--faults", default="all", help=f"all, none, or a comma-separated choice of {', '.join(FAULTS)}")
+    parser.add_argument("--plant", default="", metavar="NAME|list", help="plant a known bug; the run stops at the first seed that finds it")
+    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="processes (default 2)")
+    arguments = parser.parse_args(argv)
+    fewest, _, most = arguments.peers.partition(":")
+    arguments.fewest, arguments.most = int(fewest), int(most or fewest)
+    arguments.kinds = FAULTS if arguments.faults == "all" else () if arguments.faults == "none" else tuple(arguments.faults.split(","))
+    unknown = set(arguments.kinds) - set(FAULTS)
+    if unknown or not 1 <= arguments.fewest <= arguments.most or arguments.seeds < 1:
+        parser.error(f"unknown fault {sorted(unknown)[0]!r}" if unknown else "senseless --peers or --seeds")
+    return arguments
+
+
+def play(task: tuple[int, tuple[int, int], int, tuple[str, ...], str]) -> dict[str, Any]:
+    """One seed, in a worker process."""
+    import torch
+
+    from atoll.collectives.simulation.faults import FaultKind
+    from atoll.node.simulation.plants import PLANTS
+    from atoll.node.simulation.swarm import Options, run_seed
+
+    torch.set_num_threads(1)
+    seed, peers, rounds, kinds, plant = task
+    began = time.perf_counter()
+    options = Options(peers=peers, rounds=rounds, faults=cast("tuple[FaultKind, ...]", kinds))
+    try:
+        verdict = run_seed(seed, options, PLANTS[plant]() if plant else None)
+    except Exception as error:  # a defect that is no violated predicate is one all the same
+        return {"seed": seed, "problem": f"{type(error).__name__}: {error}", "unfinished": False, "virtual_s": 0.0, "rounds": 0, "trace": "",
+                "struck": {}, "stats": {}, "wall_s": time.perf_counter() - began}  # fmt: skip
+    return {
+        "seed": seed, "problem": verdict.problem, "unfinished": verdict.unfinished, "virtual_s": verdict.virtual_s, "rounds": verdict.rounds,
+        "trace": verdict.trace, "struck": verdict.struck, "stats": verdict.stats, "wall_s": time.perf_counter() - began,
+    }  # fmt: skip
+
+
+def verdicts(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Verdicts in the order of the seeds, however many processes."""
+    tasks = (
+        (seed, (arguments.fewest, arguments.most), arguments.rounds, arguments.kinds, arguments.plant)
+        for seed in range(arguments.first, arguments.first + arguments.seeds)
+    )
+    if arguments.jobs <= 1:
+        yield from map(play, tasks)
+        return
+    with multiprocessing.get_context("spawn").Pool(arguments.jobs) as pool:
+        yield from pool.imap(play, tasks, chunksize=4)
+
+
+def report(arguments: argparse.Namespace, results: list[dict[str, Any]], wall_s: float) -> None:
+    """The JSON object of a finished search."""
+    failed = [result for result in results if result["problem"]]
+    struck, stats = Counter[str](), Counter[str]()
+    for result in results:
+        struck.update(result["struck"])
+        stats.update(result["stats"])
+    settings = {"first": arguments.first, "peers": [arguments.fewest, arguments.most], "rounds": arguments.rounds}
+    emit(
+        "simulate_rounds",
+        {**settings, "faults": list(arguments.kinds), "jobs": arguments.jobs},
+        [round(result["wall_s"], 3) for result in results],
+        seeds=len(results),
+        violations=sum(not result["unfinished"] for result in failed),
+        unfinished=sum(result["unfinished"] for result in failed),
+        first_failing_seed=failed[0]["seed"] if failed else None,
+        problems=[{"seed": result["seed"], "problem": result["problem"], "trace": result["trace"]} for result in failed[:20]],
+        planted=arguments.plant or None,
+        virtual_s=round(sum(result["virtual_s"] for result in results), 1),
+        wall_s=round(wall_s, 1),
+        rounds=sum(result["rounds"] for result in results),
+        struck=dict(sorted(struck.items())),
+        stats=dict(sorted(stats.items())),
+    )
+
+
+def main(argv: list[str]) -> int:
+    """Exit code of the script."""
+    arguments = parse(argv)
+    if arguments.plant:
+        from atoll.node.simulation.plants import PLANTS
+
+        if arguments.plant == "list":
+            print(json.dumps({name: (plant.__doc__ or "").partition("\n")[0] for name, plant in PLANTS.items()}))
+            return 0
+        if arguments.plant not in PLANTS:
+            print(f"unknown plant {arguments.plant!r}; there are: {', '.join(PLANTS)}", file=sys.stderr)
+            return 64
+    began, shown, results = time.perf_counter(), 0.0, list[dict[str, Any]]()
+    for result in verdicts(arguments):
+        results.append(result)
+        if result["problem"]:
+            print(f"seed {result['seed']}: {result['problem']}  [trace {result['trace']}]", file=sys.stderr, flush=True)
+            if arguments.plant:
+                break
+        if time.perf_counter() - shown > 10:
+            shown = time.perf_counter()
+            bad = sum(bool(r["problem"]) for r in results)
+            print(f"{len(results)} of {arguments.seeds} seeds, {bad} failed, {shown - began:.0f} s", file=sys.stderr, flush=True)
+    report(arguments, results, time.perf_counter() - began)
+    return 0 if arguments.plant or not any(result["problem"] for result in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

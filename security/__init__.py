@@ -1,0 +1,4 @@
+"""Keys, signatures, and later everything that decides whom and what to trust. Knows neither libp2p nor trio.
+
+identity    a peer's Ed25519 key, its file, its peer id; sign and verify
+"""

@@ -1,0 +1,70 @@
+"""What every test gets: a time limit that fails the test with all stacks, hypothesis without its own deadlines, and quiet threads.
+
+The limit is for hangs only, not a measurement: 120 s a test (900 s where marked slow). It works by SIGALRM in the main
+thread; a test that does not come back even then is ended by pytest's faulthandler_timeout (pyproject.toml), stacks first.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+LIMIT_S = 120
+SLOW_LIMIT_S = 900
+
+# One thread a process: the suite runs beside itself (real peers, simulations), and sums do not change with the machine.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+hypothesis.settings.register_profile("atoll", deadline=None, derandomize=True, database=None)
+hypothesis.settings.load_profile("atoll")
+
+_stderr_fd = os.dup(2)  # before pytest captures it
+
+
+@pytest.fixture(autouse=True)
+def _time_limit(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a hung test with the stacks of all threads instead of hanging the session."""
+    limit_s = SLOW_LIMIT_S if request.node.get_closest_marker("slow") else LIMIT_S
+    if not hasattr(signal, "SIGALRM"):
+        yield
+        return
+
+    def expired(signum: int, frame: object) -> None:
+        faulthandler.dump_traceback(_stderr_fd)
+        pytest.fail(f"no end after {limit_s} s (stacks of all threads on stderr)", pytrace=True)
+
+    before = signal.signal(signal.SIGALRM, expired)
+    signal.alarm(limit_s)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture
+def atoll_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A fresh ATOLL_HOME (0700) for this test and the processes it starts."""
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    monkeypatch.setenv("ATOLL_HOME", str(home))
+    return home
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The top of the project."""
+    return Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def python() -> str:
+    """The interpreter to start processes with."""
+    return sys.executable

@@ -1,0 +1,829 @@
+"""The contracts of the seams: what every implementation keeps, clause by clause.
+
+A clause is a function of one case: an implementation, and what a test needs beside it. `SWARM`, `JOURNAL`, `STORAGE` and
+`DATA_PLANE` list the clauses of a seam; tests/unit/test_contracts.py plays each on every implementation. To test another one,
+make its case and call the clauses. Codecs and reducers have their own tests (test_codec.py, test_reduce.py).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from blake3 import blake3
+from exchange_kit import cid_of, make_plan, ref_digests, ref_result, vector
+from torch import Tensor
+
+from atoll.collectives.digest import chunk_hash
+from atoll.collectives.errors import LocalProtocolError, ModelMismatchError, SwarmClosedError
+from atoll.collectives.exchange import BlobComplete, BlobProgress, ExchangeEvent, NonFinite, PartReduced, Report, ResultComplete
+from atoll.collectives.group import Certified, Entry, Member, Plan, Vote
+from atoll.collectives.identifiers import PeerId
+from atoll.collectives.layout import make_layout
+from atoll.collectives.round import Journal
+from atoll.collectives.swarm import AnchorView, Outcome, OuterSettings, RunSettings, Share, Swarm
+from atoll.node.session.ports import DataPlane, Storage
+
+LAYOUT = make_layout([("w", (3, 5)), ("b", (4,))])
+N = LAYOUT.numel
+OTHER = make_layout([("w", (3, 6)), ("b", (4,))])
+SETTINGS = RunSettings(sync_every=5, codec="fp32", outer=OuterSettings("sgd", 1.0, 0.0))
+"""With these the outer step is anchor − mean, and nothing is rounded on the way: the bits are known."""
+
+
+def bits(flat: Tensor) -> list[int]:
+    """The bits of a float32 tensor: equal values of other bits (0 and −0) are told apart."""
+    return flat.view(torch.int32).tolist()
+
+
+# ── Swarm ──
+
+
+@dataclass(frozen=True)
+class SwarmCase:
+    """A fresh member of a fresh run with SETTINGS, not yet opened, in which nobody else contributes.
+
+    ``hold(True)``: contributions stay undecided from now on, ``hold(False)``: they are decided again. None: the implementation
+    decides before it returns. ``alone``: rounds of the run are rounds of this member.
+    """
+
+    swarm: Swarm
+    hold: Callable[[bool], None] | None
+    alone: bool = True
+
+
+START = vector(N, 1)
+DELTA = vector(N, 2)
+
+
+def copy(source: Tensor) -> Callable[[Tensor], None]:
+    """A writer that writes these values."""
+
+    def write(out: Tensor) -> None:
+        out.copy_(source)
+
+    return write
+
+
+def untouched(out: Tensor) -> None:
+    """A writer that must not be called."""
+    pytest.fail("nothing was to be written")
+
+
+def read(view: AnchorView) -> Tensor:
+    """All elements of a view."""
+    out = torch.empty(view.numel)
+    view.copy_into(out)
+    return out
+
+
+def newest(swarm: Swarm) -> tuple[int, list[int]]:
+    """Round and bits of the newest anchor."""
+    view = swarm.anchor()
+    found = view.round, bits(read(view))
+    view.release()
+    return found
+
+
+def opened(case: SwarmCase) -> tuple[Swarm, int]:
+    """The swarm after `open`, and the round it is at."""
+    view = case.swarm.open(LAYOUT, copy(START))
+    view.release()
+    return case.swarm, view.round
+
+
+def contributed(swarm: Swarm, flat: Tensor, samples: int = 1, base: int | None = None) -> Outcome:
+    """A contribution that is decided."""
+    outcome = swarm.contribute(samples=samples, write=copy(flat), base=base).wait(60)
+    assert outcome.status == "committed"
+    return outcome
+
+
+def swarm_open_gives_the_initial_parameters(case: SwarmCase) -> None:
+    swarm = case.swarm
+    assert isinstance(swarm, Swarm)
+    assert swarm.settings == SETTINGS
+    for early in (swarm.anchor, lambda: swarm.contribute(samples=1, write=untouched)):
+        with pytest.raises(LocalProtocolError, match="open"):
+            early()
+    view = swarm.open(LAYOUT, copy(START))
+    assert view.numel == N
+    assert view.round == 0 or not case.alone
+    assert bits(read(view)) == bits(START)
+    assert view.digest == blake3(START.numpy().tobytes()).hexdigest()
+    view.release()
+
+
+def swarm_open_again_gives_the_newest_anchor(case: SwarmCase) -> None:
+    swarm, _ = opened(case)
+    outcome = contributed(swarm, DELTA)
+    again = swarm.open(LAYOUT, untouched)
+    assert again.round >= outcome.round
+    assert bits(read(again)) == bits(START - DELTA)
+    again.release()
+
+
+def swarm_another_model_is_refused(case: SwarmCase) -> None:
+    swarm, _ = opened(case)
+    with pytest.raises((ModelMismatchError, LocalProtocolError), match="model"):
+        swarm.open(OTHER, untouched)
+    assert contributed(swarm, DELTA).counted  # the run goes on
+    assert newest(swarm)[1] == bits(START - DELTA)
+
+
+def swarm_anchors_are_read_only_leases(case: SwarmCase) -> None:
+    swarm, _ = opened(case)
+    held = swarm.anchor()
+    out = torch.empty(N)
+    held.copy_into(out)
+    out.fill_(7.0)  # one's own copy
+    assert bits(read(held)) == bits(START)
+    contributed(swarm, DELTA)
+    contributed(swarm, DELTA)
+    contributed(swarm, DELTA)
+    assert bits(read(held)) == bits(START)  # a lease is never overwritten
+    later = swarm.anchor()
+    assert bits(read(later)) == bits(START - DELTA - DELTA - DELTA)
+    assert later.round >= held.round + 3
+    held.release()
+    held.release()
+    with pytest.raises(LocalProtocolError, match="released"):
+        held.copy_into(out)
+    assert bits(read(later)) == bits(START - DELTA - DELTA - DELTA)  # giving one back leaves the other
+    later.release()
+
+
+def swarm_anchors_are_read_in_pieces_that_fit(case: SwarmCase) -> None:
+    swarm, _ = opened(case)
+    view = swarm.anchor()
+    for start, count in ((0, 1), (3, 5), (N - 2, 2), (N, 0)):
+        part = torch.full((count,), 7.0)
+        view.copy_into(part, start)
+        assert bits(part) == bits(START[start : start + count])
+    for start, count in ((N - 2, 3), (N - 1, 2), (N, 1), (-1, 1)):
+        part = torch.full((count,), 7.0)
+        with pytest.raises(LocalProtocolError):
+            view.copy_into(part, start)
+        assert part.tolist() == [7.0] * count
+    for wrong in (torch.zeros(2, dtype=torch.float64), torch.zeros(4)[::2]):
+        with pytest.raises(LocalProtocolError, match="float32, contiguous"):
+            view.copy_into(wrong)
+    view.release()
+
+
+def swarm_a_contribution_is_committed_and_moves_the_anchor(case: SwarmCase) -> None:
+    swarm, round_ = opened(case)
+    expected = START
+    for samples in (8, 3):
+        outcome = contributed(swarm, DELTA, samples, base=newest(swarm)[0])
+        expected = expected - DELTA
+        assert outcome.counted
+        assert outcome.contributors == (Share(swarm.peer, samples),)
+        assert (outcome.lost, outcome.reason) == ((), "")
+        assert outcome.round == round_ + 1 or (not case.alone and outcome.round > round_)
+        assert min(outcome.bytes_sent, outcome.bytes_received, outcome.elapsed_s) >= 0
+        round_, now = newest(swarm)
+        assert round_ == outcome.round or (not case.alone and round_ > outcome.round)
+        assert now == bits(expected)
+
+
+def swarm_an_outcome_may_be_asked_for_again(case: SwarmCase) -> None:
+    swarm, _ = opened(case)
+    pending = swarm.contribute(samples=2, write=copy(DELTA))
+    outcome = pending.wait()
+    assert outcome.counted
+    assert pending.done()
+    assert pending.wait() == pending.wait(0.0) == pending.wait(60) == outcome
+    contributed(swarm, DELTA)
+    assert pending.wait() == outcome  # also when the next round is decided
+
+
+def swarm_one_contribution_at_a_time(case: SwarmCase) -> None:
+    swarm, round_ = opened(case)
+    if case.hold is None:
+        assert swarm.contribute(samples=1, write=copy(DELTA)).done()
+        return
+    case.hold(True)
+    pending = swarm.contribute(samples=1, write=copy(DELTA))
+    assert not pending.done()
+    early = pending.wait(0.0)
+    assert (early.status, early.counted, early.contributors) == ("open", False, ())
+    assert early.round > round_
+    assert early.reason
+    with pytest.raises(LocalProtocolError, match="undecided"):
+        swarm.contribute(samples=1, write=untouched)
+    case.hold(False)
+    assert pending.wait(60).counted
+    assert newest(swarm)[1] == bits(START - DELTA)  # once
+    assert contributed(swarm, DELTA).counted
+
+
+def swarm_what_cannot_be_contributed_freezes_nothing(case: SwarmCase) -> None:
+    swarm, _ = opened(case)
+    for samples in (0, -1):
+        with pytest.raises(LocalProtocolError, match="samples"):
+            swarm.contribute(samples=samples, write=untouched)
+
+    def interrupted(out: Tensor) -> None:
+        out.fill_(9.0)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        swarm.contribute(samples=1, write=interrupted)
+    assert newest(swarm)[1] == bits(START)
+    assert contributed(swarm, DELTA).counted
+    assert newest(swarm)[1] == bits(START - DELTA)
+
+
+def swarm_work_on_an_old_anchor_is_refused_visibly(case: SwarmCase) -> None:
+    swarm, _ = opened(case)
+    old = newest(swarm)[0]
+    assert contributed(swarm, DELTA, base=old).counted
+    refused = contributed(swarm, DELTA, base=old)
+    assert not refused.counted
+    assert swarm.peer not in [share.peer for share in refused.contributors]
+    assert f"round {old}" in refused.reason
+    round_, now = newest(swarm)
+    assert now == bits(START - DELTA)
+    assert contributed(swarm, DELTA, base=round_).counted
+    assert newest(swarm)[1] == bits(START - DELTA - DELTA)
+
+
+def swarm_all_reduce_over_one_member_leaves_the_bits(case: SwarmCase) -> None:
+    swarm, _ = opened(case)
+    contributed(swarm, DELTA)  # whoever was counted is a member
+    flat = DELTA.clone().view(1, N)
+    for weight in (3, 4):
+        pending = swarm.all_reduce(flat, weight=weight, op_id=f"mean {weight}", deadline_s=60.0)
+        outcome = pending.wait(60)
+        assert (outcome.status, outcome.contributors, outcome.counted) == ("committed", (Share(swarm.peer, weight),), True)
+        assert pending.done()
+        assert pending.wait(0.0) == outcome
+        assert bits(flat.view(-1)) == bits(DELTA)
+    for wrong in (torch.ones(2, dtype=torch.float64), torch.ones(2, 3).t(), torch.empty(0)):
+        with pytest.raises(LocalProtocolError, match="float32"):
+            swarm.all_reduce(wrong, weight=1, op_id="wrong", deadline_s=1.0)
+    with pytest.raises(LocalProtocolError, match="weight"):
+        swarm.all_reduce(flat, weight=0, op_id="wrong", deadline_s=1.0)
+    assert newest(swarm)[1] == bits(START - DELTA)  # the anchor has no part in it
+
+
+def swarm_an_operation_is_called_once_and_others_beside_it(case: SwarmCase) -> None:
+    swarm, _ = opened(case)
+    contributed(swarm, DELTA)
+    one, two = START.clone(), DELTA.clone()
+    first = swarm.all_reduce(one, weight=1, op_id="one", deadline_s=60.0)
+    second = swarm.all_reduce(two, weight=2, op_id="two", deadline_s=60.0)
+    if case.hold is not None:
+        with pytest.raises(LocalProtocolError, match="one"):
+            swarm.all_reduce(torch.ones(N), weight=1, op_id="one", deadline_s=60.0).wait(60)
+    assert [pending.wait(60).status for pending in (second, first)] == ["committed"] * 2
+    assert (bits(one), bits(two)) == (bits(START), bits(DELTA))
+
+
+def swarm_members_name_me(case: SwarmCase) -> None:
+    swarm, _ = opened(case)
+    outcome = contributed(swarm, DELTA)
+    mine = [view for view in swarm.members() if view.peer == swarm.peer]
+    assert [(view.live, view.path) for view in mine] == [(True, "self")]
+    assert mine[0].round >= outcome.round
+    assert not case.alone or len(swarm.members()) == 1
+
+
+def swarm_reports_never_raise(case: SwarmCase) -> None:
+    swarm = case.swarm
+    swarm.report({"step": 1})
+    assert (type(swarm.closing), swarm.closing) == (int, 0)
+    opened(case)
+    for metrics in ({}, {"loss": float("nan"), "step": 2}, {"x" * 1000: 1.0}, {f"m{n}": float(n) for n in range(500)}):
+        swarm.report(metrics)
+    contributed(swarm, DELTA)
+    assert (type(swarm.closing), swarm.closing) == (int, 0)  # nobody else has finished a round
+    swarm.leave()
+    swarm.report({"step": 3})
+    swarm.close()
+    swarm.report({"step": 4})
+
+
+def swarm_leave_and_close_may_be_called_again(case: SwarmCase) -> None:
+    swarm, _ = opened(case)
+    assert contributed(swarm, DELTA).counted
+    swarm.leave()
+    swarm.leave()
+    swarm.close()
+    swarm.close()
+    for late in (
+        swarm.anchor,
+        swarm.members,
+        lambda: swarm.open(LAYOUT, untouched),
+        lambda: swarm.contribute(samples=1, write=untouched),
+        lambda: swarm.all_reduce(torch.ones(1), weight=1, op_id="late", deadline_s=1.0),
+    ):
+        with pytest.raises(SwarmClosedError, match="closed"):
+            late()
+
+
+SWARM = (
+    swarm_open_gives_the_initial_parameters,
+    swarm_open_again_gives_the_newest_anchor,
+    swarm_another_model_is_refused,
+    swarm_anchors_are_read_only_leases,
+    swarm_anchors_are_read_in_pieces_that_fit,
+    swarm_a_contribution_is_committed_and_moves_the_anchor,
+    swarm_an_outcome_may_be_asked_for_again,
+    swarm_one_contribution_at_a_time,
+    swarm_what_cannot_be_contributed_freezes_nothing,
+    swarm_work_on_an_old_anchor_is_refused_visibly,
+    swarm_all_reduce_over_one_member_leaves_the_bits,
+    swarm_an_operation_is_called_once_and_others_beside_it,
+    swarm_members_name_me,
+    swarm_reports_never_raise,
+    swarm_leave_and_close_may_be_called_again,
+)
+
+# ── Journal ──
+
+ZERO = bytes(32)
+ME = Member(PeerId("p0"), 0)
+
+
+def log_of(count: int) -> list[Certified]:
+    """Entries that continue each other."""
+    entries, base = list[Certified](), ZERO
+    for round_ in range(count):
+        entry = Entry("main/x", round_, base, ZERO, (), (), (), 4, 4, "fp32", "mean", (ME,))
+        entries.append(Certified(entry, (Vote(ME, 0, b"s"),)))
+        base = entry.hash()
+    return entries
+
+
+@dataclass(frozen=True)
+class JournalCase:
+    """``again`` ends the life of the journal it made last, if any, and begins the next one of the same member."""
+
+    again: Callable[[], Journal]
+
+
+def journal_state(journal: Journal) -> tuple[int, list[Certified], int, tuple[int, Entry] | None]:
+    """What a journal must not forget."""
+    return journal.incarnation, list(journal.entries), journal.promised, journal.accepted
+
+
+def journal_is_empty_at_first(case: JournalCase) -> None:
+    journal = case.again()
+    assert journal_state(journal) == (0, [], -1, None)
+    assert not journal.restarted
+
+
+def journal_keeps_promise_and_vote(case: JournalCase) -> None:
+    entries = log_of(2)
+    journal = case.again()
+    journal.append(entries[0])
+    journal.promise(1)
+    assert journal_state(journal) == (0, entries[:1], 1, None)
+    journal.accept(3, entries[1].entry)
+    assert journal_state(journal) == (0, entries[:1], 3, (3, entries[1].entry))
+    journal.promise(5)  # the vote stays known
+    for _ in range(2):
+        assert journal_state(journal) == (0, entries[:1], 5, (3, entries[1].entry))
+        journal = case.again()
+    journal.accept(5, entries[1].entry)
+    assert journal_state(case.again()) == (0, entries[:1], 5, (5, entries[1].entry))
+
+
+def journal_a_decided_entry_ends_promise_and_vote(case: JournalCase) -> None:
+    entries = log_of(3)
+    journal = case.again()
+    journal.append(entries[0])
+    journal.accept(4, entries[1].entry)
+    journal.append(entries[1])
+    for _ in range(2):
+        assert journal_state(journal) == (0, entries[:2], -1, None)
+        journal = case.again()  # and do not come back with the next life
+    journal.append(entries[2])
+    assert journal_state(journal) == (0, entries, -1, None)
+
+
+def journal_a_later_life_knows_it_until_the_next_entry(case: JournalCase) -> None:
+    entries = log_of(2)
+    assert not case.again().restarted
+    assert case.again().restarted
+    journal = case.again()
+    assert journal.restarted
+    journal.append(entries[0])
+    assert not journal.restarted
+    journal = case.again()
+    assert journal.restarted
+    journal.promise(1)
+    journal.accept(1, entries[1].entry)
+    assert journal.restarted  # voting is not deciding
+
+
+JOURNAL = (
+    journal_is_empty_at_first,
+    journal_keeps_promise_and_vote,
+    journal_a_decided_entry_ends_promise_and_vote,
+    journal_a_later_life_knows_it_until_the_next_entry,
+)
+
+# ── Storage ──
+
+
+@dataclass(frozen=True)
+class StorageCase:
+    """``again`` ends the life of the storage it made last, if any, and begins the next one of the same run at the same member (who is
+    not the only one that has the run's state)."""
+
+    again: Callable[[], Storage]
+
+
+def state_of(seed: int) -> bytes:
+    """Anchor and momentum, with all that floats can be: −0, denormals, infinities, a NaN with a payload."""
+    flat = vector(2 * N, seed)
+    flat[:4] = torch.tensor([-0.0, 1e-42, float("inf"), -1e-38])
+    flat.view(torch.int32)[N] = 0x7FC12345
+    return flat.numpy().tobytes()
+
+
+def checkpointed(storage: Storage, log: list[Certified], round_: int, state: bytes) -> None:
+    """The state after entry ``round_`` is written; the journal holds ``log``."""
+    for certified in log[len(storage.journal().entries) :]:
+        storage.journal().append(certified)
+    replica = storage.replica(LAYOUT, restore=False)
+    replica.install(memoryview(state), round_)
+    replica.publish(round_)
+    storage.checkpoint(replica, log[round_])
+
+
+def keep(storage: Storage, certified: Certified, data: bytes) -> None:
+    """Receive a result and keep it."""
+    buffer = storage.allocate(len(data))
+    assert (len(buffer), buffer.readonly, buffer.format) == (len(data), False, "B")
+    buffer[:] = data
+    storage.keep_result(certified.entry, buffer)
+
+
+def kept(storage: Storage, log: list[Certified]) -> list[bytes | None]:
+    """The result of each entry, as far as it is here."""
+    found = [storage.kept(certified.entry) for certified in log]
+    return [None if data is None else bytes(data) for data in found]
+
+
+def storage_is_empty_at_first(case: StorageCase) -> None:
+    storage = case.again()
+    assert (storage.layout(), storage.results_from(), storage.spent()) == (None, 0, [])
+    assert kept(storage, log_of(2)) == [None, None]
+    assert journal_state(storage.journal()) == (0, [], -1, None)
+    replica = storage.replica(LAYOUT, restore=False)
+    assert (replica.layout, replica.generation, replica.applied) == (LAYOUT, -1, -1)
+
+
+def storage_keeps_journal_and_layout(case: StorageCase) -> None:
+    entries = log_of(3)
+    storage = case.again()
+    storage.save_layout(LAYOUT)
+    for certified in entries[:2]:
+        storage.journal().append(certified)
+    storage.journal().accept(1, entries[2].entry)
+    later = case.again()
+    assert later.layout() == LAYOUT
+    assert journal_state(later.journal()) == (0, entries[:2], 1, (1, entries[2].entry))
+    assert later.journal().restarted
+
+
+def storage_keeps_results(case: StorageCase) -> None:
+    log = log_of(6)
+    data = [bytes([round_]) * (100 + round_) for round_ in range(6)]
+    storage = case.again()
+    for round_ in (1, 2, 3):
+        keep(storage, log[round_], data[round_])
+    storage.keep_result(log[4].entry, memoryview(bytearray(data[4])))  # bytes from elsewhere
+    storage.allocate(100)[:] = b"x" * 100  # another buffer
+    expected = [None, *data[1:5], None]
+    assert kept(storage, log) == expected
+    later = case.again()
+    later.allocate(105)[:] = b"y" * 105
+    assert kept(later, log) == expected
+    keep(later, log[1], data[1])  # again, as after a vote in an earlier life
+    keep(later, log[5], data[5])
+    assert kept(later, log) == [None, *data[1:]]
+
+
+def storage_forgets_nothing_newer_than_the_checkpoint(case: StorageCase) -> None:
+    log = log_of(7)
+    data = [bytes([round_]) * 64 for round_ in range(7)]
+    storage = case.again()
+    for certified, result in zip(log, data, strict=True):
+        keep(storage, certified, result)
+    storage.forget_results(5)  # there is no checkpoint
+    assert (storage.results_from(), kept(storage, log)) == (0, data)
+    checkpointed(storage, log, 3, state_of(1))
+    storage.forget_results(2)
+    assert (storage.results_from(), kept(storage, log)) == (2, [None, None, *data[2:]])
+    storage.forget_results(99)
+    assert (storage.results_from(), kept(storage, log)) == (4, [None] * 4 + data[4:])
+    storage.forget_results(1)  # never back
+    assert (storage.results_from(), kept(storage, log)) == (4, [None] * 4 + data[4:])
+    later = case.again()
+    assert later.replica(LAYOUT, restore=True).applied == 3
+    assert (later.results_from(), kept(later, log)) == (4, [None] * 4 + data[4:])
+    later.forget_results(99)
+    assert kept(later, log) == [None] * 4 + data[4:]
+
+
+def storage_a_fetched_state_has_no_results_before_it(case: StorageCase) -> None:
+    log = log_of(4)
+    storage = case.again()
+    storage.installed(2)
+    assert storage.results_from() == 3
+    storage.installed(1)
+    assert storage.results_from() == 3
+    keep(storage, log[3], b"three")
+    assert kept(storage, log)[3] == b"three"
+
+
+def storage_restores_the_checkpoint_bit_for_bit(case: StorageCase) -> None:
+    log = log_of(4)
+    storage = case.again()
+    checkpointed(storage, log[:2], 1, state_of(1))
+    state = state_of(2)
+    checkpointed(storage, log, 3, state)  # takes the place of the first
+    working = storage.replica(LAYOUT, restore=True)
+    working.install(memoryview(state_of(3)), 3)  # not written
+    for _ in range(2):
+        storage = case.again()
+        restored = storage.replica(LAYOUT, restore=True)
+        assert (restored.applied, restored.generation) == (3, 3)
+        assert bytes(restored.snapshot()) == state
+        assert restored.hashes() == [chunk_hash(state)]
+    assert storage.replica(LAYOUT, restore=False).generation == -1
+
+
+def storage_founding_keeps_state_and_layout(case: StorageCase) -> None:
+    log = log_of(1)
+    storage = case.again()
+    replica = storage.replica(LAYOUT, restore=False)
+    replica.initialise(START)
+    storage.found(replica, log[0])
+    storage.journal().append(log[0])
+    later = case.again()
+    assert later.layout() == LAYOUT
+    restored = later.replica(LAYOUT, restore=True)
+    assert (restored.applied, restored.generation) == (0, 0)
+    assert bytes(restored.snapshot()) == START.numpy().tobytes() + bytes(4 * N)
+
+
+def storage_remembers_spent_operations(case: StorageCase) -> None:
+    storage = case.again()
+    for key in ("a", "b"):
+        storage.spend(key)
+    assert storage.spent() == ["a", "b"]
+    later = case.again()
+    later.spend("c")
+    assert later.spent() == ["a", "b", "c"]
+
+
+def storage_reset_begins_a_new_incarnation_with_an_empty_log(case: StorageCase) -> None:
+    log = log_of(4)
+    storage = case.again()
+    storage.save_layout(LAYOUT)
+    storage.spend("a")
+    checkpointed(storage, log[:2], 1, state_of(1))
+    keep(storage, log[2], b"two")
+    storage.forget_results(1)
+    storage.journal().accept(1, log[2].entry)
+    storage.reset()
+    assert journal_state(storage.journal()) == (1, [], -1, None)
+    assert not storage.journal().restarted  # nothing was ever said under this incarnation
+    assert (storage.layout(), storage.results_from()) == (None, 0)
+    assert kept(storage, log) == [None] * 4
+    later = case.again()
+    assert journal_state(later.journal()) == (1, [], -1, None)
+    assert later.journal().restarted
+    assert later.replica(LAYOUT, restore=True).generation == -1
+    assert later.spent() == ["a"]  # votes in operations are of the peer, in all of its lives
+    checkpointed(later, log, 3, state_of(2))
+    newest = case.again()
+    assert journal_state(newest.journal()) == (1, log, -1, None)
+    assert bytes(newest.replica(LAYOUT, restore=True).snapshot()) == state_of(2)
+
+
+STORAGE = (
+    storage_is_empty_at_first,
+    storage_keeps_journal_and_layout,
+    storage_keeps_results,
+    storage_forgets_nothing_newer_than_the_checkpoint,
+    storage_a_fetched_state_has_no_results_before_it,
+    storage_restores_the_checkpoint_bit_for_bit,
+    storage_founding_keeps_state_and_layout,
+    storage_remembers_spent_operations,
+    storage_reset_begins_a_new_incarnation_with_an_empty_log,
+)
+
+# ── DataPlane ──
+
+
+@dataclass(frozen=True)
+class PlaneCase:
+    """A data plane of peer ``me`` without lanes. ``event`` gives its next event; ``refusal`` runs a command and gives the error with
+    which it was refused, however the implementation tells that."""
+
+    me: PeerId
+    plane: DataPlane
+    event: Callable[[], ExchangeEvent]
+    refusal: Callable[[Callable[[], None]], Exception | None]
+
+
+CID, OTHERS_CID = cid_of(0), cid_of(1)
+STRANGER = PeerId("stranger")
+PLANE_N, PLANE_CHUNK = 1500, 512  # three chunks, the last one shorter and not a multiple of a codec's block
+
+
+def plan_of(me: PeerId, codec: str = "fp32", *, ballot: int = 0, other: bool = False) -> Plan:
+    """I am the only owner, and the only contributor unless ``other``."""
+    contributors = [(me, CID, 5), *([(STRANGER, OTHERS_CID, 1)] if other else [])]
+    return make_plan(contributors, [me], PLANE_N, PLANE_CHUNK, codec, ballot=ballot)
+
+
+def plane_opened(case: PlaneCase, codec: str = "fp32") -> tuple[DataPlane, Tensor]:
+    """A plane with an open round, and a contribution to it."""
+    case.plane.open_round("run", 1, [case.me, STRANGER], PLANE_N, PLANE_CHUNK, codec)
+    return case.plane, vector(PLANE_N, 5)
+
+
+def events(case: PlaneCase) -> list[ExchangeEvent]:
+    """All that the commands so far lead to. Found by a small reduction behind them: reductions are done in order."""
+    plan = make_plan([(case.me, cid_of(99), 1)], [case.me], 1, 1, "fp32", log="last")
+    case.plane.open_round("last", 1, [case.me], 1, 1, "fp32")
+    case.plane.freeze("last", 1, cid_of(99), torch.ones(1))
+    case.plane.execute(plan, [case.me])
+    found: list[ExchangeEvent] = []
+    while not (isinstance(event := case.event(), ResultComplete) and event.plan_id == plan.plan_id):
+        found.append(event)
+    case.plane.close_round("last", 1)
+    case.plane.release(cid_of(99))
+    return [event for event in found if not (isinstance(event, PartReduced) and event.plan_id == plan.plan_id)]
+
+
+def assert_reduced(found: list[ExchangeEvent], plan: Plan, flat: Tensor) -> None:
+    """These events are the complete result of a plan over this contribution: bytes and digests of an independent computation."""
+    part, result = found
+    data = ref_result(plan, {CID: flat})
+    assert part == PartReduced(plan.plan_id, 0, ref_digests(plan, data)[0])
+    assert isinstance(result, ResultComplete)
+    assert (result.plan_id, result.digests, bytes(result.data)) == (plan.plan_id, ref_digests(plan, data), data)
+    assert (result.bytes_sent, result.bytes_received) == (0, 0)
+
+
+def plane_has_the_commands(case: PlaneCase) -> None:
+    names = [name for name, value in vars(DataPlane).items() if inspect.isfunction(value) and not name.startswith("_")]
+    assert len(names) == 13
+    for name in names:
+        seam = list(inspect.signature(getattr(DataPlane, name)).parameters.values())[1:]
+        mine = list(inspect.signature(getattr(case.plane, name)).parameters.values())
+        assert [parameter.name for parameter in mine[: len(seam)]] == [parameter.name for parameter in seam]
+        assert all(parameter.default is not parameter.empty for parameter in mine[len(seam) :])
+
+
+def plane_reduces_a_plan_of_one_member(case: PlaneCase) -> None:
+    for codec in ("fp32", "fp16", "bf16", "int8"):
+        plane, flat = plane_opened(case, codec)
+        plan = plan_of(case.me, codec)
+        plane.freeze("run", 1, CID, flat)
+        plane.execute(plan, [case.me])
+        assert_reduced(events(case), plan, flat)
+        plane.close_round("run", 1)
+        plane.release(CID)
+
+
+def plane_commands_are_idempotent(case: PlaneCase) -> None:
+    plane, flat = plane_opened(case)
+    plan = plan_of(case.me)
+    plane_opened(case)
+    plane.execute(plan, [case.me])  # before the contribution
+    assert events(case) == []
+    for _ in range(2):
+        plane.freeze("run", 1, CID, flat)
+    plane.execute(plan, [case.me])
+    assert_reduced(events(case), plan, flat)
+    plane.execute(plan, [case.me])
+    plane.freeze("run", 1, CID, flat)
+    for _ in range(2):
+        plane.close_round("run", 1)
+        plane.release(CID)
+    assert events(case) == []
+
+
+def plane_reports_what_is_lacking(case: PlaneCase) -> None:
+    plane, flat = plane_opened(case)
+    plan = plan_of(case.me, other=True)
+    plane.execute(plan, [case.me, STRANGER])
+    plane.report(plan.plan_id)
+    plane.freeze("run", 1, CID, flat)
+    plane.report(plan.plan_id)
+    assert events(case) == [
+        Report(plan.plan_id, {CID: ((0, 3),), OTHERS_CID: ((0, 3),)}, {}),
+        Report(plan.plan_id, {OTHERS_CID: ((0, 3),)}, {}),
+    ]
+    plane.close_round("run", 1)
+    plane.report(plan.plan_id)
+    assert events(case) == []
+
+
+def plane_a_larger_ballot_takes_over(case: PlaneCase) -> None:
+    plane, flat = plane_opened(case)
+    blocked, mine, late = plan_of(case.me, other=True), plan_of(case.me, ballot=2), plan_of(case.me, ballot=1)
+    plane.freeze("run", 1, CID, flat)
+    plane.execute(blocked, [case.me, STRANGER])
+    assert events(case) == []
+    plane.execute(mine, [case.me, STRANGER])
+    plane.execute(late, [case.me, STRANGER])
+    assert_reduced(events(case), mine, flat)
+    plane.report(blocked.plan_id)
+    plane.report(late.plan_id)
+    plane.report(mine.plan_id)
+    assert events(case) == [Report(mine.plan_id, {}, {})]
+
+
+def plane_uses_nothing_that_was_released(case: PlaneCase) -> None:
+    plane, flat = plane_opened(case)
+    plane.freeze("run", 1, CID, flat)
+    plane.release(CID)
+    plane.execute(plan_of(case.me), [case.me])
+    assert events(case) == []
+    plane.freeze("run", 1, CID, 2 * flat)
+    assert_reduced(events(case), plan_of(case.me), 2 * flat)
+
+
+def plane_a_contribution_that_is_not_finite_is_told(case: PlaneCase) -> None:
+    for codec, value in (("fp32", float("nan")), ("int8", float("-inf")), ("fp16", 1e30)):  # the last: more than fp16 can hold
+        plane, flat = plane_opened(case, codec)
+        flat[700] = value
+        plane.freeze("run", 1, CID, flat)
+        plane.execute(plan_of(case.me, codec), [case.me])
+        assert events(case) == [NonFinite(CID)]
+        plane.close_round("run", 1)
+        plane.release(CID)
+
+
+def plane_refuses_what_is_wrong(case: PlaneCase) -> None:
+    plane, flat = plane_opened(case)
+    plan = plan_of(case.me)
+    for wrong in (
+        lambda: plane.open_round("run", 1, [case.me], PLANE_N, PLANE_CHUNK + 1, "fp32"),
+        lambda: plane.open_round("new", 1, [case.me], 0, PLANE_CHUNK, "fp32"),
+        lambda: plane.freeze("run", 1, CID, flat.double()),
+        lambda: plane.freeze("run", 1, CID, flat[:-1]),
+        lambda: plane.freeze("run", 1, b"short", flat),
+        lambda: plane.execute(make_plan([(case.me, CID, 1)], [case.me], PLANE_N, PLANE_CHUNK, "fp32", round_=2), [case.me]),
+        lambda: plane.execute(make_plan([(case.me, CID, 1)], [case.me], PLANE_N, PLANE_CHUNK, "fp16"), [case.me]),
+        lambda: plane.provide(b"name", memoryview(b"data"), 0),
+        lambda: plane.want(b"name", memoryview(bytearray(8)), 4, [ZERO], []),
+    ):
+        assert isinstance(case.refusal(wrong), LocalProtocolError)
+    assert events(case) == []
+    plane.freeze("run", 1, CID, flat)  # and lives on
+    plane.execute(plan, [case.me])
+    assert_reduced(events(case), plan, flat)
+
+
+def plane_what_is_unknown_does_nothing(case: PlaneCase) -> None:
+    plane, unknown = case.plane, bytes(16)
+    plane.release(unknown)
+    plane.close_round("run", 9)
+    plane.resend_parts(STRANGER, unknown, CID, ((0, 1),))
+    plane.resend_results(STRANGER, unknown, ((0, 1),))
+    plane.report(unknown)
+    plane.withdraw(unknown)
+    plane.send_blob(STRANGER, unknown, ((0, 1),))
+    plane.unwant(unknown)
+    assert events(case) == []
+
+
+def plane_wishes_are_reported_until_withdrawn(case: PlaneCase) -> None:
+    plane, place = case.plane, memoryview(bytearray(b"\7" * 10))
+    plane.want(b"name", place, 4, [chunk_hash(b"a")] * 3, [STRANGER])
+    plane.want(b"nothing", memoryview(bytearray()), 4, [], [STRANGER])
+    plane.report(b"name")
+    assert events(case) == [BlobComplete(b"nothing"), BlobProgress(b"name", 0, 3, ((0, 3),))]
+    plane.unwant(b"name")
+    plane.report(b"name")
+    assert events(case) == []
+    assert bytes(place) == b"\7" * 10
+
+
+DATA_PLANE = (
+    plane_has_the_commands,
+    plane_reduces_a_plan_of_one_member,
+    plane_commands_are_idempotent,
+    plane_reports_what_is_lacking,
+    plane_a_larger_ballot_takes_over,
+    plane_uses_nothing_that_was_released,
+    plane_a_contribution_that_is_not_finite_is_told,
+    plane_refuses_what_is_wrong,
+    plane_what_is_unknown_does_nothing,
+    plane_wishes_are_reported_until_withdrawn,
+)

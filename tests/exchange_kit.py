@@ -1,0 +1,246 @@
+"""Helpers of the exchange and engine tests: plans, an independent numpy reference, and a network of records in any order."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from atoll.collectives.codec import encoded_bytes, get_codec
+from atoll.collectives.digest import chunk_hash, part_digest
+from atoll.collectives.exchange import Exchange, ExchangeEvent, Report, ResultComplete
+from atoll.collectives.group import Contributor, Member, Part, Plan
+from atoll.collectives.identifiers import PeerId
+from atoll.collectives.partition import parts_for
+
+LOG = "run"
+
+
+def cid_of(index: int, life: int = 0) -> bytes:
+    return bytes([index, life]) * 8
+
+
+def peers_of(n: int) -> list[PeerId]:
+    return [PeerId(f"peer-{index}") for index in range(n)]
+
+
+def make_plan(
+    contributors: Sequence[tuple[PeerId, bytes, int]],
+    owners: Sequence[PeerId],
+    numel: int,
+    chunk_elements: int,
+    codec: str,
+    *,
+    round_: int = 1,
+    ballot: int = 0,
+    revision: int = 0,
+    reducer: str = "mean",
+    log: str = LOG,
+    parts: tuple[Part, ...] | None = None,
+) -> Plan:
+    chunks = -(-numel // chunk_elements)
+    return Plan(
+        log, round_, ballot, revision, bytes(32),
+        tuple(Contributor(Member(peer, 0), cid, weight) for peer, cid, weight in contributors),
+        parts or parts_for(chunks, [(owner, 1.0) for owner in owners]),
+        numel, chunk_elements, codec, reducer,
+    )  # fmt: skip
+
+
+def vector(numel: int, seed: int) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal(numel).astype(np.float32))
+
+
+# ---- independent reference, numpy only
+
+
+def _blocks(x: np.ndarray) -> list[np.ndarray]:
+    return [x[i : i + 256] for i in range(0, len(x), 256)]
+
+
+def ref_encode(codec: str, x: np.ndarray, divisor: float = 1.0) -> bytes:
+    x = x.astype(np.float32)
+    if codec == "int8":
+        scales, values = [], []
+        for block in _blocks(x):
+            scale = max(np.float32(np.abs(block).max()) * np.float32(1 / 127), np.float32(1e-30))
+            values.append(np.rint(block * (np.float32(1) / scale)).astype(np.int8))
+            scales.append(scale / np.float32(divisor))
+        raw = np.array(scales, np.float32).tobytes() + np.concatenate(values).tobytes()
+    else:
+        y = x / np.float32(divisor) if divisor != 1.0 else x
+        if codec == "fp32":
+            raw = y.tobytes()
+        elif codec == "fp16":
+            raw = y.astype(np.float16).tobytes()
+        else:
+            bits = y.view(np.uint32).astype(np.uint64)
+            raw = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16).tobytes()
+    return raw + bytes(-len(raw) % 4)
+
+
+def ref_decode(codec: str, raw: bytes, n: int) -> np.ndarray:
+    if codec == "int8":
+        blocks = -(-n // 256)
+        scales = np.frombuffer(raw, np.float32, blocks)
+        values = np.frombuffer(raw, np.int8, n, 4 * blocks).astype(np.float32)
+        return values * np.repeat(scales, 256)[:n]
+    if codec == "fp32":
+        return np.frombuffer(raw, np.float32, n)
+    if codec == "fp16":
+        return np.frombuffer(raw, np.float16, n).astype(np.float32)
+    return (np.frombuffer(raw, np.uint16, n).astype(np.uint32) << 16).view(np.float32)
+
+
+def ref_result(plan: Plan, vectors: dict[bytes, torch.Tensor]) -> bytes:
+    """Encoded result of a plan, chunk by chunk, computed the plain way."""
+    weights = np.array([c.weight for c in plan.contributors])
+    weights = weights // np.gcd.reduce(weights)
+    out = b""
+    for first in range(0, plan.numel, plan.chunk_elements):
+        stop = min(plan.numel, first + plan.chunk_elements)
+        acc: np.ndarray | None = None
+        for contributor, weight in zip(plan.contributors, weights, strict=True):
+            x = vectors[contributor.cid][first:stop].numpy()
+            raw = ref_encode(plan.codec, x)
+            if plan.codec == "int8":
+                blocks = -(-(stop - first) // 256)
+                scales = np.frombuffer(raw, np.float32, blocks) * np.float32(weight)
+                raw = scales.astype(np.float32).tobytes() + raw[4 * blocks :]
+                y = ref_decode("int8", raw, stop - first)
+            else:
+                y = ref_decode(plan.codec, raw, stop - first) * np.float32(weight)
+            acc = y.copy() if acc is None else acc + y
+        assert acc is not None
+        out += ref_encode(plan.codec, acc, float(weights.sum()))
+    return out
+
+
+def ref_digests(plan: Plan, data: bytes) -> tuple[bytes, ...]:
+    codec = get_codec(plan.codec)
+    size = codec.wire_bytes(plan.chunk_elements)
+    hashes = [chunk_hash(data[i : i + size]) for i in range(0, len(data), size)]
+    return tuple(part_digest(plan, part, hashes[part.first : part.stop]) for part in plan.parts)
+
+
+def decoded(plan: Plan, data: bytes) -> np.ndarray:
+    codec = get_codec(plan.codec)
+    size = codec.wire_bytes(plan.chunk_elements)
+    return np.concatenate(
+        [
+            ref_decode(plan.codec, data[i * size : (i + 1) * size], min(plan.chunk_elements, plan.numel - i * plan.chunk_elements))
+            for i in range(plan.chunks)
+        ]
+    )
+
+
+def expected_bytes(plan: Plan) -> int:
+    return encoded_bytes(get_codec(plan.codec), plan.numel, plan.chunk_elements)
+
+
+# ---- a network of records
+
+
+@dataclass
+class Net:
+    """N exchanges and the records between them. `step` moves one record of a random pair; any may be lost."""
+
+    n: int
+    seed: int = 0
+    loss: float = 0.0
+    eager: bool = True
+    result_buffer: Callable[[Plan], memoryview] | None = None
+    peers: list[PeerId] = field(default_factory=list)
+    nodes: dict[PeerId, Exchange] = field(default_factory=dict)
+    events: dict[PeerId, list[ExchangeEvent]] = field(default_factory=dict)
+    flying: dict[tuple[PeerId, PeerId], list[tuple[bytes, bytes]]] = field(default_factory=dict)
+    down: set[PeerId] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(self.seed)
+        self.peers = peers_of(self.n)
+        for peer in self.peers:
+            self.events[peer] = []
+            self.nodes[peer] = Exchange(peer, emit=self.events[peer].append, result_buffer=self.result_buffer, eager=self.eager)
+        for peer in self.peers:
+            for other in self.peers:
+                if peer != other:
+                    self.nodes[peer].lane_up(other)
+
+    def kill(self, peer: PeerId) -> None:
+        self.down.add(peer)
+        for pair in [p for p in self.flying if peer in p]:
+            del self.flying[pair]
+        for other in self.peers:
+            if other != peer:
+                self.nodes[other].lane_down(peer)
+
+    def cut(self, a: PeerId, b: PeerId) -> None:
+        """The lane of a pair breaks and comes back; what was in flight is gone."""
+        self.flying.pop((a, b), None)
+        self.flying.pop((b, a), None)
+        for one, other in ((a, b), (b, a)):
+            self.nodes[one].lane_down(other)
+            self.nodes[one].lane_up(other)
+
+    def pull(self, a: PeerId, b: PeerId) -> bool:
+        record = self.nodes[a].next_record(b)
+        if record is None:
+            return False
+        self.flying.setdefault((a, b), []).append((record.header, bytes(record.payload)))
+        return True
+
+    def deliver(self, a: PeerId, b: PeerId, header: bytes, payload: bytes) -> None:
+        view = self.nodes[b].destination(a, header)
+        if view is not None:
+            view[:] = payload
+            self.nodes[b].received(a, header)
+
+    def run(self, limit: int | None = None) -> int:
+        """Move records in random order until nothing is left (or ``limit`` were moved)."""
+        live = [p for p in self.peers if p not in self.down]
+        pairs = [(a, b) for a in live for b in live if a != b]
+        moved = 0
+        idle = False
+        while not idle and (limit is None or moved < limit):
+            idle = True
+            self.rng.shuffle(pairs)
+            for pair in pairs:
+                for _ in range(self.rng.randrange(1, 4)):
+                    idle = not self.pull(*pair) and idle
+                queue = self.flying.get(pair)
+                if queue:
+                    idle = False
+                    header, payload = queue.pop(0)
+                    moved += 1
+                    if self.rng.random() >= self.loss:
+                        self.deliver(*pair, header, payload)
+                if not self.eager:
+                    idle = not self.nodes[pair[1]].work() and idle
+        return moved
+
+    def repair(self, plan: Plan) -> None:
+        """What a session does: report, then ask for what is lacking."""
+        cid_owner = {c.cid: c.member.peer for c in plan.contributors}
+        for peer in self.peers:
+            if peer in self.down:
+                continue
+            seen = len(self.events[peer])
+            self.nodes[peer].report(plan.plan_id)
+            for event in self.events[peer][seen:]:
+                assert isinstance(event, Report)
+                for cid, spans in event.missing.items():
+                    if cid_owner[cid] not in self.down:
+                        self.nodes[cid_owner[cid]].resend_parts(peer, plan.plan_id, cid, spans)
+                for owner, spans in event.lacking.items():
+                    if owner not in self.down:
+                        self.nodes[owner].resend_results(peer, plan.plan_id, spans)
+
+    def results(self, peer: PeerId, plan: Plan) -> list[ResultComplete]:
+        return [e for e in self.events[peer] if isinstance(e, ResultComplete) and e.plan_id == plan.plan_id]
+
+    def of(self, peer: PeerId, kind: type) -> list[ExchangeEvent]:
+        return [e for e in self.events[peer] if isinstance(e, kind)]

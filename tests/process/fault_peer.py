@@ -1,0 +1,96 @@
+"""One peer of a fault test: a script with its node. Commands and answers are JSON lines.
+
+    {"do": "contribute", "seed": 7, "weight": 3, "wait_s": 20}  →  {"status", "round", "counted", "contributors", "digest", "elapsed_s"}
+    {"do": "anchor"} → {"round", "digest"}      {"do": "end"} → the process ends
+
+A contribution is a deterministic function of (seed), so that anybody can compute what the mean must be, bit for bit.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+import torch
+from blake3 import blake3
+
+from atoll.collectives.errors import SwarmClosedError
+from atoll.collectives.layout import make_layout
+from atoll.node import join
+from atoll.node.lifecycle import read_node_file
+from atoll.node.paths import find_paths
+
+
+def contribution(seed: int, numel: int, out: torch.Tensor) -> None:
+    """Fill ``out`` (float32, (numel,)) with the contribution of a seed: cheap, not constant, the same everywhere."""
+    base = torch.arange(1024, dtype=torch.float32).mul_(0.001 * (seed % 13 + 1)).sub_(0.5)
+    whole = numel // 1024 * 1024
+    out[:whole].view(-1, 1024).copy_(base.expand(whole // 1024, 1024))
+    out[whole:] = base[: numel - whole]
+    out[::4096] += 0.01 * (seed % 7)
+
+
+def say(**fields: Any) -> None:
+    """One answer."""
+    print(json.dumps(fields), flush=True)
+
+
+def digest(swarm: Any, numel: int) -> tuple[int, str]:
+    """Round and blake3 of the newest anchor."""
+    view = swarm.anchor()
+    try:
+        copy = torch.empty(numel)
+        view.copy_into(copy)
+        return view.round, blake3(memoryview(copy.numpy()).cast("B")).hexdigest()
+    finally:
+        view.release()
+
+
+def _zero(initial: torch.Tensor) -> None:
+    initial.zero_()
+
+
+def offer(swarm: Any, earlier: Any, seed: int, weight: int, numel: int) -> Any:
+    """Contribute; where the node was killed, as soon as the client has found or started another and the earlier one is settled."""
+    while True:
+        while not swarm.connected:
+            time.sleep(0.05)
+        try:
+            if earlier is not None:
+                earlier.wait(60)
+            return swarm.contribute(samples=weight, write=lambda out: contribution(seed, numel, out))
+        except SwarmClosedError:
+            continue
+
+
+def main() -> None:
+    home, run, numel = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    swarm = join(run, home=home, private=True)
+    swarm.open(make_layout([("flat", (numel,))]), _zero).release()
+    node = read_node_file(find_paths(home))
+    say(event="ready", peer=swarm.peer, node_pid=node.pid if node else 0)
+    pending = None
+    for line in sys.stdin:
+        command = json.loads(line)
+        if command["do"] == "end":
+            break
+        if command["do"] == "anchor":
+            round_, hexdigest = digest(swarm, numel)
+            say(event="anchor", round=round_, digest=hexdigest)
+            continue
+        since = time.monotonic()
+        pending = offer(swarm, pending, command["seed"], command["weight"], numel)
+        say(event="frozen")
+        outcome = pending.wait(command["wait_s"])
+        round_, hexdigest = digest(swarm, numel) if outcome.status == "committed" else (-1, "")
+        say(
+            event="outcome", status=outcome.status, round=outcome.round, counted=outcome.counted, reason=outcome.reason, anchor_round=round_,
+            contributors={share.peer: share.samples for share in outcome.contributors}, digest=hexdigest, elapsed_s=time.monotonic() - since,
+        )  # fmt: skip
+    swarm.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""A node with something odd about it, for tests: ``odd_node.py WHAT [arguments of python -m atoll.node]``.
+
+version   it speaks another version of the protocol
+defect    its sessions fail with an exception nobody expects, as soon as there is a file ``defect`` in the home
+job       a job in its worker thread does
+engine    its data plane does
+fsize     it can write no byte to any file meanwhile
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from pathlib import Path
+from typing import Any
+
+from atoll.collectives.exchange import Exchange
+from atoll.node.__main__ import main
+from atoll.node.net.network import PeerNetwork
+from atoll.node.session import Session
+from atoll.node.session.replica import ModelReplica
+
+
+def defective() -> bool:
+    """Whether the test wants it to fail now."""
+    return (Path(os.environ["ATOLL_TEST_DEFECT"])).exists()
+
+
+def fail_in(owner: Any, name: str) -> None:
+    """Let a method fail when it is wanted."""
+    method = getattr(owner, name)
+
+    def failing(*args: Any, **options: Any) -> Any:
+        if defective():
+            raise ZeroDivisionError("a defect made for this test")
+        return method(*args, **options)
+
+    setattr(owner, name, failing)
+
+
+def limit_in(owner: Any, name: str) -> None:
+    """Let every write to a file fail with EFBIG while it is wanted."""
+    method = getattr(owner, name)
+
+    def limited(*args: Any, **options: Any) -> Any:
+        _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0 if defective() else hard, hard))
+        return method(*args, **options)
+
+    setattr(owner, name, limited)
+
+
+if __name__ == "__main__":
+    what = sys.argv[1]
+    if what == "version":
+        (PeerNetwork.__init__.__kwdefaults__ or {})["version"] = 2
+    elif what == "defect":
+        fail_in(Session, "tick")
+    elif what == "job":
+        fail_in(ModelReplica, "apply")
+    elif what == "fsize":
+        limit_in(Session, "tick")
+    elif what == "engine":
+        fail_in(Exchange, "work")
+    sys.exit(main(sys.argv[2:]))

@@ -1,0 +1,183 @@
+"""The command line with real nodes on loopback: up, new, join, Ctrl-C, a second peer, export, down, and what can go wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import load_file
+
+pytestmark = pytest.mark.slow
+
+ATOLL = [sys.executable, "-m", "atoll.node.cli"]
+LISTEN = ("--listen", "/ip4/127.0.0.1/tcp/0")
+MANIFEST = """
+schema = 1
+name = "tiny"
+[model]
+config = { width = 32, layers = 1, heads = 2, context = 16 }
+[train]
+sync_every = 10
+rounds = 8
+[train.inner]
+steps = 80
+lr = 0.01
+[checkpoint]
+every = 1
+"""
+SCRIPT = """
+import sys, torch
+from atoll.node import join
+from atoll.optim import attach
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with join() as swarm:
+    attachment = attach(model, optimizer, swarm)
+    while not attachment.done:
+        x = torch.randn(8, 4)
+        loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+        loss.backward(); optimizer.step(); optimizer.zero_grad()
+    print("arguments", sys.argv[1:], "round", attachment.round)
+"""
+
+
+_started: list[subprocess.Popen[str]] = []
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays() -> Iterator[None]:
+    """End what a failed test left behind: commands by SIGTERM, so that they end their nodes and scripts."""
+    yield
+    for process in _started:
+        if process.poll() is None:
+            process.terminate()
+            process.communicate(timeout=60)
+    _started.clear()
+
+
+def start(home: Path, *argv: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "ATOLL_HOME": str(home), "CI": "1"}
+    pipe = subprocess.PIPE
+    process = subprocess.Popen([*ATOLL, *argv], stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, env=environment)
+    _started.append(process)
+    return process
+
+
+def atoll(home: Path, *argv: str, status: int = 0) -> dict[str, Any]:
+    """Run a command with --json; its one object."""
+    with start(home, *argv, "--json") as process:
+        out, err = process.communicate(timeout=150)
+    assert process.returncode == status, out + err
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+def alive(pid: int) -> bool:
+    """Whether a process exists."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    (tmp_path / "run.toml").write_text(MANIFEST)
+    return tmp_path / "a"
+
+
+def test_a_run_from_beginning_to_end(home: Path, tmp_path: Path) -> None:
+    up = atoll(home, "up", "--background", *LISTEN)
+    assert up["addresses"][0].startswith("/ip4/127.0.0.1/tcp/")
+    try:
+        assert atoll(home, "up", *LISTEN, status=73)["error"]["code"] == "E102"
+        made = atoll(home, "new", str(tmp_path / "run.toml"))
+        assert made["invite"]
+        first = start(home, "join", "tiny", "--yes", "--json")
+        second = atoll(tmp_path / "b", "join", made["invite"], "--yes", "--steps", "30")
+        out, err = first.communicate(timeout=150)
+        assert first.returncode == 0, err
+        assert json.loads(out)["round"] >= 8  # an entry that lets a member go may follow
+        assert second["exit"] == 0
+        assert second["run_id"] == made["run_id"]
+        status = atoll(home, "status", "tiny")
+        assert status["running"]
+        assert status["runs"][0]["round"] >= 8
+        assert [peer["you"] for peer in atoll(home, "peers")["peers"] if peer["member"]].count(True) == 1
+        exported = atoll(home, "export", "tiny", str(tmp_path / "out"))
+        assert exported["round"] >= 8
+        weights = load_file(tmp_path / "out" / "model.safetensors")
+        assert sum(w.size for w in weights.values()) == exported["parameters"] == 29_536
+        assert atoll(home, "leave", "tiny")["left"] is True
+    finally:
+        assert atoll(home, "down")["stopped"] is True
+    assert not alive(up["pid"])
+    assert atoll(home, "status", status=3)["running"] is False
+    assert not list((home / "run").glob("*.sock"))
+
+
+def test_own_script_in_a_private_node_and_ctrl_c(home: Path, tmp_path: Path) -> None:
+    text = MANIFEST.replace('name = "tiny"', 'name = "own"').replace("rounds = 8", "rounds = 3")
+    (tmp_path / "run.toml").write_text(
+        text.replace("[model]\nconfig = { width = 32, layers = 1, heads = 2, context = 16 }", '[model]\nentry = "local:x"')
+    )
+    (tmp_path / "train.py").write_text(SCRIPT)
+    atoll(home, "new", str(tmp_path / "run.toml"))
+    refused = atoll(home, "join", "own", "--yes", status=78)
+    assert refused["error"]["key"] == "$.model.entry"
+    with start(home, "join", "own", "--yes", "--script", str(tmp_path / "train.py"), "--", "--mine", "7") as process:
+        out, err = process.communicate(timeout=150)
+    assert process.returncode == 0, err
+    assert out == "arguments ['--mine', '7'] round 3\n"
+    assert atoll(home, "status", status=3) == {"schema": 1, "running": False}
+
+
+def test_ctrl_c_drains_and_leaves_nothing_behind(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(MANIFEST.replace("rounds = 8\n", "").replace("steps = 80", "steps = 1000000"))
+    atoll(home, "new", str(tmp_path / "run.toml"))
+    with start(home, "join", "tiny", "--yes") as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("round 2"):
+                break
+        node = json.loads((home / "run" / "node.json").read_text())["pid"]
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=100)
+    assert (process.returncode, out) == (130, "")
+    assert "left tiny after" in err
+    assert "Traceback" not in err
+    assert not alive(node)
+    assert not (home / "run" / "node.json").exists()
+
+
+def test_the_port_is_taken(home: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        address = f"/ip4/127.0.0.1/tcp/{other.getsockname()[1]}"
+        for argv in (("up", "--background", "--listen", address), ("up", "--listen", address)):
+            with start(home, *argv) as process:
+                out, err = process.communicate(timeout=100)
+            assert (process.returncode, out) == (73, "")
+            assert "E101" in err
+            assert "Traceback" not in err
+
+
+def test_nobody_answers_at_the_invites_address(home: Path, tmp_path: Path) -> None:
+    dead = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWDzMngWyanCrpqTHK4eTtc1Fy14yrqBAsJ2Rb8b5ZWeZM"
+    invite = atoll(tmp_path / "o", "new", str(tmp_path / "run.toml"), "--bootstrap", dead)["invite"]
+    error = atoll(home, "join", invite, "--yes", status=69)["error"]
+    assert error["code"] == "E110"
+    assert "not a ban" in error["message"]
+    assert (home / "identity.key").exists()
+    assert atoll(home, "status", status=3)["running"] is False

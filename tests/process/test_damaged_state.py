@@ -1,0 +1,179 @@
+"""Damaged files of a run: who can fetch the state from others does, and says so; who is alone gets a clear error and loses nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from bad_input_kit import LAYOUT, Member, Run, atoll, ended, new_home, new_run, one_round, refused, soon
+
+from atoll.collectives.errors import StorageError
+from atoll.node.manifest import parse_manifest, save_run, sign_manifest
+from atoll.node.paths import find_paths
+
+pytestmark = pytest.mark.slow
+
+
+def flip(path: Path, at: int = -5) -> None:
+    """Change one byte."""
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0x20
+    path.write_bytes(data)
+
+
+def cut(path: Path) -> None:
+    """Lose the second half."""
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def flip_votes(path: Path) -> None:
+    """Damage both slots, wherever the votes of this life are."""
+    for slot in range(2):
+        if path.stat().st_size > (slot << 20) + 30:
+            flip(path, (slot << 20) + 30)
+
+
+DAMAGE: dict[str, tuple[str, Callable[[Path], None]]] = {
+    "checkpoint": ("checkpoint/state.safetensors", flip),
+    "checkpoint cut": ("checkpoint/state.safetensors", cut),
+    "checkpoint gone": ("checkpoint/state.safetensors", Path.unlink),
+    "entries": ("journal/entries", lambda path: flip(path, 60)),
+    "entries cut": ("journal/entries", cut),
+    "vote": ("journal/vote", flip_votes),
+    "meta": ("journal/meta.json", lambda path: path.write_bytes(b"\0garbage")),
+    "meta gone": ("journal/meta.json", Path.unlink),
+}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """All that lies below a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_the_only_member_is_told_and_loses_nothing(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    a = run.organiser()
+    with ended(a):
+        one_round(a)
+        one_round(a)
+        before = a.anchor()
+        soon(lambda: json.loads((a.folder / "checkpoint" / "atoll.json").read_text())["round"] == 2, "the checkpoint of round 2")
+    for name, (file, damage) in DAMAGE.items():
+        shutil.copytree(a.folder, tmp_path / "backup", symlinks=True)
+        damage(a.folder / file)
+        damaged = contents(a.folder)
+        with pytest.raises(StorageError) as told:
+            run.organiser()
+        assert (told.value.code, told.value.exit_code) == ("E303", 74), name
+        assert "backup" in told.value.hint
+        assert contents(a.folder) == damaged, name  # nothing was made of it: no second founding, no new incarnation
+        shutil.rmtree(a.folder)
+        (tmp_path / "backup").rename(a.folder)
+    flip(a.folder / "checkpoint" / "state.safetensors")
+    error = refused(run.home, "E303", 74, "join", run.signed.run_id, "--yes")
+    assert "state.safetensors" in error["message"] or "checkpoint" in error["message"]
+    assert not list((run.home / "run").glob("*.sock"))
+    flip(a.folder / "checkpoint" / "state.safetensors")
+    with ended(again := run.organiser()):
+        assert again.anchor() == before
+        one_round(again)
+        assert "Traceback" not in again.log()
+
+
+def test_a_daemon_lives_on_and_enters_the_run_once_the_file_is_back(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    with ended(a := run.organiser()):
+        one_round(a)
+    other = sign_manifest(parse_manifest('schema = 1\nname = "other"'), run.identity)
+    save_run(a.paths, other)
+    broken = a.paths.run_dir("a" * 26)
+    broken.mkdir()
+    (broken / "manifest").write_bytes(b"no manifest")
+    flip(a.folder / "checkpoint" / "state.safetensors")
+    up = atoll(run.home, "up", "--background", "--json")
+    assert up.status == 0, up
+    try:
+        status = json.loads(atoll(run.home, "status", "--json").out)
+        phases = {entry["run_id"]: entry["phase"] for entry in status["runs"]}
+        assert phases == {run.signed.run_id: "failed", other.run_id: "seeking"}
+        assert [trouble["code"] for trouble in status["troubles"]] == ["E303"]
+        shown = atoll(run.home, "status").out
+        assert shown.count("E303") == 2
+        refused(run.home, "E303", 74, "join", run.signed.run_id, "--yes")
+        flip(a.folder / "checkpoint" / "state.safetensors")
+        again = json.loads(atoll(run.home, "join", run.signed.run_id, "--yes", "--dry-run", "--json").out)
+        assert again["name"] == "bad"
+        assert json.loads(atoll(run.home, "status", run.signed.run_id, "--json").out)["runs"][0]["phase"] == "running"
+    finally:
+        assert atoll(run.home, "down").status == 0
+    assert "Traceback" not in (a.paths.log_dir / "node.log").read_text()
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "checkpoint gone", "entries", "vote", "meta"])
+def test_a_member_fetches_the_state_from_the_others(tmp_path: Path, name: str) -> None:
+    run = new_run(tmp_path)
+    a = run.organiser()
+    with ended(a):
+        b = run.member("b")
+        one_round(a, b)
+        b.end()
+        one_round(a)
+        file, damage = DAMAGE[name]
+        damage(b.folder / file)
+        with ended(b := run.member("b")):
+            assert "E303" in b.codes()
+            assert "E303" in b.log()
+            one_round(a, b)
+            assert b.anchor() == a.anchor()
+            life = json.loads((b.folder / "journal" / "meta.json").read_text())["incarnation"]
+            assert (life > 0) == (not name.startswith("checkpoint"))  # whose votes are whole needs no new life
+            assert not (b.folder / "set-aside").exists()
+
+
+def test_a_damaged_layout_or_list_of_results_is_mended_at_home(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    with ended(a := run.organiser()):
+        one_round(a)
+        before = a.anchor()
+    (a.folder / "layout").write_bytes(b"\xff")
+    (a.folder / "results" / "index.json").write_bytes(b"{")
+    with ended(a := run.organiser()):
+        assert a.anchor() == before
+        assert a.layout == LAYOUT
+        one_round(a)
+
+
+def test_an_organiser_whose_folder_is_gone_never_founds_the_run_twice(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    with ended(a := run.organiser()):
+        one_round(a)
+    shutil.rmtree(a.folder / "journal")
+    shutil.rmtree(a.folder / "checkpoint")
+    with pytest.raises(StorageError) as told:
+        run.organiser()
+    assert (told.value.code, told.value.exit_code) == ("E303", 74)
+    assert not (a.folder / "checkpoint").exists()
+
+
+def test_other_files_of_the_home_may_be_garbage(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    with ended(a := run.organiser()):
+        one_round(a)
+    (a.paths.state_dir / "peers.json").write_bytes(b"\x00\xff{")
+    (a.folder / "admission").write_bytes(b"\x00\xff{")
+    (a.paths.runtime_dir / "node.json").write_bytes(b"\x00\xff{")
+    with ended(a := run.organiser()):
+        one_round(a)
+
+
+def test_the_homes_settings_name_the_wrong_key(tmp_path: Path) -> None:
+    home = new_home(tmp_path / "home")
+    find_paths(home).config_file.write_text("[node]\nports = 1\n")
+    assert refused(home, "E400", 78, "up")["key"] == "$.node.ports"
+    with pytest.raises(Exception) as told:
+        Member(home, Run(tmp_path, new_run(tmp_path).signed, new_run(tmp_path / "x").identity, "/ip4/127.0.0.1/tcp/9").signed.run_id)
+    assert getattr(told.value, "code", "") == "E400"

@@ -1,0 +1,46 @@
+"""The demo as a user runs it, shortened: real nodes and scripts, a SIGKILL, a late join, no process left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from atoll.node.demo.stage import JOINS
+
+pytestmark = pytest.mark.slow
+
+
+def _processes_of(folder: Path) -> list[str]:
+    """Command lines of processes that have the folder in their environment (Linux; elsewhere none are found)."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"ATOLL_HOME={folder}".encode() in (entry / "environ").read_bytes():
+                found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+        except OSError:
+            continue
+    return found
+
+
+def test_quick_demo(tmp_path: Path) -> None:
+    out = tmp_path / "demo"
+    command = [sys.executable, "-m", "atoll.node.cli", "demo", "--quick", "--json", "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env={**os.environ, "ATOLL_HOME": ""}, check=False)
+    assert done.stdout.count("\n") == 1, done.stdout + done.stderr
+    result = json.loads(done.stdout)
+    assert result.get("failures") == [], done.stdout + done.stderr
+    assert done.returncode == 0
+    assert result["ok"]
+    assert result["anchors_identical"]
+    assert result["killed"]
+    assert result["joined_late"]
+    assert result["rounds"] == 20 + JOINS
+    assert result["bytes_sent"] > 0
+    assert json.loads((out / "result.json").read_text())["loss_swarm"] == result["loss_swarm"]
+    assert _processes_of(out / "homes") == []
+    assert not (out / "homes").exists()

@@ -1,0 +1,593 @@
+"""PeerNetwork over real sockets: several nodes in one trio process. `trio.fail_after` is a bound for hangs, not a measurement."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from atoll.collectives.errors import ConfigError, NotAdmittedError, PeerUnreachableError, RemoteProtocolError
+from atoll.collectives.identifiers import PeerId, RunId
+from atoll.node.net import lanes, streams
+from atoll.node.net.addresses import host_and_port, split_peer
+from atoll.node.net.dht.records import run_key
+from atoll.node.net.dht.wire import PUT_VALUE, Rpc
+from atoll.node.net.network import PeerNetwork
+from atoll.security.identity import Identity
+
+RUN = RunId("run")
+LISTEN = ["/ip4/127.0.0.1/tcp/0"]
+BOUND_S = 60
+
+
+def network(bootstrap: PeerNetwork | None = None, **options: object) -> PeerNetwork:
+    known = bootstrap.addresses()[:1] if bootstrap else []
+    return PeerNetwork(Identity.generate(), **{"listen": LISTEN, "bootstrap": known, "rng": random.Random(1), **options})  # type: ignore[arg-type]
+
+
+def run(main: Callable[[trio.Nursery], Awaitable[None]]) -> None:
+    """Run ``main`` in a nursery that is cancelled when it returns; then no descriptor may be left."""
+
+    async def bounded() -> None:
+        with trio.fail_after(BOUND_S):
+            async with trio.open_nursery() as nursery:
+                await main(nursery)
+                nursery.cancel_scope.cancel()
+
+    before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+    trio.run(bounded, strict_exception_groups=True)
+    after = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+    assert after <= before
+
+
+@contextmanager
+def sole(*kinds: type[BaseException]) -> Iterator[None]:
+    """Let a group that holds nothing but one of ``kinds`` out as that error."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+            error = error.exceptions[0]
+        if isinstance(error, kinds):
+            raise error from None
+        raise
+
+
+class Inbox:
+    """Collects messages and lets a test wait for them."""
+
+    def __init__(self) -> None:
+        self.got: list[tuple[PeerId, bytes]] = []
+        self._changed = trio.Event()
+
+    def __call__(self, peer: PeerId, data: bytes) -> None:
+        self.got.append((peer, data))
+        self._changed.set()
+
+    async def until(self, count: int) -> list[tuple[PeerId, bytes]]:
+        while len(self.got) < count:
+            self._changed = trio.Event()
+            await self._changed.wait()
+        return self.got
+
+
+async def wait_for(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await trio.sleep(0.01)
+
+
+async def known_pair(nursery: trio.Nursery) -> tuple[PeerNetwork, PeerNetwork, Inbox, Inbox]:
+    """Two nodes in one topic; a has been admitted by b and b by a."""
+    a, inbox_a, inbox_b = network(), Inbox(), Inbox()
+    a.on_message(RUN, inbox_a)
+    await nursery.start(a.run)
+    b = network(a)
+    b.on_message(RUN, inbox_b)
+    await nursery.start(b.run)
+    b.send(RUN, a.peer, b"one")
+    await inbox_a.until(1)
+    a.send(RUN, b.peer, b"two")
+    await inbox_b.until(1)
+    return a, b, inbox_a, inbox_b
+
+
+def test_members_of_a_run_find_each_other_and_talk() -> None:
+    async def main(nursery: trio.Nursery) -> None:
+        nodes: list[PeerNetwork] = []
+        inboxes: list[Inbox] = []
+        for _ in range(4):
+            node, inbox = network(nodes[0] if nodes else None), Inbox()
+            node.on_message(RUN, inbox)
+            node.on_member = lambda run, peer, addresses, node=node: node.send(run, peer, b"hello from " + node.peer.encode())
+            await nursery.start(node.run)
+            node.announce_run(RUN)
+            nodes.append(node)
+            inboxes.append(inbox)
+        everybody = {node.peer for node in nodes}
+        for node, inbox in zip(nodes, inboxes, strict=True):
+            got = await inbox.until(3)
+            assert {peer for peer, _ in got} == everybody - {node.peer}
+            assert all(data == b"hello from " + peer.encode() for peer, data in got)
+            assert {peer for peer, _ in node.members(RUN)} == everybody - {node.peer}
+            assert node.status()["faults"] == {}
+        nodes[3].withdraw_run(RUN)
+        await wait_for(lambda: all(nodes[3].peer not in dict(node.members(RUN)) for node in nodes[:3]))
+
+    run(main)
+
+
+def test_the_bootstrap_may_start_last_and_one_may_be_dead(tmp_path: Path) -> None:
+    async def main(nursery: trio.Nursery) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        boot = Identity.generate()
+        dead = f"/ip4/127.0.0.1/tcp/1/p2p/{Identity.generate().peer}"
+        addresses = [dead, f"/ip4/127.0.0.1/tcp/{port}/p2p/{boot.peer}"]
+        inboxes: list[Inbox] = []
+        for _ in range(2):
+            node, inbox = network(bootstrap=None), Inbox()
+            node = PeerNetwork(Identity.generate(), listen=LISTEN, bootstrap=addresses)
+            node.on_message(RUN, inbox)
+            node.on_member = lambda run, peer, addresses, node=node: node.send(run, peer, b"hello")
+            await nursery.start(node.run)
+            node.announce_run(RUN)
+            inboxes.append(inbox)
+        await trio.sleep(0.5)  # several dials of the bootstrap have failed by now
+        hub = PeerNetwork(boot, listen=[f"/ip4/127.0.0.1/tcp/{port}"])
+        await nursery.start(hub.run)
+        for inbox in inboxes:
+            await inbox.until(1)
+
+    run(main)
+
+
+def test_a_restart_needs_no_bootstrap(tmp_path: Path) -> None:
+    async def main(nursery: trio.Nursery) -> None:
+        identity, cache = Identity.generate(), tmp_path / "peers.json"
+        a, inbox = network(), Inbox()
+        a.on_message(RUN, inbox)
+        await nursery.start(a.run)
+        async with trio.open_nursery() as first_life:
+            b = PeerNetwork(identity, listen=LISTEN, bootstrap=a.addresses(), cache=cache)
+            b.on_message(RUN, Inbox())
+            await first_life.start(b.run)
+            b.send(RUN, a.peer, b"first life")
+            await inbox.until(1)
+            first_life.cancel_scope.cancel()
+        again = PeerNetwork(identity, listen=LISTEN, cache=cache)
+        await nursery.start(again.run)
+        await wait_for(lambda: again.connected(a.peer))
+
+    run(main)
+
+
+def test_messages_keep_their_order_and_large_ones_arrive() -> None:
+    async def main(nursery: trio.Nursery) -> None:
+        a, b, inbox_a, _ = await known_pair(nursery)
+        sent = [number.to_bytes(4, "big") * (1 + number % 7) for number in range(500)] + [bytes(1 << 20), b"end"]
+        for data in sent:
+            b.send(RUN, a.peer, data)
+        assert [data for _, data in (await inbox_a.until(1 + len(sent)))[1:]] == sent
+        assert b.status()["messages_dropped"] == 0
+
+    run(main)
+
+
+def test_a_full_queue_drops_the_oldest_and_counts() -> None:
+    async def main(nursery: trio.Nursery) -> None:
+        a = network()
+        a.on_message(RUN, Inbox())
+        await nursery.start(a.run)
+        nowhere = Identity.generate().peer
+        for _ in range(streams.QUEUE_MESSAGES + 10):
+            a.send(RUN, nowhere, b"x")
+        assert a.status()["messages_dropped"] == 10
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("option", "code"),
+    [("version", "E140"), ("false", "E201"), ("error", "E205")],
+)
+def test_who_is_not_admitted_is_told_why(option: str, code: str) -> None:
+    async def main(nursery: trio.Nursery) -> None:
+        def admit(peer: PeerId, greeting: bytes) -> bool:
+            if option == "error":
+                raise NotAdmittedError("your invite expired on Monday", peer=peer, code="E205")
+            return greeting == b"token"
+
+        a, inbox, refused = network(), Inbox(), trio.Event()
+        a.on_message(RUN, inbox, admit=admit)
+        await nursery.start(a.run)
+        b = network(a, version=2 if option == "version" else 1)
+        b.on_message(RUN, Inbox(), greet=lambda peer: b"wrong")
+        said: list[tuple[str, PeerId, str, str]] = []
+
+        def on_refused(topic: str, peer: PeerId, code: str, reason: str) -> None:
+            said.append((topic, peer, code, reason))
+            refused.set()
+
+        b.on_refused = on_refused
+        await nursery.start(b.run)
+        b.send(RUN, a.peer, b"secret business")
+        await refused.wait()
+        assert said[0][:3] == (RUN, a.peer, code)
+        assert said[0][3]
+        assert inbox.got == []
+
+    run(main)
+
+
+def test_a_topic_that_opens_later_is_no_refusal() -> None:
+    async def main(nursery: trio.Nursery) -> None:
+        a, inbox = network(), Inbox()
+        await nursery.start(a.run)
+        b, refusals = network(a), []
+        b.on_message(RUN, Inbox())
+        b.on_refused = lambda *what: refusals.append(what)
+        await nursery.start(b.run)
+        b.send(RUN, a.peer, b"early")
+        await wait_for(lambda: a.status()["refusals"] > 0)
+        a.on_message(RUN, inbox)
+        assert await inbox.until(1) == [(b.peer, b"early")]
+        assert refusals == []
+
+    run(main)
+
+
+def test_a_handler_that_objects_costs_the_stream_and_is_counted() -> None:
+    async def main(nursery: trio.Nursery) -> None:
+        a, b, _, inbox_b = await known_pair(nursery)
+
+        def object_to(peer: PeerId, data: bytes) -> None:
+            if data == b"bad":
+                raise RemoteProtocolError("nonsense", peer=peer)
+            inbox_b(peer, data)
+
+        a.on_message(RUN, object_to)
+        await a.close_topic(RUN)
+        a.on_message(RUN, object_to)
+        while not a.status()["faults"]:  # the first ones may be lost with the stream that was closed
+            b.send(RUN, a.peer, b"bad")
+            await trio.sleep(0.05)
+        assert set(a.status()["faults"]) == {b.peer}
+        while not any(data == b"good" for _, data in inbox_b.got):
+            b.send(RUN, a.peer, b"good")
+            await trio.sleep(0.05)
+
+    run(main)
+
+
+def test_links_are_reported_and_come_back() -> None:
+    async def main(nursery: trio.Nursery) -> None:
+        a, events = network(), list[tuple[PeerId, bool]]()
+        a.on_link = lambda peer, up: events.append((peer, up))
+        await nursery.start(a.run)
+        b = Identity.generate()
+        for _ in range(2):
+            async with trio.open_nursery() as life:
+                node = PeerNetwork(b, listen=LISTEN, bootstrap=a.addresses())
+                await life.start(node.run)
+                await wait_for(lambda: a.connected(b.peer))
+                life.cancel_scope.cancel()
+            await wait_for(lambda: not a.connected(b.peer))
+        assert events == [(b.peer, True), (b.peer, False)] * 2
+
+    run(main)
+
+
+def test_port_taken_is_said_in_plain_words() -> None:
+    async def main(nursery: trio.Nursery) -> None:
+        a = network()
+        await nursery.start(a.run)
+        port = host_and_port(split_peer(a.addresses()[0])[1])[1]
+        second = network(listen=[f"/ip4/127.0.0.1/tcp/{port}"])
+        with pytest.raises(ConfigError) as caught, sole(ConfigError):
+            await nursery.start(second.run)
+        assert caught.value.code == "E101"
+        assert str(port) in caught.value.message
+        lane_port = host_and_port(a._lanes._listener.addresses()[0])[1]
+        third = network(lane_port=lane_port)
+        with pytest.raises(ConfigError, match=str(lane_port)), sole(ConfigError):
+            await nursery.start(third.run)
+
+    with sole(ConfigError):
+        run(main)
+
+
+def test_unreachable_peers_are_an_error_that_names_them() -> None:
+    async def main(nursery: trio.Nursery) -> None:
+        a, nobody = network(), Identity.generate().peer
+        await nursery.start(a.run)
+        with pytest.raises(PeerUnreachableError) as caught:
+            await a.connect(nobody)
+        a.add_addresses(nobody, ["/ip4/127.0.0.1/tcp/1"])
+        with pytest.raises(PeerUnreachableError) as caught:
+            await a.connect(nobody)
+        assert caught.value.peer == nobody
+        other = network()
+        await nursery.start(other.run)
+        a.add_addresses(nobody, other.addresses())
+        with pytest.raises(PeerUnreachableError):  # somebody else answers there
+            await a.connect(nobody)
+
+    run(main)
+
+
+# --- DHT ---
+
+
+def test_dht_values_and_providers_are_found_by_asking_the_network() -> None:
+    async def main(nursery: trio.Nursery) -> None:
+        nodes = [network()]
+        await nursery.start(nodes[0].run)
+        for _ in range(5):
+            nodes.append(network(nodes[0]))
+            await nursery.start(nodes[-1].run)
+        await wait_for(lambda: len(nodes[0].dht.table) == 5)
+        writer, reader = nodes[1], nodes[5]
+        assert await writer.dht.put("status", b"one") >= 1
+        assert await reader.dht.get(writer.peer, "status") == b"one"
+        await trio.sleep(0.002)  # the sequence is the time in milliseconds
+        assert await writer.dht.put("status", b"two") >= 1
+        assert await reader.dht.get(writer.peer, "status") == b"two"
+        assert await reader.dht.get(writer.peer, "nothing") is None
+        assert await nodes[2].dht.provide(run_key(RUN)) >= 1
+        assert await nodes[3].dht.provide(run_key(RUN)) >= 1
+        found = dict(await reader.find_members(RUN))
+        assert set(found) == {nodes[2].peer, nodes[3].peer}
+        assert all(addresses for addresses in found.values())
+
+    run(main)
+
+
+def test_dht_refuses_what_the_owner_did_not_sign() -> None:
+    async def main(nursery: trio.Nursery) -> None:
+        a = network()
+        await nursery.start(a.run)
+        b = network(a)
+        await nursery.start(b.run)
+        await wait_for(lambda: b.connected(a.peer))
+        key = f"/atoll/{a.peer}/status".encode()
+        with pytest.raises(Exception, match="did not answer"):
+            await b.dht._ask(a.peer, Rpc(PUT_VALUE, key, b"forged"))
+        assert a.status()["faults"][b.peer] >= 1
+        assert a.dht.server.values.get(key, 0.0) is None
+
+    run(main)
+
+
+# --- lanes ---
+
+
+class Lane:
+    """What on_lane hands over."""
+
+    def __init__(self) -> None:
+        self.all: list[tuple[PeerId, socket.socket, bytes, bytes, bool, str]] = []
+
+    def __call__(self, *lane: object) -> None:
+        self.all.append(lane)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        for lane in self.all:
+            lane[1].close()
+
+
+async def check_lane(a: Lane, b: Lane, size: int = 300_000) -> None:
+    """Secrets match crosswise, exactly one side drove, and bytes flow both ways."""
+    _, socket_a, mine_a, theirs_a, drove_a, path_a = a.all[-1]
+    _, socket_b, mine_b, theirs_b, drove_b, path_b = b.all[-1]
+    assert (mine_a, theirs_a) == (theirs_b, mine_b)
+    assert len(mine_a) == len(theirs_a) == 32
+    assert mine_a != theirs_a
+    assert drove_a is not drove_b
+    assert path_a == path_b
+    assert not socket_a.getblocking()
+    for source, target in ((socket_a, socket_b), (socket_b, socket_a)):
+        data = random.Random(size).randbytes(size)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send_all, source, data)
+            received = b""
+            while len(received) < size:
+                received += await receive_some(target)
+        assert received == data
+
+
+async def send_all(sock: socket.socket, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[sock.send(view) :]
+        except BlockingIOError:
+            await trio.lowlevel.wait_writable(sock)
+
+
+async def receive_some(sock: socket.socket) -> bytes:
+    while True:
+        try:
+            return sock.recv(65536)
+        except BlockingIOError:
+            await trio.lowlevel.wait_readable(sock)
+
+
+@pytest.mark.parametrize("path", ["direct", "reverse", "bridge"])
+def test_lanes_by_every_path(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(nursery: trio.Nursery) -> None:
+        a, b, _, _ = await known_pair(nursery)
+        lane_a, lane_b = Lane(), Lane()
+        a.on_lane, b.on_lane = lane_a, lane_b
+        driver, other = (a, b) if a.peer < b.peer else (b, a)
+        if path != "direct":
+            monkeypatch.setattr(other._lanes._listener, "_announce", ["/ip4/127.0.0.1/tcp/1"])
+        if path == "bridge":
+            monkeypatch.setattr(driver._lanes._listener, "_announce", ["/ip4/127.0.0.1/tcp/1"])
+        a.ensure_lane(b.peer)
+        b.ensure_lane(a.peer)
+        await wait_for(lambda: bool(lane_a.all and lane_b.all))
+        await check_lane(lane_a, lane_b)
+        assert lane_a.all[0][5] == ("stream" if path == "bridge" else "lan")
+        assert a.status()["lanes"] == {b.peer: lane_a.all[0][5]}
+        lane_a.close()
+        lane_b.close()
+
+    run(main)
+
+
+@pytest.mark.parametrize("driver_wants", [True, False])
+def test_one_side_that_wants_a_lane_is_enough(driver_wants: bool) -> None:
+    async def main(nursery: trio.Nursery) -> None:
+        a, b, _, _ = await known_pair(nursery)
+        lane_a, lane_b = Lane(), Lane()
+        a.on_lane, b.on_lane = lane_a, lane_b
+        wanting, other = (a, b) if (a.peer < b.peer) is driver_wants else (b, a)
+        wanting.ensure_lane(other.peer)
+        await wait_for(lambda: bool(lane_a.all and lane_b.all))
+        await check_lane(lane_a, lane_b)
+        lane_a.close()
+        lane_b.close()
+
+    run(main)
+
+
+@pytest.mark.parametrize("bridged", [False, True])
+def test_a_lost_lane_is_made_again(bridged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(nursery: trio.Nursery) -> None:
+        a, b, _, _ = await known_pair(nursery)
+        lane_a, lane_b = Lane(), Lane()
+        a.on_lane, b.on_lane = lane_a, lane_b
+        if bridged:
+            for node in (a, b):
+                monkeypatch.setattr(node._lanes._listener, "_announce", ["/ip4/127.0.0.1/tcp/1"])
+        a.ensure_lane(b.peer)
+        b.ensure_lane(a.peer)
+        await wait_for(lambda: bool(lane_a.all and lane_b.all))
+        for node, other, lane, far in ((a, b, lane_a, lane_b), (b, a, lane_b, lane_a)):
+            count = len(lane.all), len(far.all)
+            lane.all[-1][1].close()
+            assert await receive_some(far.all[-1][1]) == b""
+            node.lane_lost(other.peer)  # only one side notices
+            await wait_for(lambda lane=lane, far=far, count=count: len(lane.all) > count[0] and len(far.all) > count[1])
+            await check_lane(lane_a, lane_b, 1000)
+        lane_a.close()
+        lane_b.close()
+
+    run(main)
+
+
+def test_a_stranger_gets_no_lane() -> None:
+    async def main(nursery: trio.Nursery) -> None:
+        a = network()
+        await nursery.start(a.run)
+        b = network(a)
+        await nursery.start(b.run)
+        lane = Lane()
+        a.on_lane, b.on_lane = lane, lane
+        driver, other = (a, b) if a.peer < b.peer else (b, a)
+        await wait_for(lambda: a.connected(b.peer) and b.connected(a.peer))
+        with pytest.raises(NotAdmittedError):
+            await driver._lanes._offer(other.peer)
+        assert lane.all == []
+
+    run(main)
+
+
+# --- hostile bytes ---
+
+
+async def throw_at(port: int, data: bytes) -> None:
+    """Send bytes to a port and wait until it hangs up or a moment has passed."""
+    stream = await trio.open_tcp_stream("127.0.0.1", port)
+    async with stream:
+        try:
+            await stream.send_all(data)
+            with trio.move_on_after(0.3):
+                while await stream.receive_some():
+                    pass
+        except trio.BrokenResourceError:
+            pass
+
+
+HOSTILE = [
+    b"",
+    b"\x00" * 10,
+    b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"\xff" * 100_000,
+    b"\x13/multistream/1.0.0\n" + b"\xff" * 5000,
+    b"atoll/1\n" + bytes(48),
+]
+FRAMES = [b"\xff" * 64, (1 << 21).to_bytes(4, "big"), b"\x00\x00\x00\x05hello", b"\x00\x00\x10\x00" + b"\xc1" * 4096, b"\xff\xff\xff\x7f"]
+
+
+def test_garbage_on_every_port_hurts_nobody(capfd: pytest.CaptureFixture[str]) -> None:
+    async def main(nursery: trio.Nursery) -> None:
+        a, b, inbox_a, _ = await known_pair(nursery)
+        ports = [host_and_port(split_peer(a.addresses()[0])[1])[1], host_and_port(a._lanes._listener.addresses()[0])[1]]
+        noise = [*HOSTILE, *(random.Random(seed).randbytes(2000) for seed in range(4))]
+        async with trio.open_nursery() as throwers:
+            for port in ports:
+                for data in noise:
+                    throwers.start_soon(throw_at, port, data)
+        b.send(RUN, a.peer, b"still there")
+        assert (await inbox_a.until(2))[-1] == (b.peer, b"still there")
+        lane_a, lane_b = Lane(), Lane()
+        a.on_lane, b.on_lane = lane_a, lane_b
+        a.ensure_lane(b.peer)
+        await wait_for(lambda: bool(lane_a.all and lane_b.all))
+        await check_lane(lane_a, lane_b, 1000)
+        lane_a.close()
+        lane_b.close()
+
+    run(main)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("protocol", [streams.PROTOCOL, lanes.PROTOCOL, "/atoll/peers/1", "/atoll/kad/1.0.0"])
+def test_garbage_on_every_protocol_is_counted_and_shuts_out(protocol: str, capfd: pytest.CaptureFixture[str]) -> None:
+    async def main(nursery: trio.Nursery) -> None:
+        a, b, inbox_a, _ = await known_pair(nursery)
+        hostile = network(a)
+        await nursery.start(hostile.run)
+        await wait_for(lambda: hostile.connected(a.peer))
+        for number in range(40):
+            try:
+                stream = await hostile._host.open_stream(a.peer, protocol)
+            except PeerUnreachableError:
+                assert a._faults.shut_out(hostile.peer, trio.current_time())
+                break
+            try:
+                await stream.send_all(FRAMES[number % len(FRAMES)])
+            except Exception:  # it has hung up already
+                pass
+            with trio.move_on_after(0.2):
+                while await stream.receive_some():
+                    pass
+            await stream.aclose()
+        await wait_for(lambda: a.status()["faults"].get(hostile.peer, 0) >= 8)
+        assert set(a.status()["faults"]) == {hostile.peer}
+        b.send(RUN, a.peer, b"still there")
+        assert (await inbox_a.until(2))[-1] == (b.peer, b"still there")
+
+    run(main)
+    assert capfd.readouterr().err == ""
+
+
+def test_an_ended_node_leaves_nothing_and_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    async def main(nursery: trio.Nursery) -> None:
+        a, b, _, _ = await known_pair(nursery)
+        lane = Lane()
+        a.on_lane = b.on_lane = lane
+        a.ensure_lane(b.peer)
+        await wait_for(lambda: len(lane.all) == 2)
+        lane.close()
+
+    run(main)
+    assert capfd.readouterr().err == ""

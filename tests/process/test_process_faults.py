@@ -1,0 +1,125 @@
+"""kill -9 and SIGSTOP of one of four real peers in the middle of an all-reduce of 25 million parameters.
+
+The survivors commit the mean over exactly the contributors they name, bit for bit what the codec and the fixed order give, equal at
+all of them; the next round works; the victim comes back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import random
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from blake3 import blake3
+from swarm_kit import Peer, Peers
+
+from atoll.collectives.swarm import OuterSettings
+from atoll.optim.outer import OuterStep
+
+pytestmark = pytest.mark.slow
+
+NUMEL = 25_000_000
+TRIALS = 10
+TARGETS = ("node", "script", "both")
+
+
+class Reference:
+    """The anchor as it must be, computed here from the contributors that outcomes name."""
+
+    def __init__(self, swarm: Peers) -> None:
+        self.swarm = swarm
+        self.anchor = torch.zeros(NUMEL)
+        self.momentum = torch.zeros(NUMEL)
+        self.step = OuterStep(OuterSettings(kind="sgd", lr=1.0, momentum=0.0))
+        self.rounds: dict[int, str] = {}
+
+    def apply(self, round_: int, seed: int, contributors: dict[str, int]) -> None:
+        """Apply a round that an outcome tells of; twice the same is checked to be the same."""
+        if round_ in self.rounds:
+            return
+        mean = self.swarm.mean(seed, contributors)
+        target = torch.empty(NUMEL)
+        self.step.apply_range(self.anchor, mean, self.momentum, target, 0, NUMEL)
+        self.anchor = target
+        self.rounds[round_] = blake3(memoryview(target.numpy()).cast("B")).hexdigest()
+
+    def check(self, seed: int, outcomes: list[dict[str, Any]]) -> None:
+        """Survivors' outcomes of one trial: honest, agreed and bit-equal."""
+        named = {o["round"]: o["contributors"] for o in outcomes}
+        for outcome in outcomes:
+            assert outcome["status"] == "committed", outcome
+            assert outcome["contributors"] == named[outcome["round"]], outcomes
+        for round_ in sorted(named):
+            self.apply(round_, seed, named[round_])
+        for outcome in outcomes:
+            if outcome["anchor_round"] in self.rounds:
+                assert outcome["digest"] == self.rounds[outcome["anchor_round"]], outcomes
+
+
+@pytest.fixture(scope="module")
+def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peers]:
+    """Four peers that know each other; their anchors start at zero."""
+    with Peers(tmp_path_factory.mktemp("faults"), 4, NUMEL) as peers:
+        yield peers
+
+
+@pytest.fixture(scope="module")
+def reference(swarm: Peers) -> Reference:
+    """The reference, brought to where the swarm is."""
+    return Reference(swarm)
+
+
+def round_of_all(swarm: Peers, reference: Reference, seed: int) -> None:
+    """Contribute until one round counts everybody, checking each."""
+    for attempt in range(30):
+        swarm.contribute(seed + 100_000 * attempt)
+        outcomes = [peer.expect("outcome") for peer in swarm.all]
+        committed = [o for o in outcomes if o["status"] == "committed"]
+        reference.check(seed + 100_000 * attempt, committed)
+        if len(committed) == len(swarm.all) and all(len(o["contributors"]) == len(swarm.all) for o in committed):
+            return
+    raise AssertionError("no round counted everybody")
+
+
+def revive(victim: Peer, what: str, number: signal.Signals) -> None:
+    """Bring the victim back as a whole peer."""
+    if number == signal.SIGSTOP:
+        victim.signal(what, signal.SIGCONT)
+        victim.expect("outcome", 60)
+    elif what == "node":
+        outcome = victim.expect("outcome", 60)
+        assert outcome["status"] in ("open", "committed"), outcome
+    else:
+        victim.process.wait(30)
+        with contextlib.suppress(queue.Empty):
+            while victim.expect_any(0.1)["event"] != "end":
+                pass
+        victim.start()
+        victim.expect("ready", 60)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["kill", "stop"])
+def test_survivors_commit_an_honest_mean(swarm: Peers, reference: Reference, number: signal.Signals) -> None:
+    rng = random.Random(int(number))
+    round_of_all(swarm, reference, 7_000 * int(number))
+    typical = time.monotonic()
+    round_of_all(swarm, reference, 7_000 * int(number) + 50)
+    typical = time.monotonic() - typical
+    for trial in range(TRIALS):
+        seed = 1_000_000 * int(number) + 1_000 * trial
+        victim, what = swarm.all[rng.randrange(1, 4)], TARGETS[trial % 3]
+        survivors = [peer for peer in swarm.all if peer is not victim]
+        swarm.contribute(seed)
+        time.sleep(rng.uniform(0, 0.6 * typical))  # a moment inside the reduction, not a synchronisation
+        victim.signal(what, number)
+        reference.check(seed, [peer.expect("outcome", 60) for peer in survivors])
+        swarm.contribute(seed + 10, who=survivors)
+        reference.check(seed + 10, [peer.expect("outcome", 60) for peer in survivors])
+        revive(victim, what, number)
+        round_of_all(swarm, reference, seed + 20)

@@ -1,0 +1,274 @@
+"""Membership: the map of signed records converges, forgeries do not enter, and the silent are told from the dead."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Sequence
+
+import pytest
+from blake3 import blake3
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atoll.collectives.errors import LocalProtocolError, RemoteProtocolError
+from atoll.collectives.identifiers import PeerId, RunId
+from atoll.collectives.simulation import Network, World
+from atoll.node import membership_records as wire
+from atoll.node.membership import Membership, Timing
+from atoll.node.membership_records import Record, SignedRecord
+
+RUN = RunId("run")
+
+
+def signature(peer: str, data: bytes) -> bytes:
+    """Stands in for Ed25519: only whoever may call it with a peer's name can sign for it."""
+    return blake3(peer.encode() + b"/" + data).digest()
+
+
+def verify(peer: PeerId, data: bytes, sig: bytes) -> bool:
+    return sig == signature(peer, data)
+
+
+def member(name: str, seed: int = 0, **kwargs: object) -> Membership:
+    peer = PeerId(name)
+    return Membership(peer, RUN, sign=lambda data: signature(peer, data), verify=verify, rng=random.Random(f"{name}/{seed}"), **kwargs)  # type: ignore[arg-type]
+
+
+def signed(peer: str, sequence: int, *, run: str = "run", expires_s: float = 35.0, by: str | None = None, round_: int = 0) -> SignedRecord:
+    record = Record(run, PeerId(peer), sequence, int(expires_s * 1000), round=round_)
+    return wire.sign_record(record, lambda data: signature(by or peer, data))
+
+
+def table(m: Membership) -> set[bytes]:
+    return {blake3(str(record).encode()).digest() for record in m.records()}
+
+
+class Swarm:
+    """Memberships on a simulated network."""
+
+    def __init__(self, count: int, *, seed: int = 0, watch: bool = False, hub: bool = True, timing: Timing | None = None) -> None:
+        self.world = World(seed)
+        self.network = Network(self.world, latency_s=0.01, jitter_s=0.01)
+        self.members = {PeerId(f"p{i:03}"): member(f"p{i:03}", seed, timing=timing or Timing()) for i in range(count)}
+        self.stopped: set[PeerId] = set()
+        phase = self.world.stream("phase")
+        first = next(iter(self.members))
+        for peer, m in self.members.items():
+            self.network.attach(peer, lambda sender, _c, data, p=peer: self._deliver(p, sender, data))  # type: ignore[arg-type]
+            m.announce(0.0, addresses=(f"/ip4/127.0.0.1/tcp/{peer}",))
+            if watch:
+                m.watch(0.0, self.members)
+            elif hub and peer != first:
+                m.learn(0.0, [signed(first, 1)], first)
+            self.world.at(phase.random(), lambda p=peer: self._tick(p))
+
+    def _deliver(self, peer: PeerId, sender: PeerId, data: bytes) -> None:
+        if peer not in self.stopped:
+            self.members[peer].on_message(self.world.now, sender, data)
+            self._flush(peer)
+
+    def _tick(self, peer: PeerId) -> None:
+        m = self.members[peer]
+        if peer not in self.stopped:
+            m.tick(self.world.now)
+            self._flush(peer)
+            self.world.at(m.next_due(), lambda: self._tick(peer))
+        else:
+            self.world.after(0.05, lambda: self._tick(peer))
+
+    def _flush(self, peer: PeerId) -> None:
+        for receiver, data in self.members[peer].drain():
+            self.network.send(peer, receiver, "membership", data)
+
+    def agreed(self, count: int) -> bool:
+        tables = [table(m) for peer, m in self.members.items() if peer not in self.stopped]
+        return all(len(t) == count and t == tables[0] for t in tables)
+
+
+# ---- the map
+
+
+def records_of(draw: Sequence[tuple[int, int, int]]) -> list[SignedRecord]:
+    return [signed(f"p{peer}", sequence, round_=round_) for peer, sequence, round_ in draw]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 4), st.integers(0, 2)), max_size=14), st.randoms(use_true_random=False))
+def test_merging_commutes_and_is_idempotent(draw: list[tuple[int, int, int]], shuffle: random.Random) -> None:
+    records = records_of(draw)
+    other = records + records[: len(records) // 2]
+    shuffle.shuffle(other)
+    one, two = member("x"), member("y")
+    one.learn(0.0, records, PeerId("z"))
+    for record in other:
+        two.learn(0.0, [record], PeerId("z"))
+    assert table(one) == table(two)
+    assert [r.sequence for r in one.records()] == [max(s for p, s, _ in draw if f"p{p}" == r.peer) for r in one.records()]
+    before = table(one)
+    one.learn(0.0, records, PeerId("z"))
+    assert table(one) == before
+
+
+def test_expired_forged_foreign_and_malformed_records_do_not_enter() -> None:
+    m = member("x")
+    bad = [
+        signed("a", 1, expires_s=600.0),
+        signed("b", 1, expires_s=1035.0, by="mallory"),
+        signed("c", 1, expires_s=1035.0, run="other"),
+        signed("d", 1, expires_s=1e6),
+    ]
+    m.learn(1000.0, [*bad, SignedRecord(b"\xc1", b""), signed("e", 1, expires_s=1035.0)], PeerId("z"))
+    assert [r.peer for r in m.records()] == ["e"]
+    assert dict(m.refused) == {"expired": 2, "forged": 1, "foreign": 1, "malformed": 1}
+
+
+def test_a_record_expires_and_does_not_come_back() -> None:
+    m = member("x")
+    record = signed("a", 5)
+    m.learn(0.0, [record], PeerId("z"))
+    m.tick(34.0)
+    assert [r.peer for r in m.records()] == ["a"]
+    m.tick(36.0)
+    m.learn(36.0, [record], PeerId("z"))
+    assert m.records() == []
+    m.learn(36.0, [signed("a", 6, expires_s=70.0)], PeerId("z"))
+    assert [r.sequence for r in m.records()] == [6]
+
+
+def test_a_process_that_forgot_its_sequence_speaks_above_it() -> None:
+    m = member("a")
+    m.announce(1.0, round=3)
+    m.learn(1.0, [signed("a", 10**9, round_=99)], PeerId("z"))
+    (record,) = m.records()
+    assert record.sequence == 10**9 + 1
+    assert record.round == 3
+
+
+def test_announcing_nothing_new_makes_no_record_and_unknown_fields_are_refused() -> None:
+    m = member("a")
+    m.announce(0.0, round=1)
+    (first,) = m.records()
+    m.announce(1.0, round=1)
+    assert m.records() == [first]
+    m.announce(1.0, round=2, bandwidth_bytes_per_s=5.0)
+    assert m.records()[0].sequence > first.sequence
+    assert m.records()[0].bandwidth_bytes_per_s == 5.0
+    with pytest.raises(LocalProtocolError, match="colour"):
+        m.announce(1.0, colour="red")
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_decoded_or_refused(data: bytes) -> None:
+    m = member("x")
+    with contextlib.suppress(RemoteProtocolError):
+        m.on_message(0.0, PeerId("evil"), data)
+    assert m.records() == []
+
+
+def test_too_long_is_refused_before_it_is_decoded() -> None:
+    with pytest.raises(RemoteProtocolError, match="limit"):
+        wire.decode(b"\x92" + b"\x00" * wire.MAX_MESSAGE_BYTES, PeerId("evil"))
+
+
+# ---- gossip
+
+
+def test_fifty_members_that_know_one_come_to_know_all() -> None:
+    swarm = Swarm(50)
+    assert swarm.world.run(until=15.0, stop=lambda: swarm.world.events % 50 == 0 and swarm.agreed(50))
+    assert swarm.world.now < 10.0
+
+
+def test_a_change_reaches_all_of_fifty_and_quiet_tables_cost_little() -> None:
+    swarm = Swarm(50, timing=Timing(renew_s=1000.0, lifetime_s=3000.0))
+    swarm.world.run(until=20.0)
+    assert swarm.agreed(50)
+    before = sum(swarm.network.bytes_sent.values())
+    swarm.world.run(until=30.0)
+    assert (sum(swarm.network.bytes_sent.values()) - before) / 50 / 10 < 200  # bytes a second of a member: hashes only
+    one = swarm.members[PeerId("p007")]
+    one.announce(swarm.world.now, round=1)
+    swarm._flush(PeerId("p007"))
+    assert swarm.world.run(until=36.0, stop=lambda: all(m.record(PeerId("p007")).round == 1 for m in swarm.members.values()))  # type: ignore[union-attr]
+
+
+def test_the_dead_are_forgotten_by_all() -> None:
+    swarm = Swarm(12)
+    swarm.world.run(until=9.0)
+    assert swarm.agreed(12)
+    swarm.stopped.add(PeerId("p003"))
+    swarm.network.detach(PeerId("p003"))
+    swarm.world.run(until=70.0)
+    assert all(m.record(PeerId("p003")) is None for peer, m in swarm.members.items() if peer != "p003")
+    assert all(len(m.records()) == 11 for peer, m in swarm.members.items() if peer != "p003")
+
+
+# ---- liveness
+
+
+def suspicions(swarm: Swarm, target: PeerId) -> list[bool]:
+    return [m.suspected(swarm.world.now, target) for peer, m in swarm.members.items() if peer != target]
+
+
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+def test_a_stopped_and_a_dead_peer_are_suspected_after_detect_s(how: str) -> None:
+    swarm = Swarm(5, watch=True)
+    target = PeerId("p002")
+    swarm.world.run(until=5.0)
+    assert not any(suspicions(swarm, target))
+    swarm.stopped.add(target)
+    if how == "killed":
+        swarm.network.detach(target)
+    swarm.world.run(until=5.7)
+    assert not any(suspicions(swarm, target))
+    swarm.world.run(until=6.3)
+    assert all(suspicions(swarm, target))
+    swarm.stopped.clear()
+    if how == "stopped":
+        swarm.world.run(until=7.0)
+        assert not any(suspicions(swarm, target))
+
+
+def test_a_peer_others_hear_is_not_suspected() -> None:
+    swarm = Swarm(5, watch=True)
+    a, b = PeerId("p000"), PeerId("p001")
+    swarm.world.run(until=3.0)
+    swarm.network.cut(b, a)
+    swarm.network.cut(a, b)
+    for until in range(4, 12):
+        swarm.world.run(until=float(until))
+        assert not swarm.members[a].suspected(swarm.world.now, b)
+        assert swarm.members[a].live(swarm.world.now, b)
+
+
+def test_waking_from_a_freeze_does_not_suspect_everybody() -> None:
+    swarm = Swarm(5, watch=True)
+    target = PeerId("p002")
+    swarm.world.run(until=3.0)
+    swarm.stopped.add(target)
+    swarm.world.run(until=30.0)
+    swarm.stopped.clear()
+    for until in (30.05, 30.1, 30.3, 30.6, 31.0, 33.0):
+        swarm.world.run(until=until)
+        if until > 30.06:
+            assert not any(swarm.members[target].suspected(swarm.world.now, p) for p in swarm.members)
+    assert not any(suspicions(swarm, target))
+
+
+def test_a_lost_connection_is_asked_for_at_once_and_a_stranger_is_never_suspected() -> None:
+    m = member("x")
+    m.watch(0.0, [PeerId("a"), PeerId("b"), PeerId("c")])
+    m.link(0.1, PeerId("a"), up=False)
+    asked = {peer: wire.decode(data, peer) for peer, data in m.drain()}
+    assert asked == {PeerId("b"): wire.Probe(PeerId("a")), PeerId("c"): wire.Probe(PeerId("a"))}
+    assert not m.suspected(99.0, PeerId("stranger"))
+    assert m.suspected(99.0, PeerId("a"))
+
+
+def test_one_that_does_not_watch_answers_a_beat_once() -> None:
+    m = member("x")
+    m.on_message(0.0, PeerId("a"), wire.encode(wire.Beat(True)))
+    assert [wire.decode(data, peer) for peer, data in m.drain()] == [wire.Beat(False)]
+    m.on_message(0.0, PeerId("a"), wire.encode(wire.Beat(False)))
+    assert m.drain() == []

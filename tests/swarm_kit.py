@@ -1,0 +1,204 @@
+"""Real peers for fault tests: each a script process and its private node process, on loopback, killed and frozen by pid."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from atoll.collectives.codec import DEFAULT_CHUNK_ELEMENTS, get_codec
+from atoll.node.invite import make_invite
+from atoll.node.manifest import parse_manifest, save_run, sign_manifest
+from atoll.node.paths import find_paths
+from atoll.security.identity import load_or_create
+
+PEER_SCRIPT = Path(__file__).parent / "process" / "fault_peer.py"
+MANIFEST = """
+schema = 1
+name = "faults"
+[train]
+sync_every = 1
+method = "local_sgd"
+[exchange]
+codec = "int8"
+[checkpoint]
+every = 4
+"""
+
+
+def free_port() -> int:
+    """A TCP port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Peer:
+    """One peer: its script process, and through it its node."""
+
+    def __init__(self, name: str, home: Path, run: str, numel: int, port: int = 0, script: Path = PEER_SCRIPT) -> None:
+        self.script = script
+        self.name, self.home, self.run, self.numel, self.port = name, home, run, numel, port
+        self.peer, self.node_pid = "", 0
+        self._answers: queue.Queue[dict[str, Any]] = queue.Queue()
+        self.start()
+
+    def start(self) -> None:
+        """Start the script (again)."""
+        environment = {**os.environ, "ATOLL_NODE__LISTEN": f"/ip4/127.0.0.1/tcp/{self.port}", "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, str(self.script), str(self.home), self.run, str(self.numel)]
+        self._close()
+        with open(self.home.with_suffix(".log"), "ab") as log:
+            self.process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
+        assert self.process.stdout is not None
+        self._answers = queue.Queue()
+        self._reader = threading.Thread(target=self._read, args=(self.process.stdout, self._answers), daemon=True)
+        self._reader.start()
+
+    def _close(self) -> None:
+        if hasattr(self, "process"):
+            assert self.process.stdin is not None
+            with contextlib.suppress(OSError):
+                self.process.stdin.close()
+            self._reader.join(10)
+
+    @staticmethod
+    def _read(lines: IO[str], answers: queue.Queue[dict[str, Any]]) -> None:
+        with contextlib.suppress(ValueError):
+            for line in lines:
+                answers.put(json.loads(line))
+        lines.close()
+        answers.put({"event": "end"})
+
+    def expect(self, event: str, timeout_s: float = 60.0) -> dict[str, Any]:
+        """The next answer, which must be this one."""
+        try:
+            answer = self._answers.get(timeout=timeout_s)
+        except queue.Empty:
+            raise AssertionError(f"{self.name} did not say {event!r} within {timeout_s:g} s; its logs:\n{self.log()}") from None
+        assert answer["event"] == event, (self.name, answer, self.log())
+        if event == "ready":
+            self.peer, self.node_pid = answer["peer"], answer["node_pid"]
+        return answer
+
+    def expect_any(self, timeout_s: float) -> dict[str, Any]:
+        """The next answer, whatever it is. Raises queue.Empty."""
+        return self._answers.get(timeout=timeout_s)
+
+    def say(self, **command: Any) -> None:
+        """Send a command."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(command) + "\n")
+        self.process.stdin.flush()
+
+    def signal(self, what: str, number: signal.Signals) -> None:
+        """Signal the "node", the "script" or "both"."""
+        for pid in {"node": [self.node_pid], "script": [self.process.pid], "both": [self.process.pid, self.node_pid]}[what]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def log(self) -> str:
+        """The end of the script's stderr and of its node's log."""
+        texts = [self.home.with_suffix(".log"), *self.home.rglob("private-node.log")]
+        return "\n".join(path.read_text()[-3000:] for path in texts if path.exists())
+
+    def end(self) -> None:
+        """End for good, politely, then not."""
+        self.signal("both", signal.SIGCONT)
+        with contextlib.suppress(OSError, ValueError):
+            self.say(do="end")
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.signal("both", signal.SIGKILL)
+            self.process.wait(10)
+        self._close()
+
+
+class Peers:
+    """A swarm of real peers; a context manager."""
+
+    def __init__(self, folder: Path, count: int, numel: int, script: Path = PEER_SCRIPT) -> None:
+        self.numel = numel
+        home, port = folder / "p0", free_port()
+        paths = find_paths(home)
+        paths.ensure()
+        identity = load_or_create(paths.identity_file)
+        signed = sign_manifest(parse_manifest(MANIFEST), identity)
+        save_run(paths, signed)
+        address = f"/ip4/127.0.0.1/tcp/{port}/p2p/{identity.peer}"
+        self.invite = str(make_invite(signed.run_id, [address], identity, now_s=time.time()))
+        self.all = [Peer("p0", home, signed.run_id, numel, port, script)]
+        try:
+            self.all[0].expect("ready")
+            for index in range(1, count):
+                self.all.append(Peer(f"p{index}", folder / f"p{index}", self.invite, numel, script=script))
+            for peer in self.all[1:]:
+                peer.expect("ready")
+        except BaseException:
+            self.end()
+            raise
+
+    def __enter__(self) -> Peers:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """End all."""
+        for peer in self.all:
+            peer.end()
+
+    def contribute(self, seed: int, wait_s: float = 30.0, who: list[Peer] | None = None) -> None:
+        """All (or some) contribute; returns when every contribution is frozen."""
+        for peer in who or self.all:
+            index = self.all.index(peer)
+            peer.say(do="contribute", seed=seed + index, weight=index + 1, wait_s=wait_s)
+        for peer in who or self.all:
+            peer.expect("frozen")
+
+    def settle(self, tries: int = 40) -> None:
+        """Contribute until one round counts everybody."""
+        for attempt in range(tries):
+            self.contribute(1000 * attempt)
+            outcomes = [peer.expect("outcome") for peer in self.all]
+            if all(o["status"] == "committed" and len(o["contributors"]) == len(self.all) for o in outcomes):
+                return
+        raise AssertionError(f"no common round in {tries} tries")
+
+    def mean(self, seed: int, contributors: dict[str, int]) -> torch.Tensor:
+        """What the mean over exactly these contributors must decode to, bit for bit: codec, order and arithmetic by the public functions."""
+        from process.fault_peer import contribution
+
+        codec, step = get_codec("int8"), DEFAULT_CHUNK_ELEMENTS["int8"]
+        members = sorted((p for p in self.all if p.peer in contributors), key=lambda p: p.peer)
+        vectors = []
+        for peer in members:
+            vector = torch.empty(self.numel)
+            contribution(seed + self.all.index(peer), self.numel, vector)
+            vectors.append(vector)
+        weights = [float(contributors[p.peer]) for p in members]
+        out = torch.empty(self.numel)
+        for start in range(0, self.numel, step):
+            stop = min(start + step, self.numel)
+            wires = []
+            for vector in vectors:
+                wire = codec.wire(memoryview(bytearray(codec.wire_bytes(stop - start))), stop - start)
+                assert codec.encode(vector[start:stop], wire)
+                wires.append(wire)
+            mean = codec.wire(memoryview(bytearray(codec.wire_bytes(stop - start))), stop - start)
+            assert codec.weighted_mean(wires, weights, sum(weights), mean)
+            codec.decode(mean, out[start:stop])
+        return out

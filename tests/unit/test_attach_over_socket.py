@@ -1,0 +1,55 @@
+"""attach() over the real client: an ordinary training loop that keeps its step when the node is killed under it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from reference_node import INVITE, Node, ReferenceService
+
+from atoll.node import join
+
+
+def test_training_goes_on_when_the_node_dies_and_reenters(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    home = tmp_path / "state"
+    home.mkdir()
+    node = Node(tmp_path, lambda: ReferenceService(home))
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    data = torch.randn(64, 3)
+    target = data @ torch.randn(3, 2)
+
+    def step() -> float:
+        loss = torch.nn.functional.mse_loss(model(data), target)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.item()
+
+    with join(INVITE, home=tmp_path, private=False, progress=lambda *_: None) as swarm:
+        sync = swarm.attach(model, optimizer)
+        losses = [step() for _ in range(20)]  # sync_every is 5
+        assert sync.round == 4
+        assert len(node.service.run.log) == 4
+        node.stop()
+        losses += [step() for _ in range(12)]
+        assert sync.round == 4
+        node = Node(tmp_path, lambda: ReferenceService(home))
+        while not swarm.connected:
+            time.sleep(0.01)
+        losses += [step() for _ in range(10)]
+        assert sync.round > 4
+        assert len(node.service.run.log) == sync.round
+        anchor = node.do(node.service.run.anchor)
+        losses += [step() for _ in range(3)]
+        sync.detach()
+    assert losses[-1] < losses[0] * 0.5
+    assert losses == sorted(losses, reverse=True)  # not one step of the time alone was lost
+    assert torch.isfinite(anchor).all()
+    assert "the node is gone, training alone until it is back" in caplog.text
+    node.stop()

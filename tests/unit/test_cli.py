@@ -1,0 +1,400 @@
+"""The command line in this process: what goes to stdout and stderr, JSON, exit statuses, errors."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from atoll.collectives.errors import AtollError, ConfigError
+from atoll.node.cli import COMMANDS, cli, run
+from atoll.node.cli.child import Child
+from atoll.node.cli.invites import duration_s
+from atoll.node.cli.live import Progress, sparkline
+from atoll.node.cli.names import FIRST, SECOND, name_of
+from atoll.node.cli.output import Terminal, bytes_text, count_text, error_object, iso_time, show_error, span_text
+from atoll.node.cli.views import peers_table, runs_table, status_text
+from atoll.node.invite import make_invite
+from atoll.node.manifest import load_run, parse_manifest
+from atoll.node.paths import find_paths
+from atoll.security.identity import Identity, load
+
+RUN = 'schema = 1\nname = "tide"\n[model]\nconfig = { width = 32, layers = 1, heads = 2, context = 16 }\n'
+ADDRESS = "/ip4/127.0.0.1/tcp/4150/p2p/12D3KooWBootPeer"
+
+
+class Cli:
+    """Runs commands in this process and keeps what they printed."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+        self.out = self.err = ""
+
+    def __call__(self, *argv: str) -> int:
+        status = run(argv)
+        self.out, self.err = self._capsys.readouterr()
+        return status
+
+    def json(self, *argv: str, status: int = 0) -> dict[str, Any]:
+        assert self(*argv, "--json") == status, self.out + self.err
+        assert len(self.out.splitlines()) == 1
+        found: dict[str, Any] = json.loads(self.out)
+        assert found["schema"] == 1
+        return found
+
+
+@pytest.fixture
+def atoll(capsys: pytest.CaptureFixture[str], atoll_home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cli:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    for name in ("NO_COLOR", "FORCE_COLOR", "CI"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "run.toml").write_text(RUN)
+    return Cli(capsys)
+
+
+def test_init_is_idempotent_and_private(atoll: Cli, atoll_home: Path) -> None:
+    first = atoll.json("init")
+    assert first["created"] is True
+    assert (atoll_home / "identity.key").stat().st_mode & 0o777 == 0o600
+    again = atoll.json("init")
+    assert (again["created"], again["peer"]) == (False, first["peer"])
+    assert atoll.json("id") == {"schema": 1, "peer": first["peer"], "name": name_of(first["peer"])}
+    assert atoll("id") == 0
+    assert (atoll.out, atoll.err) == (first["peer"] + "\n", "")
+
+
+def test_id_without_a_key(atoll: Cli) -> None:
+    assert atoll("id") == 1
+    assert atoll.out == ""
+    assert "Make one: atoll init" in atoll.err
+
+
+def test_a_readable_key_is_refused(atoll: Cli, atoll_home: Path) -> None:
+    atoll("init")
+    (atoll_home / "identity.key").chmod(0o640)
+    for command in (("id",), ("init",), ("new", "run.toml"), ("up",)):
+        assert atoll(*command) == 77
+        assert atoll.out == ""
+        assert atoll.err.startswith("E210 ")
+    (atoll_home / "identity.key").chmod(0o600)
+    (atoll_home / "identity.key").write_bytes(b"garbage")
+    assert atoll.json("id", status=77)["error"]["code"] == "E210"
+
+
+def test_new_stores_signs_and_invites(atoll: Cli, atoll_home: Path) -> None:
+    found = atoll.json("new", "run.toml", "--bootstrap", ADDRESS, "--expires", "2h")
+    signed = load_run(find_paths(atoll_home), "tide")
+    assert signed.open() == parse_manifest(RUN)
+    assert signed.organiser == load(atoll_home / "identity.key").peer == found["organiser"]
+    assert found["run_id"] == signed.run_id
+    shown = atoll.json("invite", "inspect", found["invite"])
+    assert (shown["run_id"], shown["bootstrap"], shown["valid"]) == (signed.run_id, [ADDRESS], True)
+    assert atoll("new", "run.toml") == 0
+    assert "invite  none yet" in atoll.out
+    assert "atoll up --background" in atoll.err
+    assert [entry["name"] for entry in atoll.json("ls")["runs"]] == ["tide"]
+
+
+def test_new_does_not_take_over_somebody_elses_run(atoll: Cli, atoll_home: Path) -> None:
+    from atoll.node.manifest import save_run, sign_manifest
+
+    paths = find_paths(atoll_home)
+    paths.ensure()
+    theirs = sign_manifest(parse_manifest(RUN), Identity.generate())
+    save_run(paths, theirs)
+    assert atoll("new", "run.toml") == 78
+    assert "another organiser" in atoll.err
+    assert load_run(paths, "tide") == theirs
+
+
+def test_example_is_a_valid_manifest(atoll: Cli, tmp_path: Path) -> None:
+    assert atoll("new", "--example") == 0
+    (tmp_path / "example.toml").write_text(atoll.out)
+    found = atoll.json("validate", "example.toml")
+    assert (found["valid"], found["name"], found["parameters"]) == (True, "my-run", 865_024)
+    assert found["bytes_up_per_round"] == round(2 * 865_024 * (1 + 4 / 256))
+
+
+def test_validate_names_the_key(atoll: Cli, tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_text(RUN + "[train.outer]\nlrr = 1.0\n")
+    assert atoll("validate", "bad.toml") == 78
+    assert atoll.out == ""
+    assert "$.train.outer.lrr" in atoll.err
+    assert "Did you mean `lr`?" in atoll.err
+    error = atoll.json("validate", "bad.toml", status=78)["error"]
+    assert (error["code"], error["slug"], error["key"], error["exit"]) == ("E400", "config", "$.train.outer.lrr", 78)
+    assert atoll.err == ""
+
+
+def test_invites_are_checked(atoll: Cli) -> None:
+    identity = Identity.generate()
+    fresh = str(make_invite(parse_manifest(RUN).run_id, [ADDRESS], identity, now_s=time.time()))
+    stale = str(make_invite(parse_manifest(RUN).run_id, [ADDRESS], identity, now_s=time.time() - 9e6))
+    changed = fresh[:200] + ("a" if fresh[200] != "a" else "b") + fresh[201:]
+    assert atoll("invite", "inspect", stale) == 77
+    assert "EXPIRED" in atoll.out
+    assert "E201" in atoll.err
+    assert atoll.json("invite", "inspect", stale, status=77)["valid"] is False
+    for invite in (stale, changed, "atoll1:nonsense", fresh[:-40]):
+        assert atoll("join", invite, "--yes") == 77
+        assert atoll.out == ""
+        assert re.match(r"E20[12] ", atoll.err)
+
+
+def test_invite_new_needs_a_run_and_an_address(atoll: Cli) -> None:
+    assert atoll("invite", "new") == 2
+    atoll("new", "run.toml")
+    assert atoll("invite", "new", "tide") == 78
+    assert "there is no address" in atoll.err
+    assert atoll("invite", "new", "tide", "--bootstrap", "here") == 78
+    assert atoll("invite", "new", "--bootstrap", ADDRESS) == 0
+    assert atoll.out.startswith("atoll1:")
+
+
+@pytest.mark.parametrize("command", ["peers", "leave"])
+def test_commands_that_need_a_node(atoll: Cli, command: str) -> None:
+    assert atoll(command) == 3
+    assert (atoll.out, atoll.err.split()[0]) == ("", "E003")
+    assert "atoll up" in atoll.err
+
+
+def test_status_and_down_without_a_node(atoll: Cli) -> None:
+    assert atoll.json("status", status=3) == {"schema": 1, "running": False}
+    assert atoll("status") == 3
+    assert atoll.out == "no node is running\n"
+    assert atoll("status", "-q") == 3
+    assert atoll.err == ""
+    assert atoll.json("down") == {"schema": 1, "stopped": False}
+
+
+def test_config(atoll: Cli, atoll_home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert atoll.json("config", "show")["settings"]["node.port"] == 4150
+    atoll.json("config", "set", "node.port", "4160")
+    atoll.json("config", "set", "node.bootstrap", f"{ADDRESS}, {ADDRESS}x")
+    shown = atoll.json("config", "show")
+    assert shown["settings"]["node.bootstrap"] == [ADDRESS, ADDRESS + "x"]
+    assert shown["origins"]["node.port"] == str(atoll_home / "config.toml")
+    (tmp_path / "atoll.toml").write_text("[node]\nport = 4170\n")
+    assert atoll.json("config", "show")["settings"]["node.port"] == 4170
+    monkeypatch.setenv("ATOLL_NODE__PORT", "4180")
+    assert atoll.json("config", "show")["origins"]["node.port"] == "ATOLL_NODE__PORT"
+    assert atoll("config", "show", "--origin") == 0
+    assert "node.port = 4180    # ATOLL_NODE__PORT" in atoll.out
+    assert atoll.json("config", "path")["socket"] == str(atoll_home / "run" / "control.sock")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("node.prot", "1"), "node.port"),
+        (("node.port", "many"), "whole number"),
+        (("node.port", "99999"), "node.port"),
+        (("port", "1"), "node.port"),
+    ],
+)
+def test_config_refuses(atoll: Cli, atoll_home: Path, arguments: tuple[str, str], words: str) -> None:
+    assert atoll("config", "set", *arguments) == 78
+    assert words in atoll.err
+    assert not (atoll_home / "config.toml").exists()
+
+
+def test_a_misspelt_setting_in_a_file_or_the_environment(atoll: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "atoll.toml").write_text("[node]\nprot = 1\n")
+    assert atoll.json("config", "show", status=78)["error"]["key"] == "$.node.prot"
+    (tmp_path / "atoll.toml").unlink()
+    monkeypatch.setenv("ATOLL_NODE__PROT", "1")
+    assert "ATOLL_NODE__PORT" in atoll.json("up", status=78)["error"]["hints"][0]
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [(("jion",), "atoll join"), (("status", "--foo"), "--foo"), (("validate",), "RUN.toml"), (("demo", "--peers", "1"), "--peers")],
+)
+def test_usage_errors(atoll: Cli, argv: tuple[str, ...], words: str) -> None:
+    assert atoll(*argv) == 2
+    assert atoll.out == ""
+    assert words in atoll.err
+    assert atoll.json(*argv, status=2)["error"]["code"] == "E002"
+
+
+def test_explain(atoll: Cli) -> None:
+    for word in ("E110", "e110", "no-bootstrap"):
+        assert atoll.json("explain", word)["code"] == "E110"
+    assert atoll("explain") == 0
+    assert "E301  76    your model is not the run's model" in atoll.out
+    assert atoll("explain", "E999") == 2
+
+
+def test_version_and_completion(atoll: Cli) -> None:
+    found = atoll.json("version")
+    assert found["protocol"] == 1
+    assert found["torch"]
+    for shell in ("bash", "zsh", "fish"):
+        assert "_ATOLL_COMPLETE" in atoll.json("completion", shell)["script"]
+
+
+def test_the_table_of_commands_is_true() -> None:
+    for name, (module, text) in COMMANDS.items():
+        command = getattr(importlib.import_module(f"atoll.node.cli.{module}"), f"{name}_command")
+        assert isinstance(command, click.Command)
+        assert command.name == name
+        assert (command.help or "").startswith(text.rstrip(".")), name
+        assert {"--json", "--home", "--quiet"} <= {flag for option in command.params for flag in option.opts}, name
+    assert set(COMMANDS) == set(cli.list_commands(click.Context(cli)))
+
+
+def test_errors_have_three_parts(atoll: Cli, capsys: pytest.CaptureFixture[str]) -> None:
+    error = AtollError("what happened " * 12, code="E110", why="why", hint="what to type", exit_code=69, retryable=True)
+    show_error(Terminal(environ={"COLUMNS": "80"}), error)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("E110 what happened")
+    assert all(line.startswith("     ") for line in lines[1:])
+    assert [line.strip() for line in lines[-3:]] == ["why", "what to type", "More: atoll explain E110   [exit 69]"]
+    assert error_object(error)["error"] == {
+        "code": "E110",
+        "slug": "no-bootstrap",
+        "message": error.message,
+        "why": "why",
+        "hints": ["what to type"],
+        "retryable": True,
+        "exit": 69,
+    }
+
+
+def test_a_defect_shows_no_traceback_unless_asked(atoll: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(code: str | None) -> None:
+        raise RuntimeError("no such luck")
+
+    from atoll.node.cli.meta import explain_command
+
+    monkeypatch.setattr(explain_command, "callback", broken)
+    assert atoll("explain", "E110") == 1
+    assert "E000 RuntimeError: no such luck" in atoll.err
+    assert "Traceback" not in atoll.err
+    assert atoll("explain", "E110", "-vv") == 1
+    assert "Traceback" in atoll.err
+
+
+@pytest.mark.parametrize(
+    ("raised", "status"), [(KeyboardInterrupt(), 130), (click.Abort(), 130), (OSError(28, "No space left on device", "/x"), 73)]
+)
+def test_interruptions_and_the_system(atoll: Cli, monkeypatch: pytest.MonkeyPatch, raised: BaseException, status: int) -> None:
+    def broken(code: str | None) -> None:
+        raise raised
+
+    from atoll.node.cli.meta import explain_command
+
+    monkeypatch.setattr(explain_command, "callback", broken)
+    assert atoll("explain") == status
+    assert "Traceback" not in atoll.err
+
+
+def test_colour_and_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Screen:
+        def isatty(self) -> bool:
+            return True
+
+    screen: Any = Screen()
+    assert Terminal(environ={}).colour(screen)
+    for environ in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
+        assert not Terminal(environ=environ).colour(screen)
+    assert not Terminal(environ={"FORCE_COLOR": "1"}, no_color=True).colour(screen)
+    assert Terminal(environ={"FORCE_COLOR": "1", "TERM": "dumb"}).style("x", screen, bold=True) == "\x1b[1mx\x1b[0m"
+    monkeypatch.setattr("sys.stderr", screen)
+    assert Terminal(environ={}).live
+    assert not Terminal(environ={"CI": "true"}).live
+    assert not Terminal(environ={}, json=True).live
+
+
+def test_asking_where_nobody_answers() -> None:
+    assert Terminal(yes=True).confirm("Join?")
+    with pytest.raises(ConfigError, match="cannot ask") as caught:
+        Terminal(no_input=True).confirm("Join?")
+    assert "--yes" in caught.value.hint
+
+
+def test_texts() -> None:
+    assert [bytes_text(n) for n in (0, 1023, 1536, 5 << 20, 3 << 40)] == ["0 B", "1023 B", "1.5 KiB", "5.0 MiB", "3.0 TiB"]
+    assert [count_text(n) for n in (12, 865_024, 86_039_040)] == ["12", "0.87M", "86.0M"]
+    assert [span_text(s) for s in (0.25, 42, 90, 7300, 604_800)] == ["0.2 s", "42 s", "1 min 30 s", "2 h 1 min", "7 d"]
+    assert iso_time(0) == "1970-01-01T00:00:00Z"
+    assert [duration_s(t) for t in ("90s", "30min", "12h", "7d")] == [90, 1800, 43_200, 604_800]
+    for bad in ("7", "d", "-1h", "0s"):
+        with pytest.raises(ConfigError):
+            duration_s(bad)
+    assert sparkline([3.0, 1.0, 2.0]) == "█▁▄"
+    assert len(set(FIRST)) == len(FIRST) > 50
+    assert len(set(SECOND)) == len(SECOND) > 50
+
+
+def test_views_take_documents_that_lack_things() -> None:
+    terminal = Terminal(no_color=True)
+    assert "no runs" in status_text(terminal, {})
+    run_ = {
+        "run_id": "a" * 26,
+        "name": "tide",
+        "round": 4,
+        "rounds": 9,
+        "phase": "running",
+        "script": True,
+        "member": True,
+        "members": ["p", "q"],
+        "metrics": {"loss": 1.5},
+        "last_round": {"round": 4, "contributors": {"p": 8, "q": 16}},
+        "bytes_sent": 2048,
+        "trouble": {"code": "E501", "message": "disk full", "hint": "free some space"},
+    }
+    text = status_text(
+        terminal,
+        {
+            "peer": "p",
+            "uptime_s": 3,
+            "network": {"addresses": ["/a", "/b"], "connected": ["q"], "bootstrap": {"z": "refused"}},
+            "runs": [run_],
+        },
+    )
+    for words in (
+        "round 4/9",
+        "connected to 1 peer\n",
+        "2 contributed, 24 samples",
+        "loss 1.5",
+        "2.0 KiB sent",
+        "disk full",
+        "z: refused",
+        "training",
+    ):
+        assert words in text
+    assert "–" in runs_table(terminal, [{"run_id": "b" * 26, "name": "x", "phase": "stored"}])
+    assert runs_table(terminal, []) == "no runs"
+    assert "fetching state 50%" in runs_table(terminal, [{"phase": "fetching", "progress": ["fetching state", 1, 2]}])
+    assert "no lane" in peers_table(terminal, [{"peer": "p", "path": ""}])
+
+
+def test_progress_of_a_run() -> None:
+    progress = Progress("tide", 9)
+    progress.take_round({"round": 3, "contributors": {"p": 1, "q": 2}, "members": ["p", "q", "r"], "bytes_sent": 1024})
+    progress.take_metrics({"step": 30.0, "loss": 2.0})
+    progress.take_metrics({"step": 30.0, "loss": 2.0})
+    progress.take_status({"round": 2, "phase": "running", "script": True, "members": ["p", "q", "r"]})
+    assert progress.round_line() == "round 3/9  2 of 3 members  loss 2.0000  step 30  1.0 KiB sent"
+    assert list(progress.losses) == [2.0]
+
+
+def test_child_output_and_status() -> None:
+    lines: list[str] = []
+    import os
+    import sys
+
+    command = [sys.executable, "-c", "import sys; print('out'); print('err', file=sys.stderr); sys.exit(5)"]
+    with Child(command, dict(os.environ), lines.append, to_stderr=False) as child:
+        assert child.wait(60) == 5
+    assert sorted(lines) == ["err", "out"]
+    with pytest.raises(ConfigError, match="cannot start"):
+        Child(["/nonexistent"], {}, None, to_stderr=False)

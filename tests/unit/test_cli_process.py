@@ -1,0 +1,218 @@
+"""The command line as a process: what it loads, which bytes it writes, how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ATOLL = [sys.executable, "-m", "atoll.node.cli"]
+HEAVY = ("torch", "trio", "libp2p", "numpy", "rich", "safetensors")
+ASKING = """
+import os, signal
+from atoll.node.cli import meta, run
+meta.explain_command.callback = lambda code: os.kill(os.getpid(), signal.SIGINT) or signal.pause()
+raise SystemExit(run(["explain"]))
+"""
+COMPLETING = """
+import sys
+from atoll.node.cli import cli
+try:
+    cli(prog_name="atoll")
+except SystemExit:
+    print([m for m in ("torch", "trio", "libp2p", "numpy", "rich") if m in sys.modules])
+"""
+STUBBORN = """
+import signal
+signal.signal(signal.SIGINT, lambda *a: print("draining", flush=True))
+print("up", flush=True)
+while True:
+    signal.pause()
+"""
+UNTIL_STDIN_ENDS = """
+import sys
+print("up", flush=True)
+sys.stdin.read()
+print("end", flush=True)
+"""
+STARTER = """
+import os, sys
+from atoll.node.cli.child import Child
+with Child([sys.executable, "-c", sys.argv[1]], dict(os.environ), None, to_stderr=False) as child:
+    sys.exit(child.wait(90))
+"""
+INVITE = "atoll1:nonsense"
+
+
+def environment(home: Path, **changes: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "CI", "COLUMNS")}
+    return {**kept, "ATOLL_HOME": str(home), "TERM": "xterm-256color", **changes}
+
+
+def atoll(home: Path, *argv: str, **changes: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [*ATOLL, *argv], capture_output=True, timeout=100, env=environment(home, **changes), stdin=subprocess.DEVNULL, check=False
+    )
+
+
+def on_a_terminal(home: Path, *argv: str, **changes: str) -> bytes:
+    """What a command writes to a terminal (stdout and stderr together)."""
+    master, slave = pty.openpty()
+    process = subprocess.Popen([*ATOLL, *argv], stdin=slave, stdout=slave, stderr=slave, env=environment(home, **changes), close_fds=True)
+    os.close(slave)
+    written = b""
+    try:
+        while data := os.read(master, 65_536):
+            written += data
+    except OSError:  # Linux says EIO at the end of a terminal
+        pass
+    finally:
+        os.close(master)
+        process.wait(60)
+    return written
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("--help",),
+        ("status",),
+        ("status", "--json"),
+        ("join", "--help"),
+        ("version",),
+        ("explain", "E110"),
+        ("id",),
+        ("ls",),
+        ("config", "show"),
+        ("completion", "zsh"),
+        ("invite", "inspect", INVITE),
+    ],
+    ids=" ".join,
+)
+def test_what_light_commands_load(argv: tuple[str, ...], atoll_home: Path) -> None:
+    code = f"import sys; from atoll.node.cli import run; run({argv!r}); print('LOADED', *(m for m in {HEAVY!r} if m in sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, env=environment(atoll_home), check=True
+    )
+    assert done.stdout.rpartition("LOADED")[2].split() == []
+
+
+def test_completion_of_words(atoll_home: Path) -> None:
+    words = {"_ATOLL_COMPLETE": "bash_complete", "COMP_WORDS": "atoll in", "COMP_CWORD": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", COMPLETING], capture_output=True, text=True, timeout=100, env=environment(atoll_home, **words), check=True
+    )
+    assert done.stdout.split() == ["plain,init", "plain,invite", "[]"]
+
+
+def test_streams_and_exit_status(atoll_home: Path) -> None:
+    done = atoll(atoll_home, "status")
+    assert (done.returncode, done.stdout) == (3, b"no node is running\n")
+    assert b"atoll up" in done.stderr
+    for argv, status in (
+        (("id",), 1),
+        (("nonsense",), 2),
+        (("peers",), 3),
+        (("join", INVITE), 77),
+        (("validate", "/nonexistent.toml"), 78),
+        (("validate", "/nonexistent.toml", "-v"), 78),
+    ):
+        done = atoll(atoll_home, *argv)
+        assert (done.returncode, done.stdout) == (status, b"")
+        assert done.stderr.startswith(b"E")
+        assert b"Traceback" not in done.stderr
+        assert f"[exit {status}]".encode() in done.stderr
+        done = atoll(atoll_home, *argv, "--json")
+        assert (done.returncode, done.stderr) == (status, b"")
+        assert json.loads(done.stdout)["error"]["exit"] == status
+
+
+def test_traceback_with_vv(atoll_home: Path) -> None:
+    assert b"Traceback" in atoll(atoll_home, "join", INVITE, "-vv").stderr
+
+
+@pytest.mark.parametrize("changes", [{"NO_COLOR": "1"}, {"TERM": "dumb"}, {"NO_COLOR": "1", "FORCE_COLOR": "1"}], ids=str)
+def test_no_escape_bytes_where_none_are_wanted(changes: dict[str, str], atoll_home: Path) -> None:
+    for argv in (("explain", "E110"), ("join", INVITE), ("ls",)):
+        assert b"\x1b" not in on_a_terminal(atoll_home, *argv, **changes)
+        done = atoll(atoll_home, *argv)  # and none into a pipe
+        assert b"\x1b" not in done.stdout + done.stderr
+
+
+def test_colour_on_a_terminal_or_by_force(atoll_home: Path) -> None:
+    assert b"\x1b[1m" in on_a_terminal(atoll_home, "explain", "E110")
+    assert b"\x1b[31m" in on_a_terminal(atoll_home, "join", INVITE)
+    assert b"\x1b[31m" in atoll(atoll_home, "join", INVITE, FORCE_COLOR="1").stderr
+    assert b"\x1b" not in atoll(atoll_home, "join", INVITE, "--json", FORCE_COLOR="1").stdout
+
+
+def test_width(atoll_home: Path) -> None:
+    done = atoll(atoll_home, "join", INVITE, COLUMNS="44")
+    assert max(map(len, done.stderr.decode().splitlines())) <= 44
+
+
+def test_a_reader_that_goes_away(atoll_home: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([*ATOLL, "explain"], stdout=write, stderr=subprocess.PIPE, timeout=100, env=environment(atoll_home), check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_ctrl_c_while_asking(atoll_home: Path, tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", ASKING], capture_output=True, timeout=100, env=environment(atoll_home), check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"\nstopped\n")
+
+
+def test_first_ctrl_c_drains_the_child_and_the_second_kills_it(atoll_home: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", STARTER, STUBBORN], stdout=subprocess.PIPE, text=True, env=environment(atoll_home))
+    assert process.stdout is not None
+    with process.stdout:
+        assert process.stdout.readline() == "up\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == "draining\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+        assert process.stdout.read() == ""
+
+
+def test_the_child_sees_the_end_of_whoever_started_it(atoll_home: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", STARTER, UNTIL_STDIN_ENDS], stdout=subprocess.PIPE, text=True, env=environment(atoll_home)
+    )
+    assert process.stdout is not None
+    with process.stdout:
+        assert process.stdout.readline() == "up\n"
+        process.kill()
+        process.wait()
+        assert process.stdout.read() == "end\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        ("import helper; print(sys.argv[1:], __name__, helper.x)", 0, "['--a', '1'] __main__ 7"),
+        (
+            "from atoll.collectives.errors import ModelMismatchError as E; raise E('2 of 3 tensors differ')",
+            76,
+            "E301 2 of 3 tensors differ",
+        ),
+        ("sys.exit(5)", 5, ""),
+        ("raise KeyboardInterrupt", 130, ""),
+        ("raise RuntimeError('mine')", 1, "Traceback"),
+    ],
+)
+def test_a_script_of_ones_own(body: str, status: int, words: str, atoll_home: Path, tmp_path: Path) -> None:
+    (tmp_path / "helper.py").write_text("x = 7")
+    (tmp_path / "mine.py").write_text(f"import sys\n{body}\n")
+    command = [sys.executable, "-m", "atoll.node.cli.run_script", str(tmp_path / "mine.py"), "--a", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment(atoll_home), check=False)
+    assert done.returncode == status
+    assert words in done.stdout + done.stderr
+    assert ("Traceback" in done.stderr) == (words == "Traceback")

@@ -1,0 +1,157 @@
+"""Frames and messages of the control socket: any cut of the bytes gives the same messages, and no bytes give anything else."""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.collectives import errors
+from atoll.collectives.errors import AtollError, ConfigError, LocalProtocolError, MisbehaviourError, PeerLostError, RemoteProtocolError
+from atoll.collectives.identifiers import PeerId, RunId
+from atoll.collectives.layout import make_layout
+from atoll.collectives.swarm import Outcome, PeerView, RunSettings, Share
+from atoll.node.control import protocol as p
+
+CID = bytes(range(16))
+RUN = RunId("a" * 26)
+REQUESTS = [
+    p.Hello(1, (1, 2), 99),
+    p.Status(2),
+    p.Runs(3),
+    p.Peers(4, "tide"),
+    p.Join(5, p.JoinRequest(invite="atoll1:x", name="me")),
+    p.FindRun(6, ""),
+    p.Leave(7, "tide", True),
+    p.Down(8),
+    p.Subscribe(9),
+    p.Open(10, RUN, make_layout([("w", (3, 4)), ("b", (4,))])),
+    p.Found(11),
+    p.Lease(12),
+    p.Release(3),
+    p.Contribute(13, CID, 64),
+    p.Resume(14, CID),
+    p.Members(15),
+    p.Report({"loss": 1.5}),
+    p.Depart(16),
+    p.ReduceOpen(17, "op", 5),
+    p.ReduceStart(18, "op", 1, 2.5),
+    p.ReduceClose(19, "op"),
+]
+OUTCOME = Outcome("committed", 3, (Share(PeerId("a"), 5),), True, (PeerId("b"),), 10, 11, 0.5, "why")
+ANSWERS = [
+    p.Welcome(1, 1, 99, PeerId("me"), True, 98),
+    p.Done(2),
+    p.Document(3, {"runs": [{"a": 1}]}),
+    p.Joined(4, p.RunInfo(RUN, "tide", PeerId("me"), RunSettings(rounds=7), 3)),
+    p.Opened(5, 16, True),
+    p.Leased(6, 2, 41, "ab"),
+    p.MemberList(7, (PeerView(PeerId("me"), 3, True, "self"),)),
+    p.ReduceOpened(8),
+    p.Failure(9, "ConfigError", "E400", "no", "because", "do", 78, False, "", "$.x"),
+    p.Progress(10, "fetching state", 4, 10),
+    p.Decided(CID, OUTCOME),
+    p.Closing(3),
+    p.Reduced("op", OUTCOME),
+    p.Event({"name": "RoundDecided"}),
+    p.Ending("asked to"),
+]
+
+
+def test_every_message_is_tried() -> None:
+    kinds = {
+        kind for kind in vars(p).values() if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind.__struct_config__.tag
+    }
+    assert kinds == {type(message) for message in (*REQUESTS, *ANSWERS)}
+
+
+@given(st.lists(st.sampled_from(REQUESTS), max_size=8), st.data())
+def test_requests_survive_any_cut(messages: list[p.Request], data: st.DataObject) -> None:
+    wire = b"".join(p.frame(message) for message in messages)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(wire)), max_size=6)))
+    frames, got = p.request_frames(), []
+    for start, stop in zip([0, *cuts], [*cuts, len(wire)], strict=True):
+        got += frames.feed(wire[start:stop])
+    assert got == messages
+
+
+def test_answers_come_back() -> None:
+    frames = p.answer_frames()
+    assert [frames.feed(p.frame(answer)) for answer in ANSWERS] == [[answer] for answer in ANSWERS]
+
+
+@given(st.binary(max_size=300))
+def test_garbage_is_refused_or_waited_for(data: bytes) -> None:
+    frames = p.request_frames()
+    try:
+        for message in frames.feed(data):
+            assert isinstance(message, p.Request)
+    except RemoteProtocolError:
+        pass
+
+
+@given(st.integers(p.MAX_FRAME_BYTES + 1, 2**32 - 1))
+def test_oversized_frames_are_refused_by_their_length(size: int) -> None:
+    with pytest.raises(RemoteProtocolError, match=f"{size} bytes"):
+        p.request_frames().feed(struct.pack(">I", size))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"type": "contribute", "id": 1, "cid": b"short", "samples": 1},
+        {"type": "contribute", "id": 1, "cid": CID, "samples": 0},
+        {"type": "release", "slot": 4},
+        {"type": "report", "metrics": {f"m{n}": 0.0 for n in range(65)}},
+        {"type": "report", "metrics": {"m" * 65: 0.0}},
+        {"type": "hello", "id": -1, "versions": [1], "pid": 1},
+        {"type": "reduce_start", "id": 1, "op_id": "a", "weight": 1, "deadline_s": -1.0},
+        {"type": "open", "id": 1, "run_id": RUN, "layout": [[["w", [1] * 9, 0]], 1]},
+        {"type": "nonsense", "id": 1},
+        {"id": 1},
+        [1, 2],
+    ],
+)
+def test_what_is_out_of_bounds_is_refused(body: object) -> None:
+    wire = msgspec.msgpack.encode(body)
+    with pytest.raises(RemoteProtocolError, match="malformed"):
+        p.request_frames().feed(struct.pack(">I", len(wire)) + wire)
+
+
+def test_deep_nesting_is_refused() -> None:
+    wire = b"\x91" * 5000 + b"\xc0"
+    with pytest.raises(RemoteProtocolError):
+        p.request_frames().feed(struct.pack(">I", len(wire)) + wire)
+
+
+def test_unknown_fields_are_ignored() -> None:
+    wire = msgspec.msgpack.encode({"type": "status", "id": 5, "later": True})
+    assert p.request_frames().feed(struct.pack(">I", len(wire)) + wire) == [p.Status(5)]
+
+
+def test_too_large_a_message_is_not_sent() -> None:
+    with pytest.raises(LocalProtocolError, match="Document of"):
+        p.frame(p.Document(1, {"x": "y" * p.MAX_FRAME_BYTES}))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, AtollError)])
+def test_every_error_crosses_with_its_class(kind: type[AtollError]) -> None:
+    made = kind("what", peer="someone") if issubclass(kind, MisbehaviourError) else kind("what")
+    made.code, made.why, made.hint, made.exit_code, made.retryable = "E999", "why", "hint", 42, True
+    got = p.error_of(p.failure(7, made))
+    assert type(got) is kind
+    assert (got.message, got.code, got.why, got.hint, got.exit_code, got.retryable) == ("what", "E999", "why", "hint", 42, True)
+
+
+def test_the_fields_of_errors_cross() -> None:
+    key = p.error_of(p.failure(0, ConfigError("what", key="$.train.outer.lr")))
+    assert isinstance(key, ConfigError)
+    assert key.key == "$.train.outer.lr"
+    peer = p.error_of(p.failure(0, PeerLostError("what", peer="someone")))
+    assert isinstance(peer, PeerLostError)
+    assert peer.peer == "someone"
+    assert type(p.error_of(p.Failure(1, "FromTheFuture", "E777", "what"))) is AtollError
+    assert len(p.frame(p.failure(0, AtollError("x" * 2_000_000, why="y" * 2_000_000)))) < p.MAX_FRAME_BYTES

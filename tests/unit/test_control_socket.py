@@ -1,0 +1,665 @@
+"""The real client against the real server over a real socket, with the reference service: one script, one run."""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import stat
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import trio
+from reference_node import INVITE, PEER, RUN, SETTINGS, Node, ReferenceService, digest
+
+from atoll.collectives.errors import (
+    AtollError,
+    ConfigError,
+    LocalProtocolError,
+    ModelMismatchError,
+    NetworkError,
+    NotAdmittedError,
+    StateError,
+    SwarmClosedError,
+    VersionMismatchError,
+)
+from atoll.collectives.layout import Layout, make_layout
+from atoll.collectives.swarm import Share, Swarm
+from atoll.node.client import NodeClient, RunSwarm, join
+from atoll.node.client.joining import Lines
+from atoll.node.client.link import Link
+from atoll.node.control import protocol as p
+from atoll.node.control.address import check_peer, peer_uid
+from atoll.node.control.server import ControlServer
+from atoll.node.paths import find_paths
+
+LAYOUT = make_layout([("w", (3, 4)), ("b", (4,))])
+N = LAYOUT.numel
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    started = Node(tmp_path)
+    yield started
+    started.stop()
+    assert started.defects == []
+
+
+@pytest.fixture
+def swarm(node: Node, tmp_path: Path) -> Iterator[RunSwarm]:
+    joined = join(INVITE, home=tmp_path, private=False, progress=lambda *_: None)
+    yield joined
+    joined.close()
+
+
+def fill(value: float) -> Callable[[torch.Tensor], None]:
+    """Writes 0, 1, 2, … + ``value``."""
+
+    def write(out: torch.Tensor) -> None:
+        out.copy_(torch.arange(N) + value)
+
+    return write
+
+
+def all_of(value: float) -> Callable[[torch.Tensor], None]:
+    """Writes ``value`` everywhere."""
+
+    def write(out: torch.Tensor) -> None:
+        out.fill_(value)
+
+    return write
+
+
+def read(view: Any) -> torch.Tensor:
+    out = torch.empty(N)
+    view.copy_into(out)
+    return out
+
+
+def open_fds() -> int:
+    return len(os.listdir("/dev/fd"))
+
+
+# ── a run ──
+
+
+def test_found_contribute_commit(node: Node, swarm: RunSwarm) -> None:
+    assert isinstance(swarm, Swarm)
+    assert (swarm.peer, swarm.run_id, swarm.settings) == (PEER, RUN, SETTINGS)
+    with pytest.raises(LocalProtocolError, match="open"):
+        swarm.anchor()
+
+    base = swarm.open(LAYOUT, fill(1.0))
+    assert (base.round, base.numel) == (0, N)
+    assert torch.equal(read(base), torch.arange(N) + 1.0)
+    assert base.digest == digest(torch.arange(N) + 1.0)
+
+    pending = swarm.contribute(samples=8, write=all_of(0.25))
+    outcome = pending.wait(60)
+    assert (outcome.status, outcome.round, outcome.counted, outcome.contributors) == ("committed", 1, True, (Share(PEER, 8),))
+    assert pending.done()
+    assert pending.wait(0) == outcome
+
+    new = swarm.anchor()  # a second view beside the base
+    assert new.round == 1
+    assert torch.equal(read(new), torch.arange(N) + 0.75)
+    part = torch.empty(2)
+    new.copy_into(part, 10)
+    assert part.tolist() == [10.75, 11.75]
+    assert torch.equal(read(base), torch.arange(N) + 1.0)
+    with pytest.raises(LocalProtocolError, match="holds 2 anchors"):
+        swarm.anchor()
+    base.release()
+    base.release()
+    with pytest.raises(LocalProtocolError, match="released"):
+        read(base)
+    new.release()
+    assert [member.peer for member in swarm.members()] == [PEER]
+
+
+def test_many_rounds_under_a_lease(node: Node, swarm: RunSwarm) -> None:
+    base = swarm.open(LAYOUT, fill(0.0))
+    for round_ in range(1, 12):
+        assert swarm.contribute(samples=1, write=all_of(1.0)).wait(60).round == round_
+    assert torch.equal(read(base), torch.arange(N) + 0.0)
+    newest = swarm.anchor()
+    assert torch.equal(read(newest), torch.arange(N) - 11.0)
+
+
+def test_the_late_outcome(node: Node, swarm: RunSwarm) -> None:
+    swarm.open(LAYOUT, fill(0.0)).release()
+    node.service.run.hold = True
+    pending = swarm.contribute(samples=1, write=fill(0.0))
+    early = pending.wait(0.01)
+    assert (early.status, early.round, early.counted, early.reason) == ("open", 1, False, "not decided yet")
+    assert not pending.done()
+    with pytest.raises(LocalProtocolError, match="undecided"):
+        swarm.contribute(samples=1, write=lambda out: pytest.fail("written while frozen"))
+    node.service.run.hold = False
+    assert pending.wait().counted
+    swarm.contribute(samples=1, write=fill(0.0))
+
+
+def test_nothing_is_frozen_when_write_fails(node: Node, swarm: RunSwarm) -> None:
+    swarm.open(LAYOUT, fill(0.0)).release()
+
+    def interrupted(out: torch.Tensor) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        swarm.contribute(samples=1, write=interrupted)
+    assert swarm.contribute(samples=1, write=fill(0.0)).wait(60).counted
+    with pytest.raises(LocalProtocolError):
+        swarm.contribute(samples=0, write=fill(0.0))
+
+
+def test_all_reduce(node: Node, swarm: RunSwarm) -> None:
+    swarm.open(LAYOUT, fill(0.0))
+    flat = torch.arange(6.0).view(2, 3)
+    pending = swarm.all_reduce(flat, weight=2, op_id="mean", deadline_s=5)
+    outcome = pending.wait(60)
+    assert (outcome.status, outcome.contributors) == ("committed", (Share(PEER, 2),))
+    assert torch.equal(flat, torch.arange(6.0).view(2, 3))
+    assert pending.wait() is outcome
+    late = swarm.all_reduce(flat, weight=1, op_id="late", deadline_s=0)
+    assert late.wait(60).status == "open"
+    swarm.all_reduce(torch.ones(1), weight=1, op_id="mean", deadline_s=5).wait()  # the id is free again
+    for bad in (torch.ones(2, dtype=torch.float64), torch.ones(2, 3).t(), torch.empty(0)):
+        with pytest.raises(LocalProtocolError):
+            swarm.all_reduce(bad, weight=1, op_id="bad", deadline_s=1)
+    swarm.members()  # the node has handled the closing
+    assert node.service.run.session is not None
+    assert node.service.run.session.reductions == {}
+
+
+def test_report_leave_and_reopen(node: Node, swarm: RunSwarm) -> None:
+    swarm.open(LAYOUT, fill(0.0)).release()
+    swarm.report({"step": 3, "loss": 2.5, "x" * 100: 1.0})
+    swarm.report({"loss": 2.0})
+    swarm.report({f"m{n}": n for n in range(100)})
+    session = node.service.run.session
+    assert session is not None
+    swarm.leave()
+    assert session.left
+    assert session.metrics["step"] == 3.0
+    assert session.metrics["loss"] == 2.0
+    assert len(session.metrics) == 3 + 63  # the first report went out at once; of the rest 64 names were kept, one of them known
+    swarm.open(LAYOUT, fill(5.0)).release()  # open again: the newest anchor
+    with pytest.raises(LocalProtocolError, match="another model"):
+        swarm.open(make_layout([("w", (2,))]), fill(0.0))
+    swarm.close()
+    swarm.close()
+    node.until(lambda: node.service.run.session is None)
+    for call in (swarm.anchor, swarm.members, lambda: swarm.contribute(samples=1, write=fill(0.0))):
+        with pytest.raises(SwarmClosedError):
+            call()
+
+
+def test_another_model_is_refused_by_name(node: Node, tmp_path: Path, swarm: RunSwarm) -> None:
+    swarm.open(LAYOUT, fill(0.0)).release()
+    swarm.close()
+    node.until(lambda: node.service.run.session is None)
+    with join("reference", home=tmp_path, private=False) as other:
+        with pytest.raises(ModelMismatchError) as refused:
+            other.open(make_layout([("w", (3, 5)), ("b", (4,))]), fill(0.0))
+        assert "w  yours [3, 5]  run [3, 4]" in refused.value.why
+        with pytest.raises(LocalProtocolError, match="starts at 3, expected 0"):
+            other.open(Layout((LAYOUT.tensors[0].__class__("w", (1,), 3),), 1), fill(0.0))
+        other.open(LAYOUT, lambda out: pytest.fail("the run is founded")).release()
+
+
+def test_progress_and_a_script_that_gives_up(node: Node, tmp_path: Path) -> None:
+    stages: list[tuple[str, int, int]] = []
+    node.service.blocked = trio.Event()
+    swarm = join(RUN, home=tmp_path, private=False, progress=lambda *stage: stages.append(stage))
+    failed: list[BaseException] = []
+
+    def script() -> None:
+        try:
+            swarm.open(LAYOUT, fill(0.0))
+        except AtollError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=script)
+    thread.start()
+    node.until(lambda: node.service.opening == 1)
+    while not stages:
+        time.sleep(0.001)
+    assert stages == [("fetching state", 40, 100)]
+    swarm.close()
+    thread.join(10)
+    assert [type(error) for error in failed] == [SwarmClosedError]
+    node.until(lambda: node.service.opening == 0)
+
+
+def test_a_waiting_script_that_dies_is_noticed(node: Node) -> None:
+    node.service.blocked = trio.Event()
+    link = Link.connect(node.paths.control_socket)
+    link.submit(lambda id_: p.Open(id_, RUN, LAYOUT))
+    node.until(lambda: node.service.opening == 1)
+    link.close()
+    node.until(lambda: node.service.opening == 0)
+    assert node.service.run.session is None
+
+
+def test_several_threads(node: Node, swarm: RunSwarm) -> None:
+    swarm.open(LAYOUT, fill(0.0)).release()
+    failures: list[BaseException] = []
+
+    def chatter() -> None:
+        try:
+            for n in range(50):
+                assert swarm.members()[0].peer == PEER
+                swarm.report({"n": n})
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=chatter) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    rounds = [swarm.contribute(samples=1, write=fill(0.0)).wait(60).round for _ in range(20)]
+    for thread in threads:
+        thread.join(30)
+    assert rounds == list(range(1, 21))
+    assert failures == []
+
+
+def test_no_descriptor_is_lost(node: Node, tmp_path: Path) -> None:
+    def session() -> None:
+        with join(INVITE, home=tmp_path, private=False, progress=lambda *_: None) as swarm:
+            swarm.open(LAYOUT, fill(0.0))
+            swarm.contribute(samples=1, write=fill(0.0)).wait(60)
+            swarm.all_reduce(torch.ones(3), weight=1, op_id="op", deadline_s=1).wait(60)
+        node.until(lambda: node.service.run.session is None)
+        node.until(lambda: not node.server._connections)
+
+    session()
+    gc.collect()
+    before = open_fds()
+    for _ in range(3):
+        session()
+    gc.collect()
+    assert open_fds() == before
+
+
+# ── the node goes and comes back ──
+
+
+def test_the_node_is_lost_and_comes_back(tmp_path: Path) -> None:
+    home = tmp_path / "state"
+    home.mkdir()
+    node = Node(tmp_path, lambda: ReferenceService(home))
+    with join(INVITE, home=tmp_path, private=False, progress=lambda *_: None) as swarm:
+        base = swarm.open(LAYOUT, fill(0.0))
+        assert swarm.contribute(samples=1, write=all_of(1.0)).wait(60).counted
+        node.service.run.hold = True
+        lost = swarm.contribute(samples=3, write=all_of(2.0))
+        assert lost.wait(0.01).status == "open"
+        node.stop()
+
+        waited = lost.wait(60)
+        assert waited.status == "open"
+        assert "connection to the node is gone" in waited.reason
+        assert not lost.done()
+        assert torch.equal(read(base), torch.arange(N) + 0.0)
+        for call in (swarm.anchor, lambda: swarm.open(LAYOUT, fill(0.0)), lambda: swarm.contribute(samples=1, write=fill(0.0))):
+            with pytest.raises(SwarmClosedError) as closed:
+                call()
+            assert closed.value.code == "E160"
+        assert not swarm.connected
+        assert [member.peer for member in swarm.members()] == []
+        swarm.report({"loss": 1.0})
+        swarm.leave()
+
+        node = Node(tmp_path, lambda: ReferenceService(home))
+        while not swarm.connected:
+            time.sleep(0.01)
+        assert swarm.reattached == 1
+        assert swarm.trouble == ""
+        outcome = lost.wait(60)
+        assert (outcome.status, outcome.counted, outcome.round) == ("committed", False, 1)
+        new = swarm.anchor()
+        assert new.round == 1
+        assert torch.equal(read(new), torch.arange(N) - 1.0)
+        assert torch.equal(read(base), torch.arange(N) + 0.0)  # still the old node's memory
+        base.release()
+        assert swarm.contribute(samples=1, write=all_of(1.0)).wait(60).round == 2
+    node.stop()
+
+
+def test_what_was_counted_while_the_node_was_away(tmp_path: Path) -> None:
+    home = tmp_path / "state"
+    home.mkdir()
+    node = Node(tmp_path, lambda: ReferenceService(home))
+    with join(INVITE, home=tmp_path, private=False, progress=lambda *_: None) as swarm:
+        swarm.open(LAYOUT, fill(0.0)).release()
+        (home / "mute").touch()
+        pending = swarm.contribute(samples=3, write=all_of(2.0))
+        node.until(lambda: len(node.service.run.log) == 1)
+        node.stop()
+        (home / "mute").unlink()
+        assert pending.wait(0).status == "open"
+        node = Node(tmp_path, lambda: ReferenceService(home))
+        while not pending.done():
+            time.sleep(0.01)
+        outcome = pending.wait()
+        assert (outcome.status, outcome.counted, outcome.round) == ("committed", True, 1)
+    node.stop()
+
+
+def test_a_run_that_lost_everything_is_founded_again(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    with join(INVITE, home=tmp_path, private=False, progress=lambda *_: None) as swarm:
+        base = swarm.open(LAYOUT, fill(7.0))
+        node.stop()
+        node = Node(tmp_path)
+        with pytest.raises(SwarmClosedError):
+            swarm.anchor()
+        while not swarm.connected:
+            time.sleep(0.01)
+        new = swarm.anchor()
+        assert new.round == 0
+        assert torch.equal(read(new), read(base))
+    node.stop()
+
+
+def test_a_frozen_node_is_taken_for_lost(node: Node, swarm: RunSwarm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atoll.node.client.swarm.ANSWER_S", 0.2)
+    base = swarm.open(LAYOUT, fill(3.0))
+    thaw = threading.Event()
+    assert node._token is not None
+    node._token.run_sync_soon(thaw.wait)
+    pending = swarm.contribute(samples=1, write=all_of(1.0))  # does not wait for the node
+    assert pending.wait(0.05).status == "open"
+    with pytest.raises(SwarmClosedError, match=r"did not answer within 0\.2 s"):
+        swarm.anchor()
+    assert torch.equal(read(base), torch.arange(N) + 3.0)
+    thaw.set()
+    while not pending.done():
+        time.sleep(0.01)
+    assert pending.wait().counted  # the node had it after all
+    assert swarm.reattached == 1
+    assert torch.equal(read(base), torch.arange(N) + 3.0)  # what was leased over the old connection is not written
+    base.release()
+    monkeypatch.undo()
+    for _ in range(4):
+        assert swarm.contribute(samples=1, write=all_of(1.0)).wait(60).counted
+    assert torch.equal(read(swarm.anchor()), torch.arange(N) - 2.0)
+
+
+def test_close_while_the_node_is_sought(node: Node, swarm: RunSwarm) -> None:
+    swarm.open(LAYOUT, fill(0.0)).release()
+    node.stop()
+    with pytest.raises(SwarmClosedError):
+        swarm.anchor()
+    swarm.close()
+    assert [thread.name for thread in threading.enumerate() if thread.name == "atoll-reattach"] == []
+
+
+def test_the_node_says_why_it_ends(node: Node, swarm: RunSwarm) -> None:
+    swarm.open(LAYOUT, fill(0.0)).release()
+    node.service.run.hold = True
+    pending = swarm.contribute(samples=1, write=fill(0.0))
+    with NodeClient.connect(node.paths) as client:
+        client.down()
+    assert pending.wait(60).reason.endswith("the node shuts down: asked to")
+
+
+def test_a_forked_child_holds_nothing(node: Node, swarm: RunSwarm) -> None:
+    swarm.open(LAYOUT, fill(0.0)).release()
+    read_end, write_end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            try:
+                swarm.anchor()
+                said = "no error"
+            except SwarmClosedError as error:
+                said = error.message
+            os.write(write_end, f"{said}|{swarm._at.link._socket.fileno() if swarm._at else None}".encode())
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    os.close(write_end)
+    with os.fdopen(read_end) as pipe:
+        said = pipe.read()
+    assert said == f"this swarm belongs to process {os.getpid()}, not to its forked child {pid}|-1"
+    assert swarm.contribute(samples=1, write=fill(0.0)).wait(60).counted  # the parent's connection is unharmed
+
+
+def test_progress_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    now = [0.0]
+    lines = Lines(lambda: now[0])
+    for at, stage, done, total in [
+        (0.0, "finding", 0, 0),
+        (0.1, "state", 0, 9),
+        (0.2, "state", 3, 9),
+        (2.5, "state", 4, 9),
+        (2.6, "ready", 1, 1),
+    ]:
+        now[0] = at
+        lines(stage, done, total)
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.splitlines() == ["atoll: finding", "atoll: state 0%", "atoll: state 44%", "atoll: ready 100%"]
+
+
+def test_the_other_end_must_be_ours() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert peer_uid(ours) in (os.geteuid(), None)
+        check_peer(ours)
+
+    class Foreign:
+        def getsockopt(self, level: int, optname: int, buflen: int, /) -> bytes:
+            return struct.pack("3i", 1, os.geteuid() + 1, 1) if sys.platform == "linux" else struct.pack("=II", 0, os.geteuid() + 1)
+
+    with pytest.raises(NotAdmittedError, match="belongs to user"):
+        check_peer(Foreign())
+
+
+# ── commands ──
+
+
+def test_commands(node: Node) -> None:
+    with NodeClient.connect(node.paths) as client:
+        assert (client.node.pid, client.node.private) == (os.getpid(), False)
+        assert client.status() == {"schema": 1, "pid": os.getpid(), "round": 0, "frozen": False}
+        assert client.runs() == [{"run": RUN}]
+        assert client.peers() == [{"peer": PEER}]
+        assert client.find_run("reference").run_id == RUN
+        with pytest.raises(ConfigError) as unknown:
+            client.peers("nothing")
+        assert unknown.value.key == "run"
+        with pytest.raises(NotAdmittedError) as wrong:
+            client.join(p.JoinRequest(invite="atoll1:wrong"))
+        assert wrong.value.hint == "Ask for another."
+        with pytest.raises(ConfigError, match="not both"):
+            client.join(p.JoinRequest())
+        client.leave("reference")
+        with pytest.raises(LocalProtocolError, match="Document of"):
+            client.peers("much")
+        assert client.runs() == [{"run": RUN}]  # the connection lives on
+        events = client.events()
+        assert [next(events) for _ in range(3)] == [{"n": 0}, {"n": 1}, {"n": 2}]
+
+
+def test_no_node(tmp_path: Path) -> None:
+    with pytest.raises(NetworkError) as nobody:
+        NodeClient.connect(find_paths(tmp_path))
+    assert (nobody.value.code, nobody.value.exit_code) == ("E003", 3)
+    with pytest.raises(NetworkError):
+        join(INVITE, home=tmp_path, private=False)
+
+
+def test_a_defect_of_the_node_is_told_and_survived(node: Node) -> None:
+    with NodeClient.connect(node.paths) as client:
+        with pytest.raises(LocalProtocolError, match="ZeroDivisionError") as defect:
+            client.peers("defect")
+        assert defect.value.code == "E142"
+        assert client.runs() == [{"run": RUN}]
+    assert [type(error) for error in node.defects] == [ZeroDivisionError]
+    node.defects.clear()
+
+
+def test_a_long_path_finds_its_way(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 60) / ("e" * 60)
+    node = Node(deep)
+    assert len(str(deep / "run" / "control.sock")) > 108
+    assert node.paths.control_socket.parent.parent != deep
+    assert stat.S_IMODE(node.paths.control_socket.parent.stat().st_mode) == 0o700
+    with NodeClient.connect(node.paths) as client:
+        assert client.runs() == [{"run": RUN}]
+    node.paths.control_socket.parent.chmod(0o777)
+    with pytest.raises(NotAdmittedError, match="not a private folder"):
+        NodeClient.connect(node.paths)
+    node.stop()
+    node.paths.control_socket.parent.rmdir()  # empty: the socket file is gone
+
+
+def test_the_socket_is_private_and_goes_with_the_node(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    path = node.paths.control_socket
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    node.stop()
+    assert not path.exists()
+
+
+def test_stale_and_living_sockets(tmp_path: Path) -> None:
+    paths = find_paths(tmp_path)
+    paths.ensure()
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(paths.control_socket))  # as a killed node leaves it
+    node = Node(tmp_path)
+    with pytest.raises(StateError) as taken:
+        trio.run(ControlServer(ReferenceService(), paths.control_socket).run)
+    assert taken.value.code == "E102"
+    with NodeClient.connect(paths) as client:
+        assert client.runs() == [{"run": RUN}]
+    node.stop()
+    paths.control_socket.write_text("a file")
+    with pytest.raises(StateError, match="not a socket"):
+        trio.run(ControlServer(ReferenceService(), paths.control_socket).run)
+
+
+# ── clients that misbehave ──
+
+
+def talk(node: Node, data: bytes) -> list[p.Answer]:
+    """Say ``data`` and listen until the node closes the connection."""
+    frames, answers = p.answer_frames(), []
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(20)
+        sock.connect(str(node.paths.control_socket))
+        try:
+            sock.sendall(data)
+            while got := sock.recv(65536):
+                answers += frames.feed(got)
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+    return answers
+
+
+HELLO = p.frame(p.Hello(1, (1,), 5))
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", "E141"),
+        (struct.pack(">I", p.MAX_FRAME_BYTES + 1) + b"x" * 100, "E141"),
+        (HELLO + struct.pack(">I", 0xFFFFFFFF), "E141"),
+        (HELLO + struct.pack(">I", 3) + b"\xc1\xc1\xc1", "E141"),
+        (p.frame(p.Status(1)), "E142"),
+        (p.frame(p.Hello(1, (7, 8), 5)), "E140"),
+        (os.urandom(100_000), "E141"),
+    ],
+)
+def test_garbage_ends_only_its_own_connection(node: Node, swarm: RunSwarm, data: bytes, code: str) -> None:
+    swarm.open(LAYOUT, fill(0.0)).release()
+    answers = talk(node, data)
+    if answers:  # a reset may eat them
+        last = answers[-1]
+        assert isinstance(last, p.Failure)
+        assert (last.id, last.code) == (0, code)
+    assert swarm.contribute(samples=1, write=fill(0.0)).wait(60).counted
+
+
+def test_out_of_place_requests_are_refused_one_by_one(node: Node) -> None:
+    link = Link.connect(node.paths.control_socket)
+    for make in (p.Lease, p.Found, p.Members, p.Depart, lambda id_: p.Contribute(id_, b"c" * 16, 1), lambda id_: p.Hello(id_, (1,), 1)):
+        with pytest.raises(LocalProtocolError):
+            link.ask(make, p.Done, timeout_s=60)
+    link.post(p.Release(2), may_drop=False)
+    link.post(p.Report({"x": 1.0}), may_drop=False)
+    assert link.ask(p.Runs, p.Document, timeout_s=60).value == {"runs": [{"run": RUN}]}
+    opened = link.submit(lambda id_: p.Open(id_, RUN, LAYOUT))
+    link.finish(opened, p.Opened, timeout_s=60)
+    with pytest.raises(LocalProtocolError, match="already"):
+        link.ask(lambda id_: p.Open(id_, RUN, LAYOUT), p.Opened, timeout_s=60)
+    with pytest.raises(ConfigError, match="another script"):
+        Link.ask(other := Link.connect(node.paths.control_socket), lambda id_: p.Open(id_, RUN, LAYOUT), p.Opened, timeout_s=60)
+    for fd in opened.fds:
+        os.close(fd)
+    other.close()
+    link.close()
+
+
+def test_versions_that_do_not_meet(tmp_path: Path) -> None:
+    path = tmp_path / "old.sock"
+    tmp_path.chmod(0o700)
+    with socket.socket(socket.AF_UNIX) as listener:  # a node of another version
+        listener.bind(str(path))
+        listener.listen()
+
+        def answer() -> None:
+            with listener.accept()[0] as sock:
+                sock.recv(65536)
+                sock.sendall(p.frame(p.failure(0, VersionMismatchError("the node speaks control protocol 9", hint="Restart the node"))))
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(VersionMismatchError) as refused:
+            Link.connect(path)
+        thread.join()
+    assert (refused.value.code, refused.value.hint) == ("E140", "Restart the node")
+
+
+def test_a_client_that_does_not_read_is_dropped(node: Node, swarm: RunSwarm) -> None:
+    swarm.open(LAYOUT, fill(0.0)).release()
+    deaf = socket.socket(socket.AF_UNIX)
+    deaf.connect(str(node.paths.control_socket))
+    deaf.settimeout(20)
+    deaf.sendall(HELLO)
+    node.until(lambda: len(node.server._connections) == 2)
+    asked = 0
+
+    def ask_for_ever() -> None:
+        nonlocal asked
+        while True:
+            asked += deaf.send(p.frame(p.Status(1)))
+
+    with deaf, pytest.raises((BrokenPipeError, ConnectionResetError)):
+        ask_for_ever()
+    assert asked > 10_000
+    assert swarm.contribute(samples=1, write=fill(0.0)).wait(60).counted
+
+
+def test_a_silent_crowd_does_not_lock_the_node_out(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atoll.node.control.connection.HELLO_S", 0.2)
+    crowd = []
+    for _ in range(64):
+        sock = socket.socket(socket.AF_UNIX)
+        sock.connect(str(node.paths.control_socket))
+        crowd.append(sock)
+    with NodeClient.connect(node.paths) as client:  # waits in the backlog until the silent ones were closed
+        assert client.runs() == [{"run": RUN}]
+    for sock in crowd:
+        sock.close()

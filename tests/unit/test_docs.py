@@ -1,0 +1,169 @@
+"""Docstrings, maps, and documents that tell the truth: what they name exists."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+from house import LAYERS, ROOT, package_files, script_files, tree
+
+DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+OVERRIDDEN = {"overload", "setter", "override"}
+
+
+def _decorators(node: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+    names = (getattr(item, "attr", getattr(item, "id", "")) for item in node.decorator_list)
+    return set(names)
+
+
+def _extends_something(node: ast.ClassDef) -> bool:
+    """Whether the class has a base whose documentation its methods may inherit."""
+    names = {ast.unparse(base).split("[")[0].rpartition(".")[2] for base in node.bases}
+    return bool(names - {"Protocol", "Generic", "Struct", "Enum", "StrEnum", "IntEnum", "NamedTuple", "object"})
+
+
+def _undocumented(path: Path) -> list[str]:
+    missing = [] if ast.get_docstring(tree(path)) else [f"{path}: the module itself"]
+
+    def look(body: list[ast.stmt], prefix: str, inherits: bool = False) -> None:
+        for node in body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                if not ast.get_docstring(node):
+                    missing.append(f"{path}:{node.lineno} class {prefix}{node.name}")
+                look(node.body, f"{prefix}{node.name}.", inherits=_extends_something(node))
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_"):
+                exempt = inherits or _decorators(node) & OVERRIDDEN
+                if not exempt and not ast.get_docstring(node):
+                    missing.append(f"{path}:{node.lineno} {prefix}{node.name}()")
+
+    look(tree(path).body, "")
+    return missing
+
+
+def test_everything_public_has_a_docstring() -> None:
+    assert [line for path in (*package_files(), *script_files()) for line in _undocumented(path)] == []
+
+
+@pytest.mark.parametrize("package", sorted({path.parent for path in package_files()}), ids=str)
+def test_each_folder_opens_with_a_map_of_its_files(package: Path) -> None:
+    if not (ROOT / package / "__init__.py").is_file():
+        pytest.fail(f"{package} has no __init__.py")
+    text = ast.get_docstring(tree(package / "__init__.py")) or ""
+    files = {path.stem for path in package_files() if path.parent == package and not path.stem.startswith("__")}
+    rooms = {path.parent.name for path in package_files() if path.parent.parent == package and path.name == "__init__.py"}
+    assert sorted(name for name in files | rooms if not re.search(rf"\b{re.escape(name)}\b", text)) == []
+
+
+def _fences(text: str) -> list[str]:
+    """The lines of shell code blocks, continuation lines joined, prompts and comments removed."""
+    lines: list[str] = []
+    for block in re.findall(r"```(?:sh|bash|console)\n(.*?)```", text, flags=re.DOTALL):
+        for raw in block.replace("\\\n", " ").splitlines():
+            line = re.sub(r"\s+#.*$", "", raw.strip()).removeprefix("$ ")
+            if line and not line.startswith("#"):
+                lines.append(line)
+    return lines
+
+
+def _commands(text: str) -> list[str]:
+    """Shell lines of a document: those of its code blocks, and `atoll …` or `./scripts/…` between backticks."""
+    inline = [re.sub(r"\s+", " ", code) for code in re.findall(r"(?<!`)`((?:atoll|\./scripts/)[^`]*)`(?!`)", text)]
+    return _fences(text) + inline
+
+
+@cache
+def _verbs() -> dict[str, set[str]]:
+    """The verbs of the command line ("" is `atoll` itself; `invite new` is one too) and the flags each takes."""
+    import click
+
+    from atoll.node.cli import cli
+
+    found: dict[str, set[str]] = {}
+
+    def look(command: click.Command, name: str) -> None:
+        context = click.Context(command, info_name=name or "atoll")
+        found[name] = {flag for option in command.get_params(context) for flag in (*option.opts, *option.secondary_opts)}
+        if isinstance(command, click.Group):
+            for verb in command.list_commands(context):
+                child = command.get_command(context, verb)
+                assert child is not None
+                look(child, f"{name} {verb}".strip())
+
+    look(cli, "")
+    return found
+
+
+def _check_atoll(words: list[str]) -> str | None:
+    verbs = _verbs()
+    name, rest = "", list(words)
+    while rest and f"{name} {rest[0]}".strip() in verbs:
+        name = f"{name} {rest.pop(0)}".strip()
+    if name == "" and rest and re.fullmatch(r"[a-z][a-z-]*", rest[0]):
+        return f"no verb {rest[0]!r}"
+    flags = {
+        word.split("=")[0] for word in rest if word.startswith("-") and len(word) > 1 and re.fullmatch(r"-{1,2}[a-z][a-z-]*(=.*)?", word)
+    }
+    unknown = flags - verbs[name] - verbs[""]
+    return f"`atoll {name}` has no {', '.join(sorted(unknown))}" if unknown else None
+
+
+def _check_script(words: list[str]) -> str | None:
+    name = words[0].removeprefix("./scripts/").removeprefix("scripts/")
+    path = ROOT / "scripts" / name
+    if not path.is_file():
+        return f"no scripts/{name}"
+    if name == "demo":
+        return _check_atoll(["demo", *words[1:]])
+    if path.suffix == ".py":
+        flags = [word.split("=")[0] for word in words[1:] if re.fullmatch(r"--[a-z][a-z-]*(=.*)?", word)]
+        missing = [flag for flag in flags if flag not in path.read_text(encoding="utf-8")]
+        return f"scripts/{name} has no {', '.join(missing)}" if missing else None
+    return None
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_commands_in_documents_exist(document: Path) -> None:
+    wrong = []
+    for line in _commands(document.read_text(encoding="utf-8")):
+        for command in re.split(r"\s*(?:&&|\||;)\s*", line):
+            words = [word for word in command.split() if not re.fullmatch(r"[A-Z_]+=\S*", word)]
+            if not words:
+                continue
+            problem = None
+            if words[0] == "atoll" and (len(words) == 1 or "…" not in words[1]):
+                problem = _check_atoll(words[1:])
+            elif re.match(r"(\./)?scripts/", words[0]):
+                problem = _check_script(words)
+            elif words[0].endswith("python") and len(words) > 1 and words[1].startswith("scripts/"):
+                problem = _check_script(words[1:])
+            if problem:
+                wrong.append(f"{command}: {problem}")
+    assert wrong == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_files_named_in_documents_exist(document: Path) -> None:
+    text = document.read_text(encoding="utf-8")
+    named = set(re.findall(rf"`((?:{'|'.join(LAYERS)}|docs|tests|scripts|\.ci)/[\w./-]*[\w/])`", text))
+    links = set(re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", text))
+    missing = [name for name in named if not (ROOT / name).exists()]
+    missing += [link for link in links if not (document.parent / link).exists()]
+    assert sorted(missing) == []
+
+
+def test_every_script_says_what_it_does() -> None:
+    for path in (path for path in script_files() if not path.name.startswith("_")):
+        assert "--help" in path.read_text() or "argparse" in path.read_text() or "click" in path.read_text(), path
+    for name in ("demo", "test"):
+        assert (ROOT / "scripts" / name).stat().st_mode & 0o100
+        assert (ROOT / "scripts" / name).read_text().splitlines()[1].startswith("# ")
+
+
+def test_the_ten_lines_of_the_readme_compile() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert blocks
+    for block in blocks:
+        compile(block, "README.md", "exec")

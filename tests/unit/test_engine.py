@@ -1,0 +1,371 @@
+"""Engine threads over real sockets on the loopback interface: bits, lost lanes, garbage, silence."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import sys
+import threading
+
+import pytest
+from exchange_kit import LOG, cid_of, make_plan, peers_of, ref_digests, ref_result, vector
+
+from atoll.collectives.engine import EngineSettings, EngineThread, LaneKeys, derive_lane_keys
+from atoll.collectives.engine import poller as pollers
+from atoll.collectives.engine import settings as engine_settings
+from atoll.collectives.errors import ConfigError
+from atoll.collectives.exchange import (
+    BlobComplete,
+    CommandFailed,
+    LaneDown,
+    LaneUp,
+    NonFinite,
+    PeerFault,
+    Report,
+    ResultComplete,
+)
+from atoll.collectives.exchange import header as wire_header
+from atoll.collectives.record_layer import CLEAR, Sealer
+
+WAIT_S = 20.0
+PATIENT = EngineSettings(dead_after_s=15.0, hello_s=15.0)  # a loaded machine must not look like a dead peer
+
+
+class Peer:
+    """An engine and the queue of its events."""
+
+    def __init__(self, name, settings=PATIENT):
+        self.events = queue.SimpleQueue()
+        self.seen = []
+        self.engine = EngineThread(name, emit=self.events.put, settings=settings)
+
+    def wait(self, kind, match=lambda event: True):
+        """The next event of this kind."""
+        for event in list(self.seen):
+            if isinstance(event, kind) and match(event):
+                self.seen.remove(event)
+                return event
+        while True:
+            event = self.events.get(timeout=WAIT_S)
+            if isinstance(event, kind) and match(event):
+                return event
+            self.seen.append(event)
+
+
+def tcp_pair():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        one = socket.create_connection(listener.getsockname())
+        other, _ = listener.accept()
+    return one, other
+
+
+def keys(number=0, cipher="aes-128-gcm"):
+    if cipher == CLEAR:
+        return LaneKeys(b"", b"", CLEAR), LaneKeys(b"", b"", CLEAR)
+    a, b = bytes([number]) * 32, bytes([number + 1]) * 32
+    return derive_lane_keys(a, b, b"", initiator=True, cipher=cipher), derive_lane_keys(b, a, b"", initiator=False, cipher=cipher)
+
+
+def link(one, other, make=tcp_pair, number=0, cipher="aes-128-gcm"):
+    sockets, both = make(), keys(number, cipher)
+    for (x, y), sock, key in zip(((one, other), (other, one)), sockets, both, strict=True):
+        x.engine.add_lane(y.engine.me, sock, key, "direct")
+    for x, y in ((one, other), (other, one)):
+        assert x.wait(LaneUp) == LaneUp(y.engine.me, "direct")
+    return sockets
+
+
+@pytest.fixture
+def swarm():
+    made = []
+
+    def make(n, settings=PATIENT, **options):
+        peers = [Peer(name, settings) for name in peers_of(n)]
+        made.extend(peers)
+        for peer in peers:
+            peer.engine.start()
+        for i, one in enumerate(peers):
+            for other in peers[i + 1 :]:
+                link(one, other, **options)
+        return peers
+
+    yield make
+    for peer in made:
+        peer.engine.stop()
+        assert not peer.engine.alive
+
+
+def start(peers, plan, vectors):
+    names = [p.engine.me for p in peers]
+    for peer in peers:  # whoever has not opened the round yet would drop what comes, until it is asked for again
+        peer.engine.exchange.open_round(plan.log, plan.round, names, plan.numel, plan.chunk_elements, plan.codec)
+        assert peer.engine.sync(WAIT_S)
+    for peer in peers:
+        exchange = peer.engine.exchange
+        for c in plan.contributors:
+            if c.member.peer == peer.engine.me:
+                exchange.freeze(plan.log, plan.round, c.cid, vectors[c.cid])
+        exchange.execute(plan, names)
+
+
+@pytest.mark.parametrize(("codec", "make", "cipher"), [
+    ("int8", tcp_pair, "aes-128-gcm"),
+    ("fp32", socket.socketpair, "chacha20-poly1305"),
+    ("bf16", tcp_pair, CLEAR),
+])  # fmt: skip
+def test_four_engines_agree_bit_for_bit(swarm, codec, make, cipher):
+    peers = swarm(4, make=make, cipher=cipher)
+    numel = 300_000
+    for round_ in (1, 2):
+        vectors = {cid_of(i, round_): vector(numel, 10 * round_ + i) for i in range(4)}
+        plan = make_plan(
+            [(p.engine.me, cid_of(i, round_), 5 + i) for i, p in enumerate(peers)],
+            [p.engine.me for p in peers], numel, 16_384, codec, round_=round_,
+        )  # fmt: skip
+        start(peers, plan, vectors)
+        want = ref_result(plan, vectors)
+        for i, peer in enumerate(peers):
+            done = peer.wait(ResultComplete)
+            assert bytes(done.data) == want
+            assert done.digests == ref_digests(plan, want)
+            peer.engine.exchange.close_round(LOG, round_)
+            peer.engine.exchange.release(cid_of(i, round_))
+    stats = peers[0].engine.stats()
+    assert set(stats) == {p.engine.me for p in peers[1:]}
+    assert all(s.up and s.path == "direct" and s.bytes_sent > 100_000 for s in stats.values())
+
+
+def test_a_killed_lane_is_repaired_by_pull_over_a_new_one(swarm):
+    peers = swarm(3)
+    numel, chunk = 1_500_000, 8_192
+    vectors = {cid_of(i): vector(numel, i) for i in range(3)}
+    plan = make_plan([(p.engine.me, cid_of(i), 1) for i, p in enumerate(peers)], [p.engine.me for p in peers], numel, chunk, "int8")
+    start(peers, plan, vectors)
+    a, b, _ = peers
+    a.engine.drop_lane(b.engine.me)
+    assert a.wait(LaneDown).peer == b.engine.me
+    assert b.wait(LaneDown).peer == a.engine.me
+    link(a, b, number=7)
+    by_cid = {cid_of(i): p for i, p in enumerate(peers)}
+    by_name = {p.engine.me: p for p in peers}
+    left = list(peers)
+    for _ in range(200):
+        left = [p for p in left if not any(isinstance(e, ResultComplete) for e in drain(p))]
+        if not left:
+            break
+        for peer in peers:
+            peer.engine.exchange.report(plan.plan_id)
+            report = peer.wait(Report)
+            for cid, spans in report.missing.items():
+                by_cid[cid].engine.exchange.resend_parts(peer.engine.me, plan.plan_id, cid, spans)
+            for owner, spans in report.lacking.items():
+                by_name[owner].engine.exchange.resend_results(peer.engine.me, plan.plan_id, spans)
+            peer.engine.sync(WAIT_S)
+    want = ref_result(plan, vectors)
+    for peer in peers:
+        assert bytes(peer.wait(ResultComplete).data) == want
+
+
+def drain(peer):
+    while not peer.events.empty():
+        peer.seen.append(peer.events.get())
+    return peer.seen
+
+
+def test_garbage_ends_the_lane_and_harms_nothing_else(swarm):
+    a, b = swarm(2)
+    one, other = socket.socketpair()
+    mine, _ = keys(3)
+    a.engine.add_lane("stranger", one, mine, "direct")
+    other.sendall(bytes(range(256)) * 4)
+    assert a.wait(LaneDown).peer == "stranger"
+    other.close()
+    # a well-formed header with a body that does not authenticate: the lane ends, nobody is blamed
+    one, other = socket.socketpair()
+    a.engine.add_lane("stranger", one, mine, "direct")
+    other.sendall(wire_header.BEAT_HEADER + bytes(16))
+    assert "authenticate" in a.wait(LaneDown).reason
+    other.close()
+    # a longest possible length: nothing comes of it
+    one, other = socket.socketpair()
+    a.engine.add_lane("stranger", one, mine, "direct")
+    other.sendall(wire_header.pack(wire_header.PART, 17 << 20, 0, bytes(16), bytes(16)))
+    other.shutdown(socket.SHUT_WR)
+    assert "middle of a record" in a.wait(LaneDown).reason
+    other.close()
+    assert not [e for e in drain(a) if isinstance(e, PeerFault)]
+    vectors = {cid_of(i): vector(1_000, i) for i in range(2)}
+    plan = make_plan([(p.engine.me, cid_of(i), 1) for i, p in enumerate((a, b))], ["peer-0", "peer-1"], 1_000, 100, "int8")
+    start((a, b), plan, vectors)
+    assert bytes(a.wait(ResultComplete).data) == bytes(b.wait(ResultComplete).data) == ref_result(plan, vectors)
+
+
+def test_an_authentic_record_that_breaks_a_rule_is_a_peer_fault(swarm):
+    (a,) = swarm(1)
+    one, other = socket.socketpair()
+    mine, theirs = keys(4)
+    a.engine.add_lane("liar", one, mine, "direct")
+    sealer = Sealer(theirs.send, theirs.cipher)
+
+    def record(header, payload=b""):
+        out = bytearray(len(payload) + 16)
+        sealer.seal(header, payload, memoryview(out))
+        return header + bytes(out)
+
+    other.sendall(record(wire_header.BEAT_HEADER))
+    assert a.wait(LaneUp).peer == "liar"
+    a.engine.exchange.open_round(LOG, 1, ["liar"], 1_000, 100, "int8")
+    a.engine.sync(WAIT_S)
+    other.sendall(record(wire_header.pack(wire_header.PART, 3, 0, wire_header.slot_id(LOG, 1), cid_of(1)), b"abc"))
+    assert a.wait(PeerFault) == PeerFault("liar", "chunk 0 of 3 bytes, expected 104")
+    assert a.wait(LaneDown).peer == "liar"
+    other.close()
+    # data before the greeting
+    one, other = socket.socketpair()
+    a.engine.add_lane("liar", one, mine, "direct")
+    sealer = Sealer(theirs.send, theirs.cipher)
+    other.sendall(record(wire_header.pack(wire_header.BLOB, 3, 0, bytes(16), bytes(16)), b"abc"))
+    assert "before the first heartbeat" in a.wait(PeerFault).reason
+    other.close()
+
+
+def test_silence_is_death_and_beats_are_life(swarm):
+    quick = EngineSettings(beat_s=0.05, dead_after_s=0.4, hello_s=0.3)
+    a, b = swarm(2, settings=EngineSettings(beat_s=0.05, dead_after_s=15.0, hello_s=15.0))
+    c = Peer("watcher", quick)
+    c.engine.start()
+    try:
+        one, other = socket.socketpair()
+        mine, theirs = keys(5)
+        out = bytearray(16)
+        Sealer(theirs.send, theirs.cipher).seal(wire_header.BEAT_HEADER, b"", memoryview(out))
+        other.sendall(wire_header.BEAT_HEADER + bytes(out))
+        c.engine.add_lane("frozen", one, mine, "direct")
+        assert c.wait(LaneUp).peer == "frozen"
+        assert "silent" in c.wait(LaneDown).reason  # its kernel still takes our beats
+        other.close()
+        one, other = socket.socketpair()
+        c.engine.add_lane("mute", one, mine, "direct")
+        assert "no authentic record" in c.wait(LaneDown).reason
+        other.close()
+    finally:
+        c.engine.stop()
+    before = a.engine.stats()[b.engine.me].bytes_received
+    deadline = threading.Event()
+    for _ in range(100):
+        if a.engine.stats()[b.engine.me].bytes_received >= before + 3 * 64:
+            break
+        deadline.wait(0.05)
+    assert a.engine.stats()[b.engine.me].bytes_received >= before + 3 * 64  # idle lanes beat
+    assert not [e for e in drain(a) if isinstance(e, LaneDown)]
+
+
+def test_blobs_and_small_records_flow_beside_a_round(swarm):
+    a, b = swarm(2)
+    data = bytes(range(251)) * 9_001
+    out = bytearray(len(data))
+    a.engine.exchange.provide(b"state", memoryview(data), 50_000)
+    b.engine.exchange.want(b"state", memoryview(out), 50_000, (), [a.engine.me])
+    vectors = {cid_of(i): vector(20_000, i) for i in range(2)}
+    plan = make_plan([(p.engine.me, cid_of(i), 1) for i, p in enumerate((a, b))], ["peer-0", "peer-1"], 20_000, 64, "int8")
+    b.engine.sync(WAIT_S)
+    a.engine.exchange.send_blob(b.engine.me, b"state", [(0, 1000)])
+    start((a, b), plan, vectors)
+    assert bytes(a.wait(ResultComplete).data) == bytes(b.wait(ResultComplete).data) == ref_result(plan, vectors)
+    b.wait(BlobComplete)
+    assert out == data
+
+
+def test_commands_that_are_refused_are_reported(swarm):
+    a, _ = swarm(2)
+    plan = make_plan([(a.engine.me, cid_of(0), 1)], [a.engine.me], 100, 10, "int8")
+    a.engine.exchange.execute(plan, [])
+    failed = a.wait(CommandFailed)
+    assert failed.command == "execute"
+    assert "not open" in failed.reason
+    bad = vector(100, 0)
+    bad[50] = float("nan")
+    a.engine.exchange.open_round(LOG, 1, [a.engine.me], 100, 10, "int8")
+    a.engine.exchange.freeze(LOG, 1, cid_of(0), bad)
+    a.engine.exchange.execute(plan, [])
+    assert a.wait(NonFinite).cid == cid_of(0)
+
+
+def test_a_new_lane_replaces_the_old_one(swarm):
+    a, b = swarm(2)
+    link(a, b, number=9)
+    assert "replaced" in a.wait(LaneDown).reason
+    assert len(a.engine.stats()) == 1
+
+
+def test_stopping_at_any_time_joins_and_closes():
+    before = sys.getswitchinterval()
+    for run in (False, True):
+        peer = Peer("x")
+        one, other = socket.socketpair()
+        if run:
+            peer.engine.start()
+            assert peer.engine.sync(WAIT_S)
+            assert sys.getswitchinterval() == pytest.approx(0.0005)
+        peer.engine.add_lane("y", one, keys()[0], "direct")
+        peer.engine.stop()
+        peer.engine.stop()
+        peer.engine.add_lane("z", other, keys()[0], "direct")
+        assert one.fileno() == -1
+        assert other.fileno() == -1
+        assert not peer.engine.sync(0.01)
+    assert sys.getswitchinterval() == before
+
+
+@pytest.mark.parametrize("make", [pollers.make_poller, pollers.SelectorPoller])
+def test_pollers_agree(make):
+    poller = make()
+    one, other = socket.socketpair()
+    fd = one.fileno()
+    poller.watch(fd, pollers.READ)
+    assert poller.wait(0) == []
+    poller.watch(fd, pollers.READ | pollers.WRITE)
+    assert poller.wait(1) == [(fd, pollers.WRITE)]
+    other.send(b"x")
+    assert poller.wait(1) == [(fd, pollers.READ | pollers.WRITE)]
+    poller.watch(fd, pollers.READ)
+    assert poller.wait(1) == [(fd, pollers.READ)]
+    poller.watch(fd, 0)
+    assert poller.wait(0) == []
+    poller.watch(fd, pollers.READ)
+    one.recv(1)
+    other.close()
+    ((_, ready),) = poller.wait(1)
+    assert ready & pollers.READ
+    poller.forget(fd)
+    poller.forget(fd)
+    one.close()
+    poller.close()
+
+
+def test_a_system_without_poll_runs_on_selectors(monkeypatch, swarm):
+    monkeypatch.delattr(pollers.select, "poll")
+    assert isinstance(pollers.make_poller(), pollers.SelectorPoller)
+    a, b = swarm(2)
+    assert isinstance(a.engine._poller, pollers.SelectorPoller)
+    vectors = {cid_of(i): vector(50_000, i) for i in range(2)}
+    plan = make_plan([(p.engine.me, cid_of(i), 1) for i, p in enumerate((a, b))], ["peer-0", "peer-1"], 50_000, 4_096, "fp16")
+    start((a, b), plan, vectors)
+    assert bytes(a.wait(ResultComplete).data) == bytes(b.wait(ResultComplete).data) == ref_result(plan, vectors)
+
+
+def test_socket_options_are_optional(monkeypatch):
+    one, other = tcp_pair()
+    settings = EngineSettings(congestion="no such algorithm")
+    engine_settings.tune(one, settings)
+    assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    for name in ("TCP_CONGESTION", "TCP_NOTSENT_LOWAT", "TCP_USER_TIMEOUT"):
+        monkeypatch.delattr(socket, name, raising=False)
+    engine_settings.tune(other, settings)
+    assert not other.getblocking()
+    assert engine_settings.option_number("TCP_NOTSENT_LOWAT", "darwin") == 0x201
+    assert engine_settings.option_number("TCP_NOTSENT_LOWAT", "plan9") is None
+    one.close()
+    other.close()
+    with pytest.raises(ConfigError):
+        EngineSettings(beat_s=1.0, dead_after_s=1.0)

@@ -1,0 +1,500 @@
+"""The data plane between exchanges in one process: any order, loss, revisions; bits against a numpy reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from exchange_kit import LOG, Net, cid_of, decoded, expected_bytes, make_plan, ref_digests, ref_result, vector
+
+from atoll.collectives.digest import chunk_hash
+from atoll.collectives.errors import ConfigError, LocalProtocolError, RemoteProtocolError
+from atoll.collectives.exchange import (
+    BadChunk,
+    BlobComplete,
+    BlobProgress,
+    NonFinite,
+    PartReduced,
+    PeerFault,
+    Report,
+    ResultComplete,
+)
+from atoll.collectives.exchange import header as wire_header
+from atoll.collectives.group import Part
+from atoll.collectives.identifiers import PeerId
+
+
+def start(net, plan, vectors, *, audience=None, open_all=True):
+    """open_round, freeze and execute everywhere."""
+    for peer in net.peers:
+        if peer in net.down:
+            continue
+        node = net.nodes[peer]
+        if open_all:
+            node.open_round(plan.log, plan.round, net.peers, plan.numel, plan.chunk_elements, plan.codec)
+        for c in plan.contributors:
+            if c.member.peer == peer and c.cid in vectors:
+                node.freeze(plan.log, plan.round, c.cid, vectors[c.cid])
+        node.execute(plan, audience or net.peers)
+
+
+def check(net, plan, vectors, peers=None):
+    want = ref_result(plan, vectors)
+    assert len(want) == expected_bytes(plan)
+    for peer in peers or [p for p in net.peers if p not in net.down]:
+        (done,) = net.results(peer, plan)
+        assert bytes(done.data) == want, peer
+        assert done.digests == ref_digests(plan, want)
+
+
+@pytest.mark.parametrize("codec", ["fp32", "fp16", "bf16", "int8"])
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+def test_weighted_mean_bits(codec, n):
+    net = Net(n, seed=n)
+    numel, chunk = 5_003, 700
+    vectors = {cid_of(i): vector(numel, i) for i in range(n)}
+    plan = make_plan([(net.peers[i], cid_of(i), 3 * i + 2) for i in range(n)], net.peers, numel, chunk, codec)
+    start(net, plan, vectors)
+    net.run()
+    check(net, plan, vectors)
+    mean = sum(v.double() * (3 * i + 2) for i, v in enumerate(vectors.values())) / sum(3 * i + 2 for i in range(n))
+    error = np.abs(decoded(plan, bytes(net.results(net.peers[0], plan)[0].data)) - mean.numpy()).max()
+    assert error < {"fp32": 1e-6, "fp16": 4e-3, "bf16": 3e-2, "int8": 4e-2}[codec]
+    for peer in net.peers:
+        parts = list(net.of(peer, PartReduced))
+        assert [plan.parts[e.part].owner for e in parts] == [peer]
+        assert parts[0].digest == ref_digests(plan, ref_result(plan, vectors))[parts[0].part]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_loss_and_broken_lanes_are_repaired_by_pull(seed):
+    net = Net(4, seed=seed, loss=0.3, eager=bool(seed % 2))
+    numel, chunk = 3_000, 64
+    vectors = {cid_of(i): vector(numel, i) for i in range(3)}  # the fourth contributes nothing, but is in the audience
+    contributors = [(net.peers[i], cid_of(i), 1 + i) for i in (2, 0, 1)]
+    plan = make_plan(contributors, net.peers[:3], numel, chunk, "int8")
+    start(net, plan, vectors)
+    for turn in range(60):
+        net.run(limit=200)
+        net.cut(*net.rng.sample(net.peers, 2))
+        if turn > 20:
+            net.loss = 0.0
+        net.repair(plan)
+        if all(net.results(peer, plan) for peer in net.peers):
+            break
+    check(net, plan, vectors)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_parts_and_results_before_the_plan(seed):
+    net = Net(3, seed=seed)
+    numel, chunk = 2_000, 100
+    vectors = {cid_of(i): vector(numel, i) for i in range(2)}
+    plan = make_plan([(net.peers[0], cid_of(0), 1), (net.peers[1], cid_of(1), 1)], net.peers[:2], numel, chunk, "int8")
+    for i, peer in enumerate(net.peers):
+        net.nodes[peer].open_round(LOG, 1, net.peers, numel, chunk, "int8")
+        if i < 2:
+            net.nodes[peer].freeze(LOG, 1, cid_of(i), vectors[cid_of(i)])
+    net.nodes[net.peers[0]].execute(plan, net.peers)
+    net.run()  # parts reach peer 1, which has no plan
+    net.nodes[net.peers[1]].execute(plan, net.peers)
+    net.run()  # results reach peer 2, which has no plan
+    assert not net.results(net.peers[2], plan)
+    net.nodes[net.peers[2]].execute(plan, net.peers)
+    check(net, plan, vectors)  # without one more record
+
+
+def test_revision_reuses_what_came_and_sends_only_new_ranges():
+    net = Net(4, seed=5)
+    a, b, c, d = net.peers
+    numel, chunk = 4_000, 100
+    vectors = {cid_of(i): vector(numel, i) for i in range(4)}
+    first = make_plan([(p, cid_of(i), 1 + i) for i, p in enumerate(net.peers)], net.peers, numel, chunk, "int8")
+    for peer in (a, b, c):
+        node = net.nodes[peer]
+        node.open_round(LOG, 1, net.peers, numel, chunk, "int8")
+        node.freeze(LOG, 1, cid_of(net.peers.index(peer)), vectors[cid_of(net.peers.index(peer))])
+        node.execute(first, net.peers)
+    net.kill(d)
+    net.run()
+    assert not any(net.results(peer, first) for peer in net.peers)
+    # d's part goes to b; the others keep their ranges
+    parts = (Part(a, 0, 10), Part(b, 10, 20), Part(c, 20, 30), Part(b, 30, 40))
+    assert [p.first for p in first.parts] == [0, 10, 20, 30]
+    second = make_plan(
+        [(p, cid_of(i), 1 + i) for i, p in enumerate(net.peers[:3])], net.peers[:3], numel, chunk, "int8", revision=1, parts=parts
+    )
+    kinds: list[tuple[int, int]] = []
+    deliver = net.deliver
+
+    def spy(x: PeerId, y: PeerId, header: bytes, payload: bytes) -> None:
+        record = wire_header.parse(header, x)
+        kinds.append((record.kind, record.chunk))
+        deliver(x, y, header, payload)
+
+    net.deliver = spy
+    for peer in (a, b, c):
+        net.nodes[peer].execute(second, net.peers)
+    net.run()
+    check(net, second, vectors)
+    assert sorted(c for k, c in kinds if k == wire_header.PART) == sorted([*range(30, 40), *range(30, 40)])  # from a and c, to b
+    # a smaller plan changes nothing any more
+    net.nodes[a].execute(first, net.peers)
+    net.run()
+    assert not net.results(a, first)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_revisions_at_any_moment(seed):
+    net = Net(5, seed=seed, loss=0.1)
+    numel, chunk = 1_500, 50
+    vectors = {cid_of(i): vector(numel, i) for i in range(5)}
+    for peer in net.peers:
+        net.nodes[peer].open_round(LOG, 1, net.peers, numel, chunk, "int8")
+    dead = net.peers[net.rng.randrange(5)]
+    plan = make_plan([(p, cid_of(i), 2) for i, p in enumerate(net.peers)], net.peers, numel, chunk, "int8")
+    start(net, plan, vectors, open_all=False)
+    net.run(limit=net.rng.randrange(400))
+    net.kill(dead)
+    live = [p for p in net.peers if p != dead]
+    for revision in (1, 2):
+        net.rng.shuffle(live)
+        contributors = [(p, cid_of(net.peers.index(p)), 1 + revision + net.peers.index(p)) for p in live[revision - 1 :]]
+        plan = make_plan(contributors, net.rng.sample(live, 3), numel, chunk, "int8", revision=revision)
+        for peer in live:
+            net.nodes[peer].execute(plan, net.peers)
+            if net.rng.random() < 0.5:
+                net.run(limit=net.rng.randrange(100))
+    net.loss = 0.0
+    for _ in range(10):
+        net.run()
+        net.repair(plan)
+    net.run()
+    check(net, plan, vectors)
+
+
+def test_two_rounds_of_two_logs_interleaved():
+    net = Net(3, seed=1)
+    plans = []
+    for log, numel, chunk, codec in (("a", 3_000, 100, "int8"), ("b", 900, 128, "fp32")):
+        vectors = {cid_of(i, 1 if log == "b" else 0): vector(numel, i) for i in range(3)}
+        plan = make_plan([(net.peers[i], cid, 1) for i, cid in enumerate(vectors)], net.peers, numel, chunk, codec, log=log)
+        start(net, plan, vectors)
+        plans.append((plan, vectors))
+    records = [net.nodes[net.peers[0]].next_record(net.peers[1]) for _ in range(6)]
+    slots = [wire_header.parse(r.header, net.peers[0]).key for r in records if r is not None]
+    assert slots == [wire_header.slot_id("a", 1), wire_header.slot_id("b", 1)] * 3  # turn and turn about
+    net.run()
+    for plan, _ in plans:
+        net.repair(plan)
+    net.run()
+    for plan, vectors in plans:
+        check(net, plan, vectors)
+
+
+def test_report_names_what_is_missing():
+    net = Net(3)
+    a, b, c = net.peers
+    vectors = {cid_of(i): vector(600, i) for i in range(3)}
+    plan = make_plan([(p, cid_of(i), 1) for i, p in enumerate(net.peers)], net.peers, 600, 10, "fp32")
+    for peer in net.peers:
+        net.nodes[peer].open_round(LOG, 1, net.peers, 600, 10, "fp32")
+    net.nodes[a].freeze(LOG, 1, cid_of(0), vectors[cid_of(0)])
+    net.nodes[a].execute(plan, net.peers)
+    net.nodes[a].report(plan.plan_id)
+    (report,) = net.of(a, Report)
+    assert report == Report(plan.plan_id, {cid_of(1): ((0, 20),), cid_of(2): ((0, 20),)}, {b: ((20, 40),), c: ((40, 60),)}, 0)
+    net.nodes[b].execute(plan, net.peers)  # its own vector is not frozen yet
+    net.run()
+    net.nodes[b].report(plan.plan_id)
+    (report,) = net.of(b, Report)
+    assert report.missing == {cid_of(1): ((20, 40),), cid_of(2): ((20, 40),)}
+    net.nodes[b].freeze(LOG, 1, cid_of(1), vectors[cid_of(1)])
+    net.nodes[c].freeze(LOG, 1, cid_of(2), vectors[cid_of(2)])
+    net.nodes[c].execute(plan, net.peers)
+    net.run()
+    check(net, plan, vectors)
+    net.nodes[a].report(bytes(16))  # unknown: no answer
+    assert len(net.of(a, Report)) == 1
+
+
+@pytest.mark.parametrize("codec", ["fp32", "fp16", "bf16", "int8"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_non_finite_is_refused_at_the_source(codec, bad):
+    net = Net(2)
+    vectors = {cid_of(i): vector(1_000, i) for i in range(2)}
+    vectors[cid_of(1)][700] = bad
+    plan = make_plan([(p, cid_of(i), 1) for i, p in enumerate(net.peers)], net.peers, 1_000, 100, codec)
+    start(net, plan, vectors)
+    net.run()
+    assert net.of(net.peers[1], NonFinite) == [NonFinite(cid_of(1))]
+    assert not net.of(net.peers[0], PeerFault)
+    assert not net.of(net.peers[0], ResultComplete)
+    assert not net.of(net.peers[1], ResultComplete)
+    net.nodes[net.peers[1]].report(plan.plan_id)
+    (report,) = net.of(net.peers[1], Report)
+    assert cid_of(1) in report.missing
+
+
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8"])
+def test_non_finite_from_a_peer_is_its_fault(codec):
+    net = Net(3)
+    a, b, _c = net.peers
+    vectors = {cid_of(i): vector(1_000, i) for i in range(3)}
+    plan = make_plan([(p, cid_of(i), 1) for i, p in enumerate(net.peers)], [a], 1_000, 100, codec)
+    start(net, plan, vectors)
+    record = net.nodes[b].next_record(a)
+    assert record is not None
+    payload = np.frombuffer(bytes(record.payload), np.uint8).copy()
+    payload[:4] = 0xFF  # NaN in every format here
+    net.deliver(b, a, record.header, payload.tobytes())
+    net.run()
+    assert [e.peer for e in net.of(a, PeerFault)] == [b]
+    net.nodes[a].report(plan.plan_id)
+    (report,) = net.of(a, Report)
+    assert set(report.missing) == {cid_of(1)}
+    assert report.missing[cid_of(1)] == ((0, 10),)
+    second = make_plan([(p, cid_of(i), 1) for i, p in enumerate(net.peers) if p != b], [a], 1_000, 100, codec, revision=1)
+    for peer in net.peers:
+        net.nodes[peer].execute(second, net.peers)
+    net.run()
+    check(net, second, vectors)
+
+
+def test_huge_but_finite_values_are_blamed_on_the_largest():
+    net = Net(2)
+    a, b = net.peers
+    vectors = {cid_of(0): torch.full((64,), 1e38), cid_of(1): torch.full((64,), 3.3e38)}
+    plan = make_plan([(a, cid_of(0), 1), (b, cid_of(1), 1)], [a], 64, 64, "fp32")
+    start(net, plan, vectors)
+    net.run()
+    assert [e.peer for e in net.of(a, PeerFault)] == [b]
+
+
+def test_hostile_headers_are_refused_before_any_buffer():
+    net = Net(2)
+    a, b = net.peers
+    node = net.nodes[a]
+    node.open_round(LOG, 1, net.peers, 1_000, 100, "int8")
+    slot = wire_header.slot_id(LOG, 1)
+    good = wire_header.pack(wire_header.PART, 104, 3, slot, cid_of(1))
+    assert node.destination(b, good) is not None
+    for header in (
+        wire_header.pack(wire_header.PART, 105, 3, slot, cid_of(1)),  # wrong length
+        wire_header.pack(wire_header.PART, 104, 10, slot, cid_of(1)),  # chunk beyond the grid
+        wire_header.pack(wire_header.PART, 104, 1 << 63, slot, cid_of(1)),
+        wire_header.pack(wire_header.PART, (17 << 20) + 1, 3, slot, cid_of(1)),
+        wire_header.pack(9, 104, 3, slot, cid_of(1)),
+        wire_header.pack(0, 104, 3, slot, cid_of(1)),
+        wire_header.pack(wire_header.BEAT, 1, 0, bytes(16), bytes(16)),
+        wire_header.BEAT_HEADER,
+        wire_header.pack(wire_header.RESULT, 4, 3, bytes(16), slot),  # early result of a wrong length
+        b"\2" + good[1:],
+        good[:2] + b"\1" + good[3:],
+        good[:-1],
+        b"",
+    ):
+        with pytest.raises(RemoteProtocolError) as caught:
+            node.destination(b, header)
+        assert caught.value.peer == b
+    stranger = PeerId("stranger")
+    assert node.destination(stranger, good) is None
+    assert node.destination(b, wire_header.pack(wire_header.PART, 104, 3, wire_header.slot_id(LOG, 2), cid_of(1))) is None
+    plan = make_plan([(a, cid_of(0), 1), (b, cid_of(1), 1)], [a], 1_000, 100, "int8")
+    node.execute(plan, net.peers)
+    with pytest.raises(RemoteProtocolError):  # b owns nothing
+        node.destination(b, wire_header.pack(wire_header.RESULT, 104, 0, plan.plan_id, slot))
+
+
+def test_a_peer_cannot_fill_memory_or_speak_for_another():
+    net = Net(3)
+    a, b, c = net.peers
+    node = net.nodes[a]
+    node.open_round(LOG, 1, net.peers, 1_000, 100, "int8")
+    slot = wire_header.slot_id(LOG, 1)
+
+    def send(peer: PeerId, cid: bytes, chunk: int) -> bool:
+        header = wire_header.pack(wire_header.PART, 104, chunk, slot, cid)
+        view = node.destination(peer, header)
+        if view is None:
+            return False
+        view[:] = bytes(104)
+        node.received(peer, header)
+        return True
+
+    for life in range(5):
+        for chunk in range(10):
+            assert send(b, cid_of(1, life), chunk)  # a newer cid pushes the older out
+            assert not send(b, cid_of(1, life), chunk)
+    stored = node._slots[slot]._parts[b]
+    assert sum(map(len, stored.values())) == 10
+    plan = make_plan([(b, cid_of(1, 4), 1), (c, cid_of(2), 1)], [a], 1_000, 100, "int8")
+    node.execute(plan, net.peers)
+    assert not send(b, cid_of(1, 9), 0)  # what the plan uses is not pushed out
+    for chunk in range(10):
+        assert send(b, cid_of(2), chunk) is False or chunk < 10  # under c's cid: never counted as c's
+    node.report(plan.plan_id)
+    (report,) = [e for e in net.events[a] if isinstance(e, Report)]
+    assert report.missing == {cid_of(2): ((0, 10),)}
+
+
+def test_closing_frees_and_lingers_for_the_slow():
+    net = Net(3)
+    a, b, c = net.peers
+    numel, chunk = 2_000, 100
+    vectors = {cid_of(i): vector(numel, i) for i in range(3)}
+    plan = make_plan([(p, cid_of(i), 1) for i, p in enumerate(net.peers)], net.peers, numel, chunk, "int8")
+    start(net, plan, vectors)
+    fast = {(a, b), (b, a), (a, c), (b, c), (c, a)}  # c hears a and b; b does not get c's results yet
+    for _ in range(200):
+        for pair in fast:
+            net.pull(*pair)
+            for header, payload in net.flying.pop(pair, []):
+                net.deliver(*pair, header, payload)
+        for header, payload in net.flying.pop((c, b), []):
+            net.deliver(c, b, header, payload)
+        record = net.nodes[c].next_record(b) if not net.results(c, plan) else None
+        if record is not None:
+            net.deliver(c, b, record.header, bytes(record.payload))
+    assert net.results(c, plan)
+    net.nodes[c].close_round(LOG, 1)
+    while (record := net.nodes[c].next_record(b)) is not None:
+        net.deliver(c, b, record.header, bytes(record.payload))
+    check(net, plan, vectors, [a, b, c])
+    assert not net.nodes[c]._plans
+    assert not net.nodes[c]._slots
+    assert not net.nodes[c]._lingering
+    for peer in (a, b):
+        net.nodes[peer].close_round(LOG, 1, linger=False)
+        net.nodes[peer].close_round(LOG, 1)
+        assert not net.nodes[peer]._plans
+        assert not net.nodes[peer]._slots
+    for i, peer in enumerate(net.peers):
+        net.nodes[peer].release(cid_of(i))
+        assert not net.nodes[peer]._frozen
+
+
+def test_misuse_is_a_local_protocol_error():
+    net = Net(2)
+    a, b = net.peers
+    node = net.nodes[a]
+    plan = make_plan([(a, cid_of(0), 1), (b, cid_of(1), 1)], net.peers, 1_000, 100, "int8")
+    with pytest.raises(LocalProtocolError):
+        node.execute(plan, net.peers)  # not open
+    with pytest.raises(ConfigError):
+        node.open_round(LOG, 1, net.peers, 1_000, 100, "int7")
+    node.open_round(LOG, 1, net.peers, 1_000, 100, "int8")
+    with pytest.raises(LocalProtocolError):
+        node.open_round(LOG, 1, net.peers, 1_001, 100, "int8")
+    with pytest.raises(LocalProtocolError):
+        node.freeze(LOG, 1, cid_of(0), torch.zeros(999))
+    with pytest.raises(LocalProtocolError):
+        node.freeze(LOG, 1, cid_of(0), torch.zeros(1_000, dtype=torch.float64))
+    gap = make_plan([(a, cid_of(0), 1)], [a], 1_000, 100, "int8", parts=(Part(a, 0, 4), Part(b, 5, 10)))
+    with pytest.raises(LocalProtocolError):
+        node.execute(gap, net.peers)
+    with pytest.raises(ConfigError):
+        node.execute(make_plan([(a, cid_of(0), 1)], [a], 1_000, 100, "int8", reducer="median"), net.peers)
+
+
+def test_blobs():
+    net = Net(3)
+    a, b, c = net.peers
+    data = bytes(range(256)) * 41
+    chunks = [data[i : i + 1000] for i in range(0, len(data), 1000)]
+    hashes = [chunk_hash(x) for x in chunks]
+    net.nodes[a].provide(b"state", memoryview(data), 1000)
+    bad = bytearray(data)
+    bad[2500] ^= 1
+    net.nodes[b].provide(b"state", memoryview(bad), 1000)
+    out = bytearray(len(data))
+    net.nodes[c].want(b"state", memoryview(out), 1000, hashes, [a, b])
+    net.nodes[b].send_blob(c, b"state", [(0, 6)])
+    net.run()
+    assert net.of(c, BadChunk) == [BadChunk(b, b"state", 2)]  # and b is not listened to any more
+    assert net.of(c, BlobProgress) == [BlobProgress(b"state", 1, 11, ((1, 11),)), BlobProgress(b"state", 2, 11, ((2, 11),))]
+    net.nodes[c].report(b"state")
+    net.nodes[c].report(b"something else")
+    assert net.events[c][-1] == BlobProgress(b"state", 2, 11, ((2, 11),))
+    net.nodes[a].send_blob(c, b"state", [(5, 6)])
+    net.run()
+    assert net.events[c][-1] == BlobProgress(b"state", 3, 11, ((2, 5), (6, 11)))
+    net.nodes[a].send_blob(c, b"state", [(2, 100)])
+    net.nodes[a].send_blob(b, b"nothing", [(2, 100)])
+    net.run()
+    assert net.of(c, BlobComplete) == [BlobComplete(b"state", tuple(hashes))]
+    assert out == data
+    # unverified: the hashes are told
+    fresh = bytearray(len(data))
+    net.nodes[c].want(b"state", memoryview(fresh), 1000, (), [a])
+    net.nodes[a].send_blob(c, b"state", [(0, 11)])
+    net.nodes[a].withdraw(b"state")
+    net.run()
+    assert fresh == bytes(len(data))  # withdrawn before it was pulled
+    net.nodes[c].unwant(b"state")
+    empty = bytearray()
+    net.nodes[c].want(b"empty", memoryview(empty), 1000, (), [a])
+    assert net.events[c][-1] == BlobComplete(b"empty", ())
+
+
+def test_rounds_go_before_blobs_and_results_between_parts():
+    net = Net(2)
+    a, b = net.peers
+    vectors = {cid_of(i): vector(400, i) for i in range(2)}
+    plan = make_plan([(p, cid_of(i), 1) for i, p in enumerate(net.peers)], net.peers, 400, 10, "fp32")
+    net.nodes[a].provide(b"x", memoryview(bytes(100)), 10)
+    net.nodes[a].send_blob(b, b"x", [(0, 10)])
+    start(net, plan, vectors)
+    while (record := net.nodes[b].next_record(a)) is not None:  # all of b's parts: a can reduce everything
+        net.deliver(b, a, record.header, bytes(record.payload))
+    kinds = []
+    while (record := net.nodes[a].next_record(b)) is not None:
+        kinds.append(wire_header.parse(record.header, a).kind)
+    assert kinds == [wire_header.PART, wire_header.RESULT] * 20 + [wire_header.BLOB] * 10
+
+
+class Median:
+    """A reducer that needs all rows."""
+
+    name = "median"
+    form = "rows"
+
+    def reduce(self, rows, weights, out):
+        out.copy_(rows.median(0).values)
+
+
+def test_a_rows_reducer_is_run():
+    net = Net(3)
+    for node in net.nodes.values():
+        node._reducers["median"] = Median()
+    vectors = {cid_of(i): vector(1_000, i) for i in range(3)}
+    plan = make_plan([(p, cid_of(i), 1) for i, p in enumerate(net.peers)], net.peers, 1_000, 64, "fp32", reducer="median")
+    start(net, plan, vectors)
+    net.run()
+    want = np.median(np.stack([v.numpy() for v in vectors.values()]), 0)
+    for peer in net.peers:
+        assert np.array_equal(decoded(plan, bytes(net.results(peer, plan)[0].data)), want)
+
+
+def test_events_may_give_commands():
+    net = Net(2)
+    vectors = {cid_of(i): vector(500, i) for i in range(2)}
+    plan = make_plan([(p, cid_of(i), 1) for i, p in enumerate(net.peers)], net.peers, 500, 50, "int8")
+    got: dict[PeerId, bytes] = {}
+
+    def hook(peer):
+        def emit(event):
+            net.events[peer].append(event)
+            if isinstance(event, ResultComplete):
+                got[peer] = bytes(event.data)
+                net.nodes[peer].close_round(LOG, 1)
+                net.nodes[peer].open_round(LOG, 2, net.peers, 500, 50, "int8")
+
+        return emit
+
+    for peer in net.peers:
+        net.nodes[peer]._emit = hook(peer)
+    start(net, plan, vectors)
+    net.run()
+    want = ref_result(plan, vectors)
+    assert got == dict.fromkeys(net.peers, want)

@@ -1,0 +1,100 @@
+"""Export: the anchor of a checkpoint as files that load without atoll; a damaged checkpoint is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from atoll.collectives.digest import chunk_hash, merkle_root
+from atoll.collectives.errors import StorageError
+from atoll.collectives.layout import make_layout
+from atoll.node.cli import run
+from atoll.node.export import export_run
+from atoll.node.manifest import SignedManifest, parse_manifest, save_run, sign_manifest
+from atoll.node.paths import Paths, find_paths
+from atoll.node.recipes import gpt
+from atoll.node.storage.checkpoint import Saved, save
+from atoll.security.identity import Identity
+
+MANIFEST = parse_manifest('schema = 1\nname = "tide"\n[model]\nconfig = { width = 32, layers = 1, heads = 2, context = 16 }\n')
+
+
+@pytest.fixture
+def stored(atoll_home: Path) -> tuple[Paths, SignedManifest, gpt.GPT]:
+    """A run whose checkpoint holds the initial model as anchor, after round 7."""
+    paths = find_paths(atoll_home)
+    paths.ensure()
+    signed = sign_manifest(MANIFEST, Identity.generate())
+    folder = save_run(paths, signed)
+    model = gpt.build(MANIFEST)
+    layout = make_layout([(name, tuple(p.shape)) for name, p in model.named_parameters()])
+    anchor = torch.cat([p.detach().flatten() for p in model.parameters()])
+    momentum = torch.randn(layout.numel, generator=torch.Generator().manual_seed(1))
+    state = anchor.numpy().tobytes() + momentum.numpy().tobytes()
+    assert len(state) < 1 << 20
+    saved = Saved(7, merkle_root([chunk_hash(state)]), anchor, momentum)
+    save(folder / "checkpoint", layout, saved, run_id=signed.run_id, entry_hash=bytes(32))
+    return paths, signed, model
+
+
+def test_the_files_load_without_atoll(stored: tuple[Paths, SignedManifest, gpt.GPT], tmp_path: Path) -> None:
+    paths, signed, model = stored
+    done = export_run(paths, signed, tmp_path / "out")
+    assert (done.round, done.parameters) == (7, sum(p.numel() for p in model.parameters()))
+    weights = load_file(tmp_path / "out" / "model.safetensors")
+    assert {name: tuple(t.shape) for name, t in weights.items()} == {name: tuple(p.shape) for name, p in model.named_parameters()}
+    assert all(torch.equal(weights[name], p) for name, p in model.named_parameters())
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (config["model_type"], config["width"], config["heads"]) == ("atoll-gpt", 32, 2)
+    origin = json.loads((tmp_path / "out" / "atoll.json").read_text())
+    assert (origin["run_id"], origin["round"], origin["manifest"]["name"]) == (signed.run_id, 7, "tide")
+    other = gpt.GPT(model.config)
+    other.load_state_dict(weights)
+
+
+def test_files_are_not_replaced_unasked(stored: tuple[Paths, SignedManifest, gpt.GPT], tmp_path: Path) -> None:
+    paths, signed, _ = stored
+    (tmp_path / "model.safetensors").write_bytes(b"mine")
+    with pytest.raises(StorageError, match="exists"):
+        export_run(paths, signed, tmp_path)
+    assert (tmp_path / "model.safetensors").read_bytes() == b"mine"
+    export_run(paths, signed, tmp_path, force=True)
+    assert (tmp_path / "model.safetensors").read_bytes() != b"mine"
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "json", "layout", "missing"])
+def test_damage_is_noticed(
+    stored: tuple[Paths, SignedManifest, gpt.GPT], tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths, signed, _ = stored
+    folder = paths.run_dir(signed.run_id) / "checkpoint"
+    state, info = folder / "state.safetensors", folder / "atoll.json"
+    data = bytearray(state.read_bytes())
+    if damage == "flip":
+        data[-5] ^= 1
+        state.write_bytes(data)
+    elif damage == "cut":
+        state.write_bytes(data[: len(data) // 2])
+    elif damage == "json":
+        info.write_text("{")
+    elif damage == "layout":
+        info.write_text(info.read_text().replace("[32]", "[33]", 1))
+    else:
+        state.unlink()
+    assert run(["export", "tide", str(tmp_path / "out"), "--json"]) == 74
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["error"]["code"] == "E303"
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_a_checkpoint(atoll_home: Path, tmp_path: Path) -> None:
+    paths = find_paths(atoll_home)
+    paths.ensure()
+    signed = sign_manifest(MANIFEST, Identity.generate())
+    save_run(paths, signed)
+    with pytest.raises(StorageError, match="no checkpoint"):
+        export_run(paths, signed, tmp_path / "out")

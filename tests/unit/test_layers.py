@@ -1,0 +1,147 @@
+"""The order of the folders and the size of things, enforced: collectives <- security <- optim <- node."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from house import LAYERS, ROOT, functions, imports, package_files, script_files
+
+MAX_FILE_LINES = 500
+MAX_FUNCTION_LINES = 70
+
+# The few places that wrap libp2p, and the ones that may name trio: everything else stays free of both.
+LIBP2P_MAY = ("node/net/",)
+TRIO_MAY = ("node/net/", "node/service/", "node/control/", "node/daemon.py", "node/__main__.py")
+
+FORBIDDEN = [
+    # (what, where it is refused); built from pieces so that this list does not find itself
+    (r"\bTO" + r"DO\b|\bFIX" + r"ME\b|\bXX" + r"X\b", "a note instead of work"),
+    (r"\bNotImplemented" + r"Error\b", "an unfinished place"),
+    (r"\bpick" + r"le\b\.|import pick" + r"le|torch\.lo" + r"ad\(|torch\.sa" + r"ve\(", "a format that runs code when read"),
+    (r"(?<![\w.])/(?:wo" + r"rk|ro" + r"ot)/", "a path of somebody's machine"),
+    (r"py" + r"pi\.org|python" + r"hosted|download\.pytor" + r"ch", "a registry host"),
+]
+
+
+def test_there_is_something_to_check() -> None:
+    assert len(package_files()) > 8
+    assert {path.parts[0] for path in package_files()} == set(LAYERS)
+
+
+def test_folders_import_only_what_stands_to_their_left() -> None:
+    wrong = []
+    for path in package_files():
+        mine = LAYERS.index(path.parts[0])
+        for line, level, module in imports(path):
+            if not module.startswith("atoll"):
+                if level and not module.startswith("atoll."):
+                    wrong.append(f"{path}:{line} leaves the package")
+                continue
+            if level == 0:
+                wrong.append(f"{path}:{line} imports {module} absolutely; inside the folders imports are relative")
+                continue
+            layer = module.split(".")[1] if "." in module else ""
+            if layer and layer not in LAYERS:
+                wrong.append(f"{path}:{line} imports {module}: no such folder")
+            elif layer and LAYERS.index(layer) > mine:
+                wrong.append(f"{path}:{line} imports {module}, which stands to its right")
+    assert wrong == []
+
+
+@pytest.mark.parametrize(("library", "allowed"), [("libp2p", LIBP2P_MAY), ("trio", TRIO_MAY)])
+def test_only_the_wrapping_files_name_the_network_libraries(library: str, allowed: tuple[str, ...]) -> None:
+    wrong = [
+        f"{path}:{line}"
+        for path in package_files()
+        if not path.as_posix().startswith(allowed)
+        for line, _, module in imports(path)
+        if module.split(".")[0] == library
+    ]
+    assert wrong == []
+
+
+def test_scripts_and_tests_import_the_package_by_its_name() -> None:
+    tests = [path.relative_to(ROOT) for path in (ROOT / "tests").rglob("*.py")]
+    wrong = [
+        f"{path}:{line} {module}"
+        for path in [*tests, *script_files()]
+        for line, level, module in imports(path)
+        if level == 0 and module.split(".")[0] in LAYERS
+    ]
+    assert wrong == []
+
+
+def test_files_and_functions_stay_short() -> None:
+    long_files = [
+        f"{path}: {count} lines"
+        for path in (*package_files(), *script_files())
+        if (count := len((ROOT / path).read_text(encoding="utf-8").splitlines())) > MAX_FILE_LINES
+    ]
+    long_functions = [
+        f"{path}:{line} {name}: {count} lines"
+        for path in (*package_files(), *script_files())
+        for name, line, count in functions(path)
+        if count > MAX_FUNCTION_LINES
+    ]
+    assert long_files + long_functions == []
+
+
+def _texts() -> list[Path]:
+    shell = [ROOT / "scripts" / name for name in ("_setup", "demo", "test", "constraints.txt")]
+    documents = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "pyproject.toml", *(ROOT / ".ci").glob("[a-z]*")]
+    code = [ROOT / path for path in (*package_files(), *script_files())]
+    return [path for path in (*code, *shell, *documents) if path.is_file()]
+
+
+@pytest.mark.parametrize(("pattern", "why"), FORBIDDEN, ids=[why for _, why in FORBIDDEN])
+def test_nothing_unfinished_or_foreign(pattern: str, why: str) -> None:
+    found = []
+    for path in _texts():
+        if path.suffix == ".md" and why in ("a format that runs code when read", "an unfinished place"):
+            continue  # documents may say that these do not exist
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if re.search(pattern, line):
+                found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()}")
+    assert found == []
+
+
+def test_no_bare_sleep_in_the_packages() -> None:
+    found = [
+        f"{path}:{number}"
+        for path in package_files()
+        for number, line in enumerate((ROOT / path).read_text(encoding="utf-8").splitlines(), 1)
+        if re.search(r"\btime\.sleep\(", line)
+    ]
+    assert found == []
+
+
+def _loaded_by(code: str, home: Path) -> set[str]:
+    """Which of torch, trio and libp2p a fresh interpreter holds after ``code``."""
+    probe = f"{code}\nimport sys\nprint('LOADED', *(m for m in ('torch', 'trio', 'libp2p') if m in sys.modules))"
+    environment = {**os.environ, "ATOLL_HOME": str(home)}
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=100, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.rpartition("LOADED")[2].split())
+
+
+def _cli(*arguments: str) -> str:
+    return (
+        f"import sys\nsys.argv = {['atoll', *arguments]!r}\nfrom atoll.node.cli import main\ntry:\n    main()\nexcept SystemExit:\n    pass"
+    )
+
+
+@pytest.mark.parametrize(
+    "code", ["import atoll.optim", "from atoll.optim import attach, DiLoCo", "import atoll.node.client", "from atoll.node import join"]
+)
+def test_a_script_loads_neither_trio_nor_libp2p(code: str, atoll_home: Path) -> None:
+    assert _loaded_by(code, atoll_home) & {"trio", "libp2p"} == set()
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("status",), ("version",), ("explain", "E110")])
+def test_light_commands_load_nothing_heavy(arguments: tuple[str, ...], atoll_home: Path) -> None:
+    assert _loaded_by(_cli(*arguments), atoll_home) == set()

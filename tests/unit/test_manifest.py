@@ -1,0 +1,174 @@
+"""The manifest: strict TOML in, canonical bytes out, a hash as identity, a signature beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atoll.collectives.errors import BadSignatureError, ConfigError, StorageError, VersionMismatchError
+from atoll.collectives.swarm import OuterSettings, RunSettings
+from atoll.node import manifest as m
+from atoll.node.paths import find_paths
+from atoll.security.identity import Identity
+
+EXAMPLE = """
+schema = 1
+name = "tide"
+[model]
+config = { width = 64, layers = 2, heads = 2 }
+[train]
+sync_every = 20
+rounds = 35
+[train.inner]
+steps = 700
+[train.outer]
+lr = 0.9
+momentum = 0.6
+"""
+names = st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,20}\Z")
+floats = st.floats(0.001, 9.0)
+manifests = st.builds(
+    m.Manifest,
+    schema=st.just(1),
+    name=names,
+    description=st.text(max_size=40),
+    model=st.builds(
+        m.ModelTable,
+        entry=names.map(lambda n: f"local:{n}"),
+        config=st.dictionaries(names, st.integers(-5, 5) | st.booleans() | st.text(max_size=5), max_size=3),
+    ),
+    data=st.builds(m.DataTable, source=st.sampled_from(["builtin:stdlib-text", "local"]), seed=st.integers(0, 99)),
+    train=st.builds(m.TrainTable, sync_every=st.integers(1, 999), outer=st.builds(m.OuterTable, lr=floats, momentum=st.floats(0, 0.99))),
+    exchange=st.builds(m.ExchangeTable, codec=st.sampled_from(m.CODECS), deadline_s=st.none() | floats),
+    network=st.builds(m.NetworkTable, bootstrap=st.lists(st.text(min_size=1, max_size=9), max_size=3).map(tuple)),
+)
+
+
+def test_defaults_and_settings() -> None:
+    manifest = m.parse_manifest(EXAMPLE)
+    assert manifest.settings() == RunSettings(sync_every=20, rounds=35, outer=OuterSettings("nesterov", 0.9, 0.6), codec="int8")
+    assert manifest.train.inner.batch == 8
+    assert m.parse_manifest('schema = 1\nname = "x"').train.sync_every == 100
+    timed = m.parse_manifest('schema = 1\nname = "x"\ntrain = { round_s = 2.5 }').settings()
+    assert (timed.sync_every, timed.round_s) == (None, 2.5)
+
+
+def test_run_id_is_the_hash_of_everything() -> None:
+    run_id = m.parse_manifest(EXAMPLE).run_id
+    assert m.is_run_id(run_id)
+    assert m.parse_manifest(EXAMPLE + "# a comment").run_id == run_id
+    assert m.parse_manifest(EXAMPLE.replace('name = "tide"', 'description = ""\nname = "tide"')).run_id == run_id
+    assert m.parse_manifest(EXAMPLE.replace("0.6", "0.61")).run_id != run_id
+
+
+@settings(max_examples=60, deadline=None)
+@given(manifests)
+def test_round_trip(manifest: m.Manifest) -> None:
+    data = manifest.encode()
+    assert m.decode_manifest(data) == manifest
+    assert m.decode_manifest(data).encode() == data
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.binary(max_size=200))
+def test_garbage_bytes_are_refused(data: bytes) -> None:
+    for decode in (m.decode_manifest, m.decode_signed):
+        with pytest.raises((ConfigError, VersionMismatchError)):
+            decode(data)
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "words"),
+    [
+        ("[train.outer]\nlrr = 1.0", "$.train.outer.lrr", "Did you mean `lr`?"),
+        ("[trian]\nx = 1", "$.trian", "Did you mean `train`?"),
+        ('[train.outer]\nlr = "big"', "$.train.outer.lr", "Change $.train.outer.lr"),
+        ("[train.outer]\nmomentum = 1.0", "$.train.outer.momentum", "Change $.train.outer.momentum"),
+        ('[exchange]\ncodec = "int7"', "$.exchange.codec", "fp32, fp16, bf16, int8"),
+        ("[model.config]\nwidht = 8", "$.model.config.widht", "Did you mean `width`?"),
+        ("[model.config]\nwidth = 100\nheads = 3", "$.model.config.heads", "heads = 2"),
+        ("[model]\nparameters = 7", "$.model.parameters", "parameters = 865024"),
+        ("[train]\nsync_every = 1\nround_s = 1.0", "$.train.round_s", "Remove one"),
+    ],
+)
+def test_what_is_wrong_is_named(text: str, key: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        m.parse_manifest(f'schema = 1\nname = "x"\n{text}')
+    assert caught.value.key == key
+    assert key in caught.value.message
+    assert words in caught.value.hint
+
+
+@pytest.mark.parametrize(("text", "key"), [("schema = 1", "$.name"), ('name = "x"', "$.schema"), ('schema = 2\nname = "x"', "$.schema")])
+def test_required_keys(text: str, key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        m.parse_manifest(text)
+    assert caught.value.key == key
+
+
+def test_toml_errors_have_a_line() -> None:
+    with pytest.raises(ConfigError, match=r"run\.toml is not valid TOML: .*line 2"):
+        m.parse_manifest("schema = 1\nname = tide", "run.toml")
+
+
+def test_unreadable_files(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        m.load_manifest(tmp_path / "none.toml")
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="not a text file"):
+        m.load_manifest(tmp_path / "binary.toml")
+    (tmp_path / "huge.toml").write_bytes(b"#" * 70_000)
+    with pytest.raises(ConfigError, match="more than"):
+        m.load_manifest(tmp_path / "huge.toml")
+
+
+def test_newer_schema_is_a_version_mismatch() -> None:
+    newer = msgspec.msgpack.encode({"schema": 9, "name": "x", "novelty": 1})
+    with pytest.raises(VersionMismatchError):
+        m.decode_manifest(newer)
+
+
+def test_only_canonical_bytes_count() -> None:
+    plain = msgspec.msgpack.decode(m.parse_manifest(EXAMPLE).encode())
+    backwards = msgspec.msgpack.encode(dict(reversed(list(plain.items()))))
+    with pytest.raises(ConfigError, match="canonical"):
+        m.decode_manifest(backwards)
+    with pytest.raises(ConfigError, match="canonical"):
+        m.decode_manifest(msgspec.msgpack.encode({"schema": 1, "name": "x"}))
+
+
+def test_signature_binds_organiser_and_bytes() -> None:
+    organiser, manifest = Identity.generate(), m.parse_manifest(EXAMPLE)
+    signed = m.sign_manifest(manifest, organiser)
+    again = m.decode_signed(signed.encode())
+    assert again == signed
+    assert again.open() == manifest
+    assert again.run_id == manifest.run_id
+    other = Identity.generate()
+    forged = msgspec.structs.replace(signed, organiser=other.peer)
+    changed = msgspec.structs.replace(signed, manifest=m.parse_manifest(EXAMPLE + "# ").encode()[:-1])
+    for bad in (forged, changed, msgspec.structs.replace(signed, signature=bytes(64))):
+        with pytest.raises(BadSignatureError):
+            bad.open()
+
+
+def test_runs_are_kept_and_found(tmp_path: Path) -> None:
+    paths = find_paths(tmp_path)
+    paths.ensure()
+    signed = m.sign_manifest(m.parse_manifest(EXAMPLE), Identity.generate())
+    folder = m.save_run(paths, signed)
+    assert (folder / "manifest").stat().st_mode & 0o777 == 0o600
+    assert m.load_run(paths, signed.run_id) == m.load_run(paths, signed.run_id[:5]) == m.load_run(paths, "tide") == signed
+    with pytest.raises(ConfigError, match="no run 'ebb'"):
+        m.load_run(paths, "ebb")
+    second = m.sign_manifest(m.parse_manifest(EXAMPLE.replace("0.6", "0.5")), Identity.generate())
+    m.save_run(paths, second)
+    with pytest.raises(ConfigError, match="fits 2 runs"):
+        m.load_run(paths, "tide")
+    (folder / "manifest").write_bytes(b"garbage")
+    with pytest.raises(StorageError, match="damaged"):
+        m.list_runs(paths)

@@ -1,0 +1,278 @@
+"""The parts of the network without I/O: addresses, framing, announcements, DHT records, stores, routing, peer book, faults."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.collectives.errors import ConfigError, LocalProtocolError, RemoteProtocolError
+from atoll.collectives.identifiers import PeerId, RunId
+from atoll.node.net import addresses, faults
+from atoll.node.net.announcements import LIFE_S, Announcement, Registry, announce
+from atoll.node.net.backoff import Backoff
+from atoll.node.net.dht import records, store, wire
+from atoll.node.net.dht.routing import RoutingTable, closest, position
+from atoll.node.net.framing import MAX_FRAME_BYTES, FrameReader, frame
+from atoll.node.net.peerbook import PeerBook
+from atoll.security.identity import Identity
+
+A, B = Identity(b"a" * 32), Identity(b"b" * 32)
+RUN = RunId("run")
+HERE = "/ip4/127.0.0.1/tcp/4001"
+
+
+def reader_of(data: bytes, piece: int) -> FrameReader:
+    pieces = [data[i : i + piece] for i in range(0, len(data), piece)]
+
+    async def receive(max_bytes: int) -> bytes:
+        return pieces.pop(0) if pieces else b""
+
+    return FrameReader(receive, A.peer)
+
+
+@given(st.lists(st.binary(max_size=300), max_size=8), st.integers(1, 64))
+def test_frames_survive_any_cut(payloads: list[bytes], piece: int) -> None:
+    async def main() -> list[bytes]:
+        reader, found = reader_of(b"".join(map(frame, payloads)), piece), list[bytes]()
+        while (payload := await reader.next()) is not None:
+            found.append(payload)
+        return found
+
+    assert trio.run(main) == payloads
+
+
+def test_oversized_frames_are_refused_before_they_are_read() -> None:
+    async def main() -> None:
+        await reader_of((MAX_FRAME_BYTES + 1).to_bytes(4, "big"), 4).next()
+
+    with pytest.raises(RemoteProtocolError, match="1048577"):
+        trio.run(main)
+    with pytest.raises(LocalProtocolError):
+        frame(bytes(MAX_FRAME_BYTES + 1))
+
+
+def test_a_cut_frame_is_the_end() -> None:
+    async def main() -> bytes | None:
+        return await reader_of(frame(b"hello")[:-1], 3).next()
+
+    assert trio.run(main) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "good"),
+    [
+        (HERE, True),
+        ("/ip6/::1/tcp/1", True),
+        ("/dns4/boot.example.org/tcp/443", True),
+        ("/ip4/0.0.0.0/tcp/4001", False),
+        ("/ip4/127.0.0.1/tcp/0", False),
+        ("/ip4/127.0.0.1/tcp/65536", False),
+        ("/ip4/127.0.0.1/udp/4001", False),
+        ("/ip4/127.0.0.1/tcp/4001/ws", False),
+        ("/ip4/1270.0.0.1/tcp/4001", False),
+        ("/dns4/-bad-/tcp/1", False),
+        ("/dns4/" + "a" * 300 + "/tcp/1", False),
+        ("", False),
+    ],
+)
+def test_addresses(text: str, good: bool) -> None:
+    assert addresses.is_address(text) is good
+
+
+@given(st.text(max_size=60))
+def test_no_text_breaks_the_address_check(text: str) -> None:
+    addresses.is_address(text)
+    addresses.is_address(f"/ip4/127.0.0.1/tcp/{text}")
+
+
+def test_bootstrap_addresses_name_their_peer() -> None:
+    assert addresses.split_peer(addresses.join_peer(A.peer, HERE)) == (A.peer, HERE)
+    for wrong in (HERE, f"{HERE}/p2p/nobody", f"/p2p/{A.peer}"):
+        with pytest.raises(ConfigError):
+            addresses.split_peer(wrong)
+
+
+def test_announcements_the_newest_wins_and_goodbye_removes() -> None:
+    registry = Registry()
+    first, second, goodbye = (
+        announce(A, RUN, [HERE], 1000.0),
+        announce(A, RUN, ["/ip4/10.0.0.1/tcp/1"], 1001.0),
+        announce(A, RUN, [], 1002.0),
+    )
+    assert registry.accept(second, B.peer, 0.0, 1000.0)
+    assert not registry.accept(first, B.peer, 0.0, 1000.0)
+    assert not registry.accept(second, B.peer, 0.0, 1000.0)
+    assert [news.addresses for news in registry.members(RUN, 1.0)] == [("/ip4/10.0.0.1/tcp/1",)]
+    assert registry.missing(RUN, [first], 1.0) == [second]
+    assert registry.missing(RUN, [second], 1.0) == []
+    assert registry.accept(goodbye, B.peer, 2.0, 1002.0)
+    assert registry.members(RUN, 2.0) == []
+    assert registry.missing(RUN, [second], 2.0) == [goodbye]
+
+
+def test_announcements_expire_by_the_clock_of_the_holder() -> None:
+    registry = Registry()
+    assert registry.accept(announce(A, RUN, [HERE], 5000.0), B.peer, 0.0, 5090.0)
+    assert len(registry.members(RUN, LIFE_S - 1)) == 1
+    assert registry.members(RUN, LIFE_S + 1) == []
+
+
+def test_forged_altered_and_ancient_announcements_are_refused() -> None:
+    registry, true = Registry(), announce(A, RUN, [HERE], 1000.0)
+    for lie in (
+        msgspec.structs.replace(true, peer=B.peer),
+        msgspec.structs.replace(true, run="other"),
+        msgspec.structs.replace(true, addresses=("/ip4/6.6.6.6/tcp/6",)),
+        msgspec.structs.replace(true, sequence=true.sequence + 1),
+        msgspec.structs.replace(true, peer="x"),
+    ):
+        with pytest.raises(RemoteProtocolError) as caught:
+            registry.accept(lie, B.peer, 0.0, 1000.0)
+        assert caught.value.peer == B.peer
+    assert not registry.accept(true, B.peer, 0.0, 99_000.0)
+    assert registry.members(RUN, 0.0) == []
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_break_the_announcement_decoder(data: bytes) -> None:
+    try:
+        msgspec.msgpack.decode(data, type=Announcement)
+    except msgspec.MsgspecError:
+        pass
+
+
+def test_dht_values_are_bound_to_owner_key_and_time() -> None:
+    key, data = records.sign(A, "status", b"payload", 7, 2000)
+    assert records.check(key, data, 1000.0).payload == b"payload"
+    other_key = records.owner_key(B.peer, "status")
+    for wrong_key, wrong_data, now in (
+        (other_key, data, 1000.0),
+        (records.owner_key(A.peer, "elsewhere"), data, 1000.0),
+        (key, data[:-1] + bytes([data[-1] ^ 1]), 1000.0),
+        (key, data, 2001.0),
+        (key, data, 2000.0 - records.MAX_LIFE_S - records.MAX_SKEW_S - 1),
+        (b"/other/x/y", data, 1000.0),
+        (key, b"\xff" * 40, 1000.0),
+        (key, bytes(records.MAX_VALUE_BYTES + 1), 1000.0),
+    ):
+        with pytest.raises(ValueError):
+            records.check(wrong_key, wrong_data, now)
+
+
+def test_value_store_keeps_the_newest_and_bounds_each_owner() -> None:
+    values = store.ValueStore()
+    key, old = records.sign(A, "x", b"old", 1, 2000)
+    _, new = records.sign(A, "x", b"new", 2, 2000)
+    assert values.put(key, new, 1000.0)
+    assert values.put(key, new, 1000.0)
+    assert not values.put(key, old, 1000.0)
+    assert values.get(key, 1000.0) == new
+    assert values.get(key, 2001.0) is None
+    kept = sum(values.put(*records.sign(A, f"k{i}", b"", 1, 2000), 1000.0) for i in range(store.MAX_VALUES_PER_OWNER + 5))
+    assert kept == store.MAX_VALUES_PER_OWNER
+    assert values.put(*records.sign(B, "x", b"", 1, 2000), 1000.0)
+
+
+def test_provider_store_expires_and_bounds_each_peer() -> None:
+    providers = store.ProviderStore(random.Random(1))
+    assert providers.add(b"k", A.peer, 0.0)
+    assert providers.add(b"k", B.peer, 100.0)
+    assert sorted(providers.get(b"k", 100.0)) == sorted([A.peer, B.peer])
+    assert providers.get(b"k", store.PROVIDER_LIFE_S + 50) == [B.peer]
+    added = sum(providers.add(b"%d" % i, A.peer, 0.0) for i in range(store.MAX_KEYS_PER_PEER + 5))
+    assert added == store.MAX_KEYS_PER_PEER
+    for number in range(store.MAX_PROVIDERS + 20):
+        providers.add(b"big", PeerId(f"peer{number}"), float(number))
+    assert len(providers.get(b"big", 600.0)) == store.ANSWERED_PROVIDERS
+
+
+def test_routing_table_holds_twenty_per_distance_and_ranks_by_xor() -> None:
+    table = RoutingTable(A.peer)
+    peers = [Identity(bytes([n // 256, n % 256]) * 16).peer for n in range(200)]
+    added = [peer for peer in peers if table.add(peer)]
+    assert not table.add(A.peer)
+    assert 40 < len(table) == len(added) < 200
+    target = position(b"key")
+    assert table.closest(target, 5) == closest(added, target, 5)
+    table.remove(added[0])
+    table.remove(added[0])
+    assert len(table) == len(added) - 1
+
+
+def read_message(data: bytes) -> wire.Rpc | None:
+    pieces = [data]
+
+    async def receive(max_bytes: int) -> bytes:
+        return pieces.pop() if pieces else b""
+
+    async def main() -> wire.Rpc | None:
+        return await wire.MessageReader(receive, A.peer).next()
+
+    return trio.run(main)
+
+
+def test_kad_messages_round_trip() -> None:
+    rpc = wire.Rpc(wire.GET_PROVIDERS, b"key", None, ((B.peer, (HERE,)),), ((A.peer, (HERE, "/ip6/::1/tcp/7")),))
+    assert read_message(wire.encode(rpc)) == rpc
+    put = wire.Rpc(wire.PUT_VALUE, b"key", b"value")
+    assert read_message(wire.encode(put)) == put
+
+
+@given(st.binary(max_size=300))
+def test_no_bytes_break_the_kad_reader(data: bytes) -> None:
+    with contextlib.suppress(RemoteProtocolError):  # and nothing else
+        read_message(data)
+
+
+def test_endless_and_huge_kad_lengths_are_refused() -> None:
+    for data in (b"\xff" * 10, b"\xff\xff\xff\x7f"):
+        with pytest.raises(RemoteProtocolError):
+            read_message(data)
+
+
+def test_peer_book_round_trip_and_corrupt_cache(tmp_path: Path) -> None:
+    book = PeerBook(A.peer)
+    book.add(B.peer, [HERE, "nonsense", "/ip4/10.0.0.9/tcp/9"])
+    book.add(A.peer, [HERE])
+    assert book.peers() == [B.peer]
+    book.save(tmp_path / "peers.json")
+    again = PeerBook(A.peer)
+    again.load(tmp_path / "peers.json")
+    assert again.addresses(B.peer) == (HERE, "/ip4/10.0.0.9/tcp/9")
+    for content in (b"", b"{", b'{"schema":1,"peers":[{"peer":"x","addresses":["y"]}]}', b"\xff" * 2000):
+        (tmp_path / "peers.json").write_bytes(content)
+        empty = PeerBook(A.peer)
+        empty.load(tmp_path / "peers.json")
+        assert empty.peers() == []
+    PeerBook(A.peer).load(tmp_path / "missing")
+
+
+def test_backoff_grows_to_its_limit_and_starts_again() -> None:
+    backoff = Backoff(1.0, 8.0, random.Random(3), factor=2.0)
+    delays = [backoff.next_s() for _ in range(6)]
+    for delay, middle in zip(delays, (1, 2, 4, 8, 8, 8), strict=True):
+        assert 0.75 * middle <= delay <= 1.25 * middle
+    backoff.reset()
+    assert backoff.next_s() <= 1.25
+
+
+def test_faults_shut_out_for_a_minute() -> None:
+    counted = faults.Faults()
+    for _ in range(faults.LIMIT):
+        assert not counted.shut_out(A.peer, 10.0)
+        counted.count(A.peer, 10.0)
+    assert counted.shut_out(A.peer, 20.0)
+    assert not counted.shut_out(B.peer, 20.0)
+    assert not counted.shut_out(A.peer, 10.0 + faults.WINDOW_S + 1)
+
+
+def test_clock_of_announcements_is_the_wall_clock() -> None:
+    assert abs(announce(A, RUN, [HERE], time.time()).sequence / 1000 - time.time()) < 60

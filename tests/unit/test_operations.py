@@ -1,0 +1,117 @@
+"""What free-standing operations rest on: names, votes remembered over a restart, memory used again, traffic counted over lanes that are gone."""
+
+from __future__ import annotations
+
+import gc
+import socket
+import threading
+from pathlib import Path
+
+from atoll.collectives.engine import EngineThread, LaneKeys
+from atoll.collectives.exchange import ExchangeEvent, LaneDown, LaneUp
+from atoll.collectives.group import MAX_CODEC_NAME, Certified, Entry, Member
+from atoll.collectives.identifiers import PeerId
+from atoll.collectives.swarm import OuterSettings
+from atoll.node.service.buffers import BufferPool
+from atoll.node.session.operations import MAX_NUMEL, VolatileJournal, config_key, log_name, operation_key
+from atoll.node.session.replica import PlainSlots
+from atoll.node.storage import RunFiles
+
+A, B = PeerId("a"), PeerId("b")
+WAIT_S = 20.0
+
+
+def test_a_log_name_fits_and_tells_operation_and_configuration_apart() -> None:
+    small, large = (Member(A, 0),), (Member(A, 0), Member(B, 7))
+    key = operation_key("r" * 26, "x" * 64)
+    name = log_name(key, MAX_NUMEL, "int8", large)
+    assert len(name) <= MAX_CODEC_NAME
+    assert name.split("/")[3:] == [key, config_key(large)]
+    names = {log_name(operation_key(run, op), numel, codec, config) for run in "rs" for op in "xy" for numel in (1, 2)
+             for codec in ("fp32", "int8") for config in (small, large)}  # fmt: skip
+    assert len(names) == 32
+
+
+def test_a_journal_tells_before_its_first_vote() -> None:
+    told = list[int]()
+    entry = Entry("op", 0, bytes(32), bytes(32), (), (), (), 1, 1, "fp32", "mean", (Member(A, 0),))
+    journal = VolatileJournal(0, lambda: told.append(journal.promised))
+    journal.append(Certified(entry, ()))
+    assert not journal.spent
+    journal.promise(3)
+    journal.accept(4, entry)
+    assert (told, journal.spent, journal.promised, journal.accepted) == ([-1], True, 4, (4, entry))
+
+
+def test_votes_in_operations_are_remembered_over_a_restart(tmp_path: Path) -> None:
+    def life() -> RunFiles:
+        return RunFiles(tmp_path, run_id="r", outer=OuterSettings(), slots=PlainSlots, trouble=lambda error: None)
+
+    first = life()
+    assert first.spent() == []
+    keys = [operation_key("r", str(number)) for number in range(4100)]
+    for key in keys:
+        first.spend(key)
+    second = life()  # as after kill -9: nothing was closed
+    assert second.spent() == keys[-4096:]
+    second.spend("more")
+    third = life()
+    assert third.spent() == [*keys[-4095:], "more"]
+    for opened in (first, second, third):
+        opened.close()
+
+
+def test_memory_comes_back_with_its_last_view() -> None:
+    pool = BufferPool(max_free_bytes=8192)
+    view = pool.take(5000)
+    assert (len(view), view.readonly, view.format) == (5000, False, "B")
+    view[:3] = b"abc"
+    part = view[1:3]
+    del view
+    gc.collect()
+    other = pool.take(5000)
+    assert bytes(part) == b"bc"  # not given to anybody else while a slice of it lives
+    other[:3] = b"xyz"
+    assert bytes(part) == b"bc"
+    del part
+    gc.collect()
+    again = pool.take(5000)
+    assert bytes(again[:3]) == b"abc"  # the same memory
+    del again, other
+    gc.collect()
+    assert bytes(pool.take(5000)[:1]) in (b"a", b"x")
+    assert bytes(pool.take(6000)[:3]) == bytes(3)  # another length is other memory
+
+
+def test_traffic_of_closed_lanes_counts_on() -> None:
+    changed = {A: threading.Semaphore(0), B: threading.Semaphore(0)}
+
+    def started(me: PeerId) -> EngineThread:
+        def emit(event: ExchangeEvent) -> None:
+            if isinstance(event, LaneUp | LaneDown):
+                changed[me].release()
+
+        engine = EngineThread(me, emit=emit)
+        engine.start()
+        return engine
+
+    engines = {me: started(me) for me in (A, B)}
+    totals = (0, 0)
+    try:
+        for _ in range(3):
+            left, right = socket.socketpair()
+            engines[A].add_lane(B, left, LaneKeys(b"", b"", "none"), "direct")
+            engines[B].add_lane(A, right, LaneKeys(b"", b"", "none"), "direct")
+            for me in (A, B):
+                assert changed[me].acquire(timeout=WAIT_S)
+            assert all(after > before for after, before in zip(engines[A].totals(), totals, strict=True))  # a heartbeat each way
+            engines[A].drop_lane(B)
+            for me in (A, B):
+                assert changed[me].acquire(timeout=WAIT_S)
+            assert engines[A].stats() == {}
+            totals = engines[A].totals()
+            assert min(totals) > 0
+    finally:
+        for engine in engines.values():
+            engine.stop()
+    assert engines[A].totals() == totals

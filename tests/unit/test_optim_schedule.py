@@ -1,0 +1,103 @@
+"""Counting steps, ending rounds, bounding waits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from atoll.collectives.errors import ConfigError
+from atoll.collectives.swarm import RunSettings
+from atoll.optim.schedule import CEILING_S, FLOOR_S, UNMEASURED_DEADLINE_S, Counted, Schedule, StepCounter, WaitBudget
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_skipped_steps_and_their_samples_do_not_count() -> None:
+    counter = StepCounter()
+    counter.count(8)
+    counter.count(8, torch.tensor([1.0]))
+    counter.count(4, torch.tensor([0.0]))
+    counter.count(4, torch.tensor(2.0))
+    assert counter.settle() == Counted(steps=2, samples=12, skipped=2)
+    counter.clear()
+    assert counter.settle() == Counted(0, 0, 0)
+
+
+def test_flags_on_a_device_are_read_only_when_settled() -> None:
+    counter = StepCounter()
+    counter._unread[torch.device("cpu")] = torch.tensor([2.0, 16.0], dtype=torch.float64)
+    counter._steps, counter._samples = 5, 40
+    assert counter.fired == 5
+    assert counter.settle() == Counted(3, 24, 2)
+    assert counter.settle() == Counted(3, 24, 2)
+
+
+@pytest.mark.gpu
+def test_flags_on_a_gpu() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    counter = StepCounter()
+    for flag in (0.0, 1.0, 0.0, 1.0, 1.0):
+        counter.count(8, torch.tensor([flag], device="cuda"))
+    assert counter.fired == 5
+    assert counter.settle() == Counted(2, 16, 3)
+
+
+def test_rounds_by_steps_wait_for_real_ones() -> None:
+    schedule, counter = Schedule(RunSettings(sync_every=2), Clock()), StepCounter()
+    counter.count(1)
+    assert not schedule.due(counter)
+    counter.count(1, torch.tensor(1.0))
+    assert not schedule.due(counter)
+    counter.count(1)
+    assert schedule.due(counter)
+
+
+def test_rounds_by_time_need_one_real_step() -> None:
+    clock = Clock()
+    schedule, counter = Schedule(RunSettings(sync_every=None, round_s=10.0), clock), StepCounter()
+    clock.now += 11
+    assert not schedule.due(counter)
+    counter.count(1)
+    assert schedule.due(counter)
+    schedule.restart()
+    assert not schedule.due(counter)
+    clock.now += 9.9
+    assert not schedule.due(counter)
+    schedule.restart(elapsed_s=10.0)
+    assert schedule.due(counter)
+    assert schedule.elapsed_s == pytest.approx(10.0)
+
+
+def test_waits_are_bounded_by_the_manifest_or_by_what_was_measured() -> None:
+    assert WaitBudget(3.5).seconds == 3.5
+    budget = WaitBudget(None)
+    assert budget.seconds == UNMEASURED_DEADLINE_S
+    budget.measured(0.1)
+    assert budget.seconds == FLOOR_S
+    budget.measured(5.0)
+    assert budget.seconds == 20.0
+    budget.measured(1e6)
+    assert budget.seconds == CEILING_S
+    for _ in range(8):
+        budget.measured(2.0)
+    assert budget.seconds == 8.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        (RunSettings(sync_every=None), "$.train.sync_every"),
+        (RunSettings(sync_every=0), "$.train.sync_every"),
+        (RunSettings(sync_every=None, round_s=0.0), "$.train.round_s"),
+    ],
+)
+def test_a_run_without_an_end_of_rounds_is_refused(settings: RunSettings, key: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        Schedule(settings, Clock())
+    assert error.value.key == key

@@ -1,0 +1,89 @@
+"""Parts: they cover everything once, in order, by bandwidth."""
+
+from __future__ import annotations
+
+import pytest
+from exchange_kit import cid_of, make_plan, peers_of
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.collectives.errors import LocalProtocolError
+from atoll.collectives.group import Part
+from atoll.collectives.partition import check_plan, parts_for
+
+rates = st.lists(st.one_of(st.just(0.0), st.floats(1e3, 1e9)), min_size=1, max_size=20)
+
+
+def times(parts, peers, chunks):
+    """Seconds each peer needs for its 1 + (n-2)p vectors."""
+    n = len(peers)
+    share = {p.owner: (p.stop - p.first) / chunks for p in parts}
+    return [(1 + (n - 2) * share.get(peer, 0.0)) / rate for peer, rate in peers if rate > 0]
+
+
+@given(st.integers(1, 5_000), rates)
+def test_cover_once_in_order(chunks, bandwidths):
+    peers = [(f"p{i}", rate) for i, rate in enumerate(bandwidths)]
+    parts = parts_for(chunks, peers)
+    assert parts == parts_for(chunks, peers)
+    position = 0
+    for part in parts:
+        assert part.first == position < part.stop
+        position = part.stop
+    assert position == chunks
+    order = [p for p, _ in peers]
+    owners = [part.owner for part in parts]
+    assert owners == sorted(set(owners), key=order.index)
+    if any(bandwidths):
+        assert all(dict(peers)[owner] > 0 for owner in owners)
+
+
+@given(st.lists(st.floats(1e6, 1e8), min_size=3, max_size=12))
+def test_no_peer_is_much_slower_than_it_must_be(bandwidths):
+    peers = [(f"p{i}", rate) for i, rate in enumerate(bandwidths)]
+    chunks = 100_000
+    slowest = max(times(parts_for(chunks, peers), peers, chunks))
+    n = len(peers)
+    bound = max(max(1 / r for r in bandwidths), 2 * (n - 1) / sum(bandwidths))  # sending alone; everybody together
+    assert slowest <= bound * 1.001
+
+
+def test_known_shares():
+    a, b, c, d = peers_of(4)
+    assert parts_for(191, [(a, 1), (b, 1), (c, 1), (d, 1)]) == (Part(a, 0, 48), Part(b, 48, 96), Part(c, 96, 144), Part(d, 144, 191))
+    assert parts_for(10, [(a, 5), (b, 0), (c, 0)]) == (Part(a, 0, 10),)
+    assert parts_for(10, [(a, 0), (b, 0)]) == (Part(a, 0, 5), Part(b, 5, 10))
+    assert parts_for(10, [(a, 1), (b, 100)]) == (Part(a, 0, 5), Part(b, 5, 10))
+    assert parts_for(1, [(a, 1), (b, 1)]) == (Part(a, 0, 1),)
+    # a link of a tenth carries only its own vector: it owns nothing
+    assert [p.owner for p in parts_for(300, [(a, 10), (b, 10), (c, 1), (d, 10)])] == [a, b, d]
+    # twice the bandwidth finishes at the same time
+    parts = parts_for(10_000, [(a, 2.0), (b, 1.0), (c, 1.0)])
+    assert [p.stop - p.first for p in parts] == [10_000]  # p_i = T b_i - 1, with T = 1
+    parts = parts_for(10_000, [(a, 1.5), (b, 1.0), (c, 1.0)])
+    spent = times(parts, [(a, 1.5), (b, 1.0), (c, 1.0)], 10_000)
+    assert max(spent) - min(spent) < 0.001
+    for bad in ((0, [(a, 1)]), (5, [])):
+        with pytest.raises(LocalProtocolError):
+            parts_for(*bad)
+
+
+def test_check_plan():
+    a, b = peers_of(2)
+    good = [(a, cid_of(0), 1), (b, cid_of(1), 1)]
+    assert check_plan(make_plan(good, [a, b], 1000, 10, "int8")) is None
+
+    def fault(contributors, parts, numel=1000):
+        return check_plan(make_plan(contributors, [a], numel, 10, "int8", parts=parts))
+
+    assert fault([], (Part(a, 0, 100),))
+    assert fault([(a, cid_of(0), 1), (b, cid_of(0), 1)], (Part(a, 0, 100),))
+    assert fault([(a, cid_of(0), 1), (a, cid_of(1), 1)], (Part(a, 0, 100),))
+    for parts in (
+        (Part(a, 0, 99),),
+        (Part(a, 1, 100),),
+        (Part(a, 0, 101),),
+        (Part(a, 0, 50), Part(b, 40, 100)),
+        (Part(a, 0, 0), Part(b, 0, 100)),
+    ):
+        assert fault(good, parts)

@@ -1,0 +1,57 @@
+"""Folders: XDG or ATOLL_HOME, private, written atomically."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from atoll.collectives.errors import StorageError
+from atoll.node.paths import find_paths, make_private, write_atomic
+
+
+def test_xdg(tmp_path: Path) -> None:
+    paths = find_paths(environ={"HOME": "/home/u", "XDG_STATE_HOME": "/s", "XDG_DATA_HOME": "relative"})
+    assert paths.config_file == Path("/home/u/.config/atoll/config.toml")
+    assert paths.identity_file == Path("/home/u/.local/share/atoll/identity.key")
+    assert paths.run_dir("abc") == Path("/s/atoll/runs/abc")
+    assert paths.control_socket == Path("/s/atoll/run/control.sock")
+    assert find_paths(environ={"HOME": "/home/u", "XDG_RUNTIME_DIR": "/run/user/1"}).control_socket == Path(
+        "/run/user/1/atoll/control.sock"
+    )
+
+
+def test_one_folder(tmp_path: Path) -> None:
+    paths = find_paths(environ={"ATOLL_HOME": str(tmp_path)})
+    assert paths == find_paths(tmp_path)
+    assert paths.identity_file == tmp_path / "identity.key"
+    paths.ensure()
+    for folder in (tmp_path, paths.state_dir, paths.runs_dir, paths.runtime_dir):
+        assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_long_path_gets_a_short_socket(tmp_path: Path) -> None:
+    long = tmp_path / ("x" * 120)
+    first, second = find_paths(long), find_paths(long / "y")
+    assert len(os.fsencode(first.control_socket)) <= 100
+    assert first.control_socket != second.control_socket
+    assert first.control_socket == find_paths(long).control_socket
+
+
+def test_others_rights_are_taken(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir(mode=0o755)
+    make_private(tmp_path / "open")
+    assert (tmp_path / "open").stat().st_mode & 0o777 == 0o700
+
+
+def test_writing_replaces_or_leaves(tmp_path: Path) -> None:
+    file = tmp_path / "f"
+    write_atomic(file, b"one")
+    write_atomic(file, b"two")
+    assert file.read_bytes() == b"two"
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert os.listdir(tmp_path) == ["f"]
+    with pytest.raises(StorageError, match="cannot write") as caught:
+        write_atomic(tmp_path / "none" / "f", b"")
+    assert caught.value.code == "E501"

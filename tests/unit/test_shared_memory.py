@@ -1,0 +1,200 @@
+"""Shared memory: both kinds, leases, and a full disk that is an error and not a signal."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from blake3 import blake3
+
+from atoll.collectives.errors import LocalProtocolError, OutOfDateError, StorageError
+from atoll.node.shared_memory import MAX_LEASES, SLOTS, AnchorSlots, ReadOnlyFloats, SharedBuffer, WritableFloats, received
+
+MEMFD = hasattr(os, "memfd_create")
+KINDS = [pytest.param(True, marks=pytest.mark.skipif(not MEMFD, reason="no memfd here")), False]
+
+
+@pytest.mark.parametrize("memfd", KINDS)
+def test_both_sides_see_the_same_floats(tmp_path: Path, memfd: bool) -> None:
+    buffer = SharedBuffer(4 * 1000, folder=tmp_path, use_memfd=memfd)
+    script = WritableFloats(os.dup(buffer.fd), 1000)
+    reader = ReadOnlyFloats(os.dup(buffer.reader_fd), 1000)
+    assert buffer.tensor().eq(0).all()
+
+    script.tensor().copy_(torch.arange(1000.0))
+    assert torch.equal(buffer.tensor(), torch.arange(1000.0))
+
+    part = torch.zeros(3, 5)
+    reader.copy_into(part, 980)
+    assert torch.equal(part, torch.arange(980.0, 995.0).view(3, 5))
+    reader.copy_into(torch.empty(0), 1000)
+
+    buffer.tensor()[999] = -7.0
+    buffer.close()
+    buffer.close()
+    last = torch.zeros(1)
+    reader.copy_into(last, 999)  # outlives the node's side
+    assert last.item() == -7.0
+    assert list(tmp_path.iterdir()) == []  # nothing that a crash would leave behind
+
+
+@pytest.mark.parametrize("memfd", KINDS)
+def test_a_reader_cannot_write(tmp_path: Path, memfd: bool) -> None:
+    buffer = SharedBuffer(4096, folder=tmp_path, use_memfd=memfd)
+    with pytest.raises(PermissionError):
+        mmap.mmap(buffer.reader_fd, 4096, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+    with pytest.raises(OSError):
+        os.write(buffer.reader_fd, b"x")
+    assert ReadOnlyFloats(os.dup(buffer.reader_fd), 1024).digest() == blake3(bytes(4096)).hexdigest()
+    assert not os.get_inheritable(buffer.fd)
+    assert not os.get_inheritable(buffer.reader_fd)
+    buffer.close()
+
+
+@pytest.mark.skipif(not MEMFD, reason="no memfd here")
+def test_a_script_cannot_cut_the_memory_under_the_node() -> None:
+    buffer = SharedBuffer(8192)
+    with pytest.raises(PermissionError):
+        os.ftruncate(buffer.fd, 0)
+    with pytest.raises(PermissionError):
+        fcntl.fcntl(buffer.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+    buffer.close()
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    buffer = SharedBuffer(40)
+    reader = ReadOnlyFloats(os.dup(buffer.reader_fd), 10)
+    for destination, start in [
+        (torch.zeros(11), 0),
+        (torch.zeros(1), 10),
+        (torch.zeros(1), -1),
+        (torch.zeros(2, dtype=torch.float64), 0),
+        (torch.zeros(4, 2).t(), 0),
+    ]:
+        with pytest.raises(LocalProtocolError):
+            reader.copy_into(destination, start)
+    with pytest.raises(StorageError, match="has 40 bytes, 44 are needed"):
+        ReadOnlyFloats(os.dup(buffer.reader_fd), 11)
+    with pytest.raises(LocalProtocolError):
+        SharedBuffer(0)
+    buffer.close()
+
+
+def test_wrong_number_of_descriptors_closes_them() -> None:
+    read, write = os.pipe()
+    with pytest.raises(LocalProtocolError, match="2 descriptors"):
+        received([read, write], 3)
+    for fd in (read, write):
+        with pytest.raises(OSError):
+            os.fstat(fd)
+
+
+@pytest.mark.parametrize("memfd", KINDS)
+def test_no_room_is_a_storage_error(tmp_path: Path, memfd: bool) -> None:
+    program = f"""
+import resource
+from pathlib import Path
+from atoll.collectives.errors import StorageError
+from atoll.node.shared_memory import AnchorSlots, SharedBuffer
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+where = dict(folder=Path({str(tmp_path)!r}), use_memfd={memfd})
+SharedBuffer(1 << 20, **where).close()
+for make, size in ((SharedBuffer, (1 << 20) + 1), (AnchorSlots, 1 << 20)):
+    try:
+        make(size, **where)
+    except StorageError as error:
+        print(error.code, "not enough room" in error.why)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["E501 True", "E501 True"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_folder_is_a_storage_error(tmp_path: Path) -> None:
+    with pytest.raises(StorageError):
+        SharedBuffer(4, folder=tmp_path / "none", use_memfd=False)
+
+
+@pytest.mark.parametrize("memfd", KINDS)
+def test_a_leased_slot_is_never_written(tmp_path: Path, memfd: bool) -> None:
+    slots = AnchorSlots(4, folder=tmp_path, use_memfd=memfd)
+    with pytest.raises(OutOfDateError):
+        slots.lease()
+    held: list[tuple[int, int]] = []  # slot, round
+    for round_ in range(40):
+        slot = slots.next_slot()
+        assert slot == slots.next_slot()
+        assert slot not in [leased for leased, _ in held]
+        slots.tensor(slot).fill_(round_)
+        slots.publish(slot, round_, f"{round_:02x}")
+        for leased, of in held:
+            assert slots.tensor(leased).eq(of).all()
+        if round_ % 7 == 3 and held:
+            slots.release(held.pop(0)[0])
+        elif len(held) < MAX_LEASES and round_ % 3 == 0:
+            lease = slots.lease()
+            assert (lease.round, lease.digest) == (round_, f"{round_:02x}")
+            held.append((lease.slot, lease.round))
+    slots.close()
+
+
+def test_leases_are_bounded_and_slots_in_use_refused() -> None:
+    slots = AnchorSlots(1)
+    slots.publish(0, 1, "aa")
+    assert slots.lease() == slots.lease()  # the base, and the same generation again
+    assert slots.leased == [0, 0]
+    with pytest.raises(LocalProtocolError, match="holds 2 anchors"):
+        slots.lease()
+    with pytest.raises(LocalProtocolError, match="in use"):
+        slots.publish(0, 2, "bb")
+    slots.release(0)
+    slots.publish(slots.next_slot(), 2, "bb")
+    with pytest.raises(LocalProtocolError):
+        slots.publish(0, 3, "cc")  # one lease is left
+    slots.release(0)
+    slots.release(0)
+    slots.release(3)
+    assert slots.leased == []
+    assert slots.next_slot() == 0
+    slots.close()
+
+
+def test_what_was_leased_when_the_script_went_is_never_written_again() -> None:
+    slots = AnchorSlots(2)
+    slots.tensor(0).fill_(1.0)
+    slots.publish(0, 1, "aa")
+    slots.lease()
+    slots.tensor(1).fill_(2.0)
+    slots.publish(1, 2, "bb")
+    slots.lease()  # the current one
+    views = [ReadOnlyFloats(os.dup(fd), 2) for fd in slots.reader_fds()]
+
+    slots.abandon()
+    assert slots.leased == []
+    slot = slots.next_slot()
+    assert slot == 0
+    slots.tensor(slot).fill_(3.0)
+    slots.publish(slot, 3, "cc")
+    slots.renew()
+    assert slots.tensor(0).eq(3.0).all()
+
+    slots.lease()
+    slots.abandon()
+    slots.renew()  # the current one is copied
+    assert slots.tensor(0).eq(3.0).all()
+    fd = SharedBuffer(4).fd  # forgotten by its owner: closed with it
+    with pytest.raises(OSError):
+        os.fstat(fd)
+    for slot in range(1, SLOTS):
+        slots.tensor(slot).fill_(9.0)
+    seen = torch.zeros(2)
+    for view, value in zip(views, (1.0, 2.0), strict=False):
+        view.copy_into(seen)
+        assert seen.eq(value).all()
+    slots.close()

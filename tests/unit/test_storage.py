@@ -1,0 +1,191 @@
+"""What a run keeps on disk survives a kill at any byte, and damage is told apart from an unfinished write."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.collectives.errors import StorageError
+from atoll.collectives.group import Certified, Entry, Member, Vote
+from atoll.collectives.layout import make_layout
+from atoll.collectives.swarm import OuterSettings
+from atoll.node.session.replica import ModelReplica, PlainSlots
+from atoll.node.storage import RunFiles
+from atoll.node.storage.journal import FileJournal
+from atoll.node.storage.results import ResultFiles
+
+ME = Member("p0", 0)
+ZERO = bytes(32)
+
+
+def chain(count: int) -> list[Certified]:
+    """A log of entries that continue each other."""
+    entries, base = list[Certified](), ZERO
+    for round_ in range(count):
+        entry = Entry("main/x", round_, base, ZERO, (), (), (), 4, 4, "fp32", "mean", (ME,))
+        entries.append(Certified(entry, (Vote(ME, 0, b"s"),)))
+        base = entry.hash()
+    return entries
+
+
+def test_journal_comes_back(tmp_path: Path) -> None:
+    entries = chain(4)
+    journal = FileJournal(tmp_path)
+    assert not journal.restarted
+    for certified in entries[:3]:
+        journal.append(certified)
+    journal.promise(2)
+    journal.accept(5, entries[3].entry)
+    again = FileJournal(tmp_path)  # as after kill -9: nothing was closed
+    assert again.entries == entries[:3]
+    assert (again.promised, again.accepted) == (5, (5, entries[3].entry))
+    assert again.restarted
+    assert not again.rebooted
+    again.append(entries[3])
+    assert (again.promised, again.accepted, again.restarted) == (-1, None, False)
+    last = FileJournal(tmp_path)
+    assert last.entries == entries
+    assert last.accepted is None  # the vote on disk is of a round that is over
+    for opened in (journal, again, last):
+        opened.close(clean=False)
+
+
+@given(cut=st.integers(min_value=0))
+def test_a_write_cut_short_loses_only_itself(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
+    folder = tmp_path_factory.mktemp("journal")
+    entries = chain(3)
+    journal = FileJournal(folder)
+    sizes = [0]
+    for certified in entries:
+        journal.append(certified)
+        sizes.append((folder / "entries").stat().st_size)
+    journal.close(clean=False)
+    length = cut % (sizes[-1] + 1)
+    os.truncate(folder / "entries", length)
+    again = FileJournal(folder)
+    whole = max(index for index, size in enumerate(sizes) if size <= length)
+    assert not again.damaged
+    assert again.entries == entries[:whole]
+    if whole < 3:
+        again.append(entries[whole])
+        assert again.entries == entries[: whole + 1]
+    again.close()
+
+
+@given(at=st.integers(min_value=0), flip=st.integers(1, 255))
+def test_a_changed_byte_is_damage_never_another_entry(tmp_path_factory: pytest.TempPathFactory, at: int, flip: int) -> None:
+    folder = tmp_path_factory.mktemp("journal")
+    entries = chain(3)
+    journal = FileJournal(folder)
+    for certified in entries:
+        journal.append(certified)
+    journal.close()
+    data = bytearray((folder / "entries").read_bytes())
+    data[at % len(data)] ^= flip
+    (folder / "entries").write_bytes(data)
+    again = FileJournal(folder)
+    assert again.entries == entries[: len(again.entries)]
+    assert again.damaged or len(again.entries) < 3  # a changed length may look like a write cut short
+    again.close()
+
+
+def test_a_vote_cut_short_leaves_the_one_before(tmp_path: Path) -> None:
+    entries = chain(2)
+    journal = FileJournal(tmp_path)
+    journal.append(entries[0])
+    journal.promise(1)
+    journal.accept(2, entries[1].entry)
+    slot = (2 % 2) * (1 << 20)
+    with open(tmp_path / "vote", "r+b") as file:
+        file.seek(slot + 30)
+        file.write(b"\xff\xff\xff")
+    again = FileJournal(tmp_path)
+    assert (again.promised, again.accepted) == (1, None)
+    for opened in (journal, again):
+        opened.close(clean=False)
+
+
+def test_results_are_kept_and_their_files_used_again(tmp_path: Path) -> None:
+    results = ResultFiles(tmp_path)
+    for round_ in range(100):
+        buffer = results.allocate(1000)
+        buffer[:4] = round_.to_bytes(4, "big")
+        results.keep(f"e{round_}", round_, buffer)
+        del buffer
+        results.forget(round_ - 2, set())
+    again = ResultFiles(tmp_path)
+    kept = [again.kept(f"e{round_}") for round_ in range(100)]
+    assert [index for index, data in enumerate(kept) if data is not None] == [97, 98, 99]
+    assert bytes(kept[99] or b"")[:4] == (99).to_bytes(4, "big")
+    assert len([path for path in tmp_path.iterdir() if path.name.isdigit()]) <= 5
+
+
+def test_a_buffer_in_use_is_not_given_away(tmp_path: Path) -> None:
+    results = ResultFiles(tmp_path)
+    mine = results.allocate(8)
+    mine[:] = b"in use!!"
+    others = [results.allocate(8) for _ in range(3)]
+    for other in others:
+        other[:] = b"........"
+    assert bytes(mine) == b"in use!!"
+
+
+def run_files(folder: Path, troubles: list[StorageError]) -> RunFiles:
+    return RunFiles(folder, run_id="r", outer=OuterSettings(), slots=PlainSlots, trouble=troubles.append)
+
+
+def test_checkpoint_comes_back_bit_for_bit_and_damage_is_told(tmp_path: Path) -> None:
+    troubles: list[StorageError] = []
+    layout = make_layout([("w", (3, 5)), ("b", (5,))])
+    files = run_files(tmp_path, troubles)
+    entries = chain(2)
+    for certified in entries:
+        files.journal().append(certified)
+    replica = files.replica(layout, restore=False)
+    assert isinstance(replica, ModelReplica)
+    replica.initialise(torch.arange(20, dtype=torch.float32))
+    replica.momentum.copy_(torch.linspace(-1, 1, 20))
+    replica.applied = 1
+    files.checkpoint(replica, entries[1])
+    files.close()
+
+    again = run_files(tmp_path, troubles)
+    restored = again.replica(layout, restore=True)
+    assert isinstance(restored, ModelReplica)
+    assert (restored.applied, restored.generation) == (1, 1)
+    assert torch.equal(restored.anchor, replica.anchor)
+    assert torch.equal(restored.momentum, replica.momentum)
+    assert restored.hashes() == replica.hashes()
+    again.close()
+    assert not troubles
+
+    path = tmp_path / "checkpoint" / "state.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(data)
+    damaged = run_files(tmp_path, troubles)
+    assert damaged.replica(layout, restore=True).generation == -1
+    assert [error.code for error in troubles] == ["E303"]
+    damaged.close()
+
+
+def test_a_damaged_journal_begins_a_new_incarnation(tmp_path: Path) -> None:
+    troubles: list[StorageError] = []
+    files = run_files(tmp_path, troubles)
+    for certified in chain(3):
+        files.journal().append(certified)
+    files.close()
+    entries = tmp_path / "journal" / "entries"
+    data = bytearray(entries.read_bytes())
+    data[40] ^= 0xFF
+    entries.write_bytes(data)
+    again = run_files(tmp_path, troubles)
+    assert again.journal().incarnation == 1
+    assert again.journal().entries == []
+    assert [error.code for error in troubles] == ["E303"]
+    again.close()
