@@ -7,6 +7,7 @@ all of them; the next round works; the victim comes back.
 from __future__ import annotations
 
 import contextlib
+import json
 import queue
 import random
 import signal
@@ -59,7 +60,7 @@ class Reference:
             self.apply(round_, seed, named[round_])
         for outcome in outcomes:
             if outcome["anchor_round"] in self.rounds:
-                assert outcome["digest"] == self.rounds[outcome["anchor_round"]], outcomes
+                assert outcome["digest"] == self.rounds[outcome["anchor_round"]], json.dumps([outcomes, self.rounds], indent=1)
 
 
 @pytest.fixture(scope="module")
