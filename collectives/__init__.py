@@ -9,9 +9,11 @@ group          members, configurations, quorums, plans, log entries: frozen valu
 messages       the round's control messages: typed, bounded
 quantize       block-wise int8 kernels
 codec          a chunk of float32 values and its wire bytes, named
+bits           the codec of bytes that nobody calculates with
+encoded        a whole vector of such chunks
 digest         hashes of chunks, parts and states
 partition      one vector, parts per member
-reduce         the Reducer seam in three forms; the weighted mean
+reduce         the Reducer seam in four forms: mean, sum, maximum, modular sum, copies
 record_layer   authenticated records for lanes
 exchange/      the data plane of a round; sans I/O
 engine/        one thread that runs an exchange over real sockets

@@ -22,7 +22,7 @@ from . import quantize
 from .errors import ConfigError
 
 CODECS = ("fp32", "fp16", "bf16", "int8")
-DEFAULT_CHUNK_ELEMENTS = {"fp32": 65_536, "fp16": 131_072, "bf16": 131_072, "int8": 131_072}
+DEFAULT_CHUNK_ELEMENTS = {"fp32": 65_536, "fp16": 131_072, "bf16": 131_072, "int8": 131_072, "bits": 65_536}
 """Chunk lengths that keep the working set of a reduction inside a second-level cache (measured)."""
 
 
@@ -230,6 +230,10 @@ def get_codec(name: str) -> Codec:
     """A codec of its own for the calling thread. Raises ConfigError for an unknown name."""
     if name == "int8":
         return Int8Codec()
+    if name == "bits":
+        from .bits import BitsCodec
+
+        return BitsCodec()
     dtypes = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
     if name not in dtypes:
         raise ConfigError(f"unknown codec {name!r}", key="codec", hint=f"one of {', '.join(CODECS)}")

@@ -34,6 +34,18 @@ def parts_for(chunks: int, peers: Sequence[tuple[PeerId, float]]) -> tuple[Part,
     return tuple(parts)
 
 
+def slots_for(chunks: int, members: Sequence[PeerId], contributors: Sequence[PeerId]) -> tuple[Part, ...]:
+    """Parts of a gather: chunks [0, chunks) in equal slots, one a member; that of a member that does not contribute goes to one that does.
+
+    Raises LocalProtocolError when there is nobody, or the chunks do not divide.
+    """
+    if not contributors or not members or chunks % len(members):
+        raise LocalProtocolError(f"cannot divide {chunks} chunks into slots of {len(members)} members, {len(contributors)} of them here")
+    size = chunks // len(members)
+    owners = [peer if peer in contributors else contributors[index % len(contributors)] for index, peer in enumerate(members)]
+    return tuple(Part(owner, index * size, (index + 1) * size) for index, owner in enumerate(owners))
+
+
 def check_plan(plan: Plan) -> str | None:
     """Why a plan is not well formed, or None. Run on every plan that comes from outside."""
     if not plan.contributors:

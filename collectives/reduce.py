@@ -1,10 +1,11 @@
-"""Reducers: the contributions to a chunk → its result. Three forms, because they need different things from the data plane.
+"""Reducers: the contributions to a chunk → its result. Four forms, because they need different things from the data plane.
 
-* streaming: (sum of m_i x_i) / d with factors from the weights alone; runs on encoded chunks, in place (the mean).
-* rows: needs all contributions to a chunk decoded side by side (coordinate-wise median, trimmed mean).
+* streaming: (sum of m_i x_i) / d with factors from the weights alone; runs on encoded chunks, in place (mean, sum).
+* own: what the owner of a part has contributed itself (copy, gather); nothing is sent to owners.
+* rows: needs all contributions to a chunk decoded side by side (maximum, sums of integers, coordinate-wise median).
 * two-phase: needs statistics over the *whole* vector (a Gram matrix, summed over the parts) before it can weigh (Krum, geometric median).
 
-A reducer is chosen by the plan's name for it; `security` passes in others than the mean. All work in float32 with separately rounded
+A reducer is chosen by the plan's name for it; `security` passes in others than those of REDUCERS. All work in float32 with separately rounded
 elementwise operations in the order of the plan's contributors, so every owner gets the same bits from the same bytes.
 """
 
@@ -15,6 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+import numpy as np
+import torch
 from torch import Tensor
 
 
@@ -35,6 +38,13 @@ class StreamingReducer(Protocol):
     def factors(self, weights: Sequence[int]) -> Factors:
         """Factors for contributions of these weights, in the plan's order. Each is exactly a float32."""
         ...
+
+
+class OwnReducer(Protocol):
+    """The result of a part is its owner's contribution: owners are contributors, and which part is whose decides the result."""
+
+    name: str
+    form: Literal["own"]
 
 
 class RowsReducer(Protocol):
@@ -63,7 +73,7 @@ class TwoPhaseReducer(Protocol):
         ...
 
 
-Reducer = StreamingReducer | RowsReducer | TwoPhaseReducer
+Reducer = StreamingReducer | OwnReducer | RowsReducer | TwoPhaseReducer
 
 
 class WeightedMean:
@@ -84,7 +94,64 @@ class WeightedMean:
         return Factors(tuple(_float32(weight * shift) for weight in small), _float32(total * shift))
 
 
+class Sum:
+    """x_1 + x_2 + …; weights do not count."""
+
+    name = "sum"
+    form: Literal["streaming"] = "streaming"
+
+    def factors(self, weights: Sequence[int]) -> Factors:
+        """All 1."""
+        return Factors((1.0,) * len(weights), 1.0)
+
+
+class Max:
+    """The largest value of each element."""
+
+    name = "max"
+    form: Literal["rows"] = "rows"
+
+    def reduce(self, rows: Tensor, weights: Sequence[int], out: Tensor) -> None:
+        """See RowsReducer."""
+        torch.amax(rows, dim=0, out=out)
+
+
+class WrappingSum:
+    """Sum of integers modulo 2^bits, two's complement, packed into words: for the codec of bits only."""
+
+    form: Literal["rows"] = "rows"
+
+    def __init__(self, bits: Literal[8, 16, 32, 64]) -> None:
+        self.name = f"wrap{bits}"
+        self._dtype = np.dtype(f"<u{bits // 8}")
+
+    def reduce(self, rows: Tensor, weights: Sequence[int], out: Tensor) -> None:
+        """See RowsReducer; numpy's unsigned integers wrap by definition."""
+        total = out.numpy().view(self._dtype)
+        total[:] = rows[0].numpy().view(self._dtype)
+        for row in rows[1:]:
+            np.add(total, row.numpy().view(self._dtype), out=total)
+
+
+class Own:
+    """`copy`: all contributors hold the same bytes, each sends its part of them. `gather`: to each member its own part."""
+
+    form: Literal["own"] = "own"
+
+    def __init__(self, name: Literal["copy", "gather"]) -> None:
+        self.name = name
+
+
 MEAN = WeightedMean()
+REDUCERS: dict[str, Reducer] = {
+    reducer.name: reducer
+    for reducer in (MEAN, Sum(), Max(), WrappingSum(8), WrappingSum(16), WrappingSum(32), WrappingSum(64), Own("copy"), Own("gather"))
+}
+
+
+def works_on_bits(reducer: str) -> bool:
+    """Whether a reducer of REDUCERS is for the codec "bits"; the others are for all codecs but this one."""
+    return reducer.startswith("wrap") or REDUCERS[reducer].form == "own"
 
 
 def reduce_two_phase(reducer: TwoPhaseReducer, chunks: Sequence[Tensor], weights: Sequence[int]) -> Factors:

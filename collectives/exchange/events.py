@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from ..identifiers import PeerId
 
@@ -32,6 +33,8 @@ class ResultComplete:
     data: memoryview
     bytes_sent: int = 0
     bytes_received: int = 0
+    since: tuple[tuple[Literal["part", "result"], PeerId, float], ...] = ()
+    """How many seconds ago the last chunk of each peer's contribution to my part, and of each owner's result, had come."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from ..errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from ..group import MAX_MEMBERS, Plan
 from ..identifiers import CID_BYTES, PeerId
 from ..partition import check_plan
-from ..reduce import MEAN, Reducer
+from ..reduce import REDUCERS, Reducer
 from . import header as wire_header
 from .blobs import Blobs
 from .events import ExchangeEvent, NonFinite, PartReduced, PeerFault, ResultComplete
@@ -40,7 +40,7 @@ class Exchange:
     ``emit`` gets every event. ``result_buffer`` gives the memory for a plan's encoded result: writable, flat, at least its encoded
     length, aligned to 4, a different one for every plan; by default it is allocated. ``reducers`` are those plans may name.
     ``eager``: reduce as soon as possible, inside the call that made it possible. With False the driver calls `work` in its idle time,
-    so that no call takes longer than a few chunks.
+    so that no call takes longer than a few chunks. ``clock`` only measures: nothing depends on it.
     """
 
     def __init__(
@@ -52,12 +52,14 @@ class Exchange:
         reducers: Mapping[str, Reducer] | None = None,
         eager: bool = True,
     ) -> None:
+        clock: Callable[[], float] = lambda: 0.0,
         self.me = me
         self._emit = emit
         self._result_buffer = result_buffer
-        self._reducers = dict(reducers) if reducers is not None else {"mean": MEAN}
+        self._reducers = dict(reducers) if reducers is not None else REDUCERS
         self._eager = eager
         self._pools = Pools()
+        self._clock = clock
         self._reducer = ChunkReducer()
         self._slots: dict[bytes, RoundSlot] = {}
         self._lingering: dict[str, RoundSlot] = {}  # by log: closed, still serving slower peers
@@ -136,7 +138,7 @@ class Exchange:
             raise LocalProtocolError(f"result buffer of {len(data)} bytes, {slot.encoded_bytes} writable bytes needed")
         if old is not None:
             self._abandon(slot, old)
-        state = PlanState(plan, slot, self.me, reducer, data, audience)
+        state = PlanState(plan, slot, self.me, reducer, data, audience, self._clock)
         slot.plan = self._plans[state.plan_id] = state
         self._take_early(state)
         self._start(state)
@@ -401,7 +403,7 @@ class Exchange:
         if state.complete:
             digests = tuple(state.part_digest(index) for index in range(len(state.plan.parts)))
             slot = state.slot
-            self._post(ResultComplete(state.plan_id, digests, state.data, slot.bytes_sent, slot.bytes_received))
+            self._post(ResultComplete(state.plan_id, digests, state.data, slot.bytes_sent, slot.bytes_received, state.since()))
 
     def _usable(self, state: PlanState) -> Frozen | None:
         """My contribution to a plan, when it can be used."""
@@ -409,7 +411,7 @@ class Exchange:
         return None if frozen is None or frozen.poisoned or frozen.vector.shape[0] != state.slot.numel else frozen
 
     def _can_reduce(self, state: PlanState) -> bool:
-        return not state.blocked and (state.own_cid is None or self._usable(state) is not None)
+        return not state.blocked and bool(state.sources) and (state.own_cid is None or self._usable(state) is not None)
 
     # ---- plans
 
@@ -426,7 +428,7 @@ class Exchange:
 
     def _start(self, state: PlanState) -> None:
         """Queue what can be sent, and reduced, now."""
-        if self._usable(state) is not None and state.own_cid is not None:
+        if self._usable(state) is not None and state.own_cid is not None and state.reducer.form != "own":
             for part in state.plan.parts:
                 if part.owner == self.me:
                     continue

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Literal
 
 from ..codec import Wire
 from ..digest import part_digest
@@ -13,10 +14,16 @@ from .events import Report
 from .slot import RoundSlot, spans
 
 
+Source = tuple[Literal["part", "result"], PeerId]
+
+
 class PlanState:
     """The plan in force of a round. ``data`` holds the encoded result, chunk after chunk, and gets its final bytes in place."""
 
-    def __init__(self, plan: Plan, slot: RoundSlot, me: PeerId, reducer: Reducer, data: memoryview, audience: Sequence[PeerId]) -> None:
+    def __init__(
+        self, plan: Plan, slot: RoundSlot, me: PeerId, reducer: Reducer, data: memoryview, audience: Sequence[PeerId],
+        clock: Callable[[], float],
+    ) -> None:  # fmt: skip
         self.plan = plan
         self.plan_id = plan.plan_id
         self.slot = slot
@@ -24,10 +31,13 @@ class PlanState:
         self.reducer = reducer
         self.audience = tuple(peer for peer in dict.fromkeys(audience) if peer != me)
         self.cids = frozenset(c.cid for c in plan.contributors)
-        self.weights = tuple(c.weight for c in plan.contributors)
+        counted = plan.contributors if reducer.form != "own" else [c for c in plan.contributors if c.member.peer == me]
+        self.weights = tuple(c.weight for c in counted)
         self.factors: Factors | None = reducer.factors(self.weights) if reducer.form == "streaming" else None
+        if reducer.form == "own":
+            self.factors = Factors((1.0,), 1.0)
         self.owners: list[PeerId] = [part.owner for part in plan.parts for _ in range(part.first, part.stop)]
-        self.sources = [(c.member.peer, c.cid, slot.parts_of(c.member.peer, c.cid)) for c in plan.contributors]
+        self.sources = [(c.member.peer, c.cid, slot.parts_of(c.member.peer, c.cid)) for c in counted]
         self.others = {(peer, cid) for peer, cid, _ in self.sources if peer != me}
         self.own_cid = next((cid for peer, cid, _ in self.sources if peer == me), None)
         self.hashes: list[bytes | None] = [None] * slot.chunks
@@ -45,6 +55,15 @@ class PlanState:
                     self._part_of[chunk] = index
                     self.waiting[chunk] = sum(chunk not in held for peer, _, held in self.sources if peer != me)
         self._me = me
+        self._clock = clock
+        self._due: dict[Source, int] = {}  # chunks still to come
+        self._finished: dict[Source, float] = {}
+        for peer, _, held in self.sources:
+            if peer != me:
+                self._due["part", peer] = sum(chunk not in held for chunk in self.waiting)
+        for owner in self.owners:
+            if owner != me:
+                self._due["result", owner] = self._due.get(("result", owner), 0) + 1
 
     @property
     def order(self) -> tuple[int, int]:
@@ -88,6 +107,7 @@ class PlanState:
         if (peer, cid) not in self.others or chunk not in self.waiting:
             return False
         self.progress += 1
+        self._came("part", peer)
         self.waiting[chunk] -= 1
         return self.waiting[chunk] == 0
 
@@ -96,6 +116,18 @@ class PlanState:
         self.hashes[chunk] = digest
         self.have += 1
         self._wires.pop(chunk, None)
+        if self.owners[chunk] != self._me:
+            self._came("result", self.owners[chunk])
+
+    def _came(self, kind: Literal["part", "result"], peer: PeerId) -> None:
+        left = self._due[kind, peer] = self._due[kind, peer] - 1
+        if not left:
+            self._finished[kind, peer] = self._clock()
+
+    def since(self) -> tuple[tuple[Literal["part", "result"], PeerId, float], ...]:
+        """See ResultComplete."""
+        now = self._clock()
+        return tuple((kind, peer, now - at) for (kind, peer), at in self._finished.items())
 
     def reduced(self, chunk: int, digest: bytes) -> int | None:
         """A chunk of mine is reduced; returns the index of its part when that is complete."""

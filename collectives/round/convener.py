@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from .. import messages as m
 from ..group import Config, Contributor, Entry, Member, Part, Plan
 from ..identifiers import PeerId
-from ..partition import parts_for
+from ..partition import parts_for, slots_for
 
 if TYPE_CHECKING:
     from .machine import RoundMachine
@@ -163,8 +163,9 @@ class Convening:
         self.revision += 1
         owners = [(c.member.peer, machine.actions.bandwidth(c.member.peer)) for c in offers]
         chunks = -(-shape.numel // shape.chunk_elements)
+        slots = slots_for(chunks, [m.peer for m in machine.config], [c.member.peer for c in offers]) if shape.reducer == "gather" else None
         self.plan = Plan(
-            machine.log, machine.round, self.ballot, self.revision, machine.base, tuple(offers), parts_for(chunks, owners),
+            machine.log, machine.round, self.ballot, self.revision, machine.base, tuple(offers), slots or parts_for(chunks, owners),
             shape.numel, shape.chunk_elements, shape.codec, shape.reducer,
         )  # fmt: skip
         self.phase, self.planned_at = Phase.REDUCE, now

@@ -1,0 +1,55 @@
+"""The codec of bytes that must arrive as they are: whole tensors of any type, masked integers, digests. Never a run's own codec."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .codec import Wire
+from .errors import LocalProtocolError
+
+
+class BitsCodec:
+    """Words of 32 bits, carried in float32 tensors that nobody calculates with: every pattern is allowed, NaN or not."""
+
+    name = "bits"
+    zero_copy = True
+
+    def wire_bytes(self, elements: int) -> int:
+        """4 bytes a word."""
+        return 4 * elements
+
+    def wire(self, data: memoryview, elements: int) -> Wire:
+        """A view of a writable buffer."""
+        if elements < 1 or len(data) != 4 * elements:
+            raise ValueError(f"{len(data)} bytes cannot hold {elements} words")
+        return Wire(data, elements, torch.frombuffer(data, dtype=torch.float32), None, ())
+
+    def encode(self, x: Tensor, out: Wire) -> bool:
+        """Copy."""
+        _words(out.values).copy_(_words(x))
+        return True
+
+    def decode(self, wire: Wire, out: Tensor) -> None:
+        """Copy."""
+        _words(out).copy_(_words(wire.values))
+
+    def accumulate(self, wire: Wire, weight: float, acc: Tensor, *, first: bool = False) -> None:
+        """Bits have no sum."""
+        raise LocalProtocolError("bits cannot be added up as floats")
+
+    def weighted_mean(self, wires: Sequence[Wire], weights: Sequence[float], divisor: float, out: Wire) -> bool:
+        """Of one contribution: its copy."""
+        if len(wires) != 1:
+            raise LocalProtocolError("bits have no mean")
+        return self.encode(wires[0].values, out)
+
+    def finite(self, wire: Wire) -> bool:
+        """They are no numbers."""
+        return True
+
+
+def _words(x: Tensor) -> Tensor:
+    return x.view(torch.int32)
