@@ -23,6 +23,7 @@ from ..session import events as ev
 from ..shared_memory import AnchorSlots
 from ..storage import RunFiles
 from .context import NodeContext
+from .phases import Phases
 from .ports import RunPorts
 from .troubles import Troubles, coded, described
 
@@ -59,6 +60,7 @@ class RunService:
         self.progress: tuple[str, int, int] = ("finding members", 0, 0)
         self.refusals: dict[PeerId, tuple[str, str]] = {}
         self.troubles = Troubles(run_id, node.publish)
+        self.phases = Phases(run_id, node.publish)
         self.ended = trio.Event()  # `run` has returned, and everything of the run is closed
         self._slots: AnchorSlots | None = None
         self._wake = trio.Event()
@@ -262,6 +264,7 @@ class RunService:
 
     def on_exchange(self, event: object) -> None:
         """An event of the engine (of any run: the session knows its own)."""
+        self.phases.on_exchange(trio.current_time(), event)
         self._input(lambda session, now: session.on_exchange(now, event))
 
     def _input(self, handle: Callable[[Session, float], None]) -> None:
@@ -306,6 +309,8 @@ class RunService:
     def on_event(self, event: object) -> None:
         """An event of the session."""
         match event:
+            case ev.PlanTaken():
+                self.phases.planned(trio.current_time(), event)
             case ev.RoundCommitted():
                 self.rounds = [*self.rounds[-HISTORY:], self._describe(event)]
                 self.troubles.clear()

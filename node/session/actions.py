@@ -54,6 +54,9 @@ class LogActions:
     # ---- data plane
     def execute(self, plan: Plan, audience: Sequence[PeerId]) -> None:
         """Let the data plane carry out a plan."""
+        machine = self.session.machine
+        assert machine is not None
+        self.session.ports.emit(ev.PlanTaken(plan, machine.convener_of(plan.ballot).peer))
         self.exchange.execute(plan, audience)
 
     def report(self, plan_id: bytes) -> None:

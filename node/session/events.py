@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...collectives.group import Plan
 from ...collectives.identifiers import PeerId
 from ...collectives.swarm import Share
 
@@ -83,6 +84,15 @@ class OperationDone:
     """From the plan's arrival here to the last byte of the result."""
     decision_s: float = 0.0
     """From the last byte of the result to its being decided."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanTaken:
+    """A plan of ``convener`` is being carried out here, for a training round or for the operation ``op_id`` (if our script called it)."""
+
+    plan: Plan
+    convener: PeerId
+    op_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
