@@ -4,7 +4,7 @@
   crash of either side leaves nothing behind.
 * ``AnchorSlots``   float32 slots in which the node publishes generations of the anchor; it never writes one that is current or
   leased.
-* ``WritableFloats``, ``ReadOnlyFloats``  the script's mappings, made of the descriptors it was given.
+* ``WritableFloats``, ``ReadOnlyFloats``, ``map_bytes``  the script's mappings, made of the descriptors it was given.
 
 Nothing here loads torch before ``SharedBuffer.tensor`` or ``ReadOnlyFloats.copy_into`` is called.
 """
@@ -161,7 +161,7 @@ class WritableFloats:
 
     def __init__(self, fd: int, numel: int) -> None:
         self.numel = numel
-        self._memory = _map(fd, numel * FLOAT_BYTES, writable=True)
+        self._memory = map_bytes(fd, numel * FLOAT_BYTES, writable=True)
 
     def tensor(self) -> Tensor:
         """float32, shape (numel,), writable; it keeps the mapping alive."""
@@ -178,7 +178,7 @@ class ReadOnlyFloats:
 
     def __init__(self, fd: int, numel: int) -> None:
         self.numel = numel
-        self._memory = _map(fd, numel * FLOAT_BYTES, writable=False)
+        self._memory = map_bytes(fd, numel * FLOAT_BYTES, writable=False)
 
     def copy_into(self, destination: Tensor, start: int = 0) -> None:
         """Copy elements [start, start + destination.numel()) into ``destination``: float32, contiguous, on the CPU.
@@ -205,13 +205,15 @@ class ReadOnlyFloats:
             return blake3(view).hexdigest()
 
 
-def _map(fd: int, nbytes: int, *, writable: bool) -> mmap.mmap:
-    """Map and close ``fd``. Raises StorageError when the file is shorter than said (touching the rest would be a SIGBUS)."""
+def map_bytes(fd: int, nbytes: int, *, writable: bool, copy: bool = False) -> mmap.mmap:
+    """Map and close ``fd``. ``copy``: what is written to the mapping stays in this process (torch wants writable memory even where it
+    only reads). Raises StorageError when the file is shorter than said (touching the rest would be a SIGBUS)."""
     try:
         size = os.fstat(fd).st_size
         if size < nbytes:
             raise StorageError(f"shared memory has {size} bytes, {nbytes} are needed")
-        return mmap.mmap(fd, nbytes, mmap.MAP_SHARED, mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0))
+        shared = mmap.MAP_PRIVATE if copy else mmap.MAP_SHARED
+        return mmap.mmap(fd, nbytes, shared, mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0))
     finally:
         os.close(fd)
 

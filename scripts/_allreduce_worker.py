@@ -145,7 +145,7 @@ class Worker:
         """What the node measured of the last operation."""
         with NodeClient.connect(self.paths) as client:
             operation = client.status()["runs"][0]["last_operation"] or {}
-        return {key: operation.get(key) for key in ("reduce_s", "decision_s", "decode_s")}
+        return {key: operation.get(key) for key in ("reduce_s", "decision_s")}
 
     def check(self, outliers: bool) -> dict[str, Any]:
         """Digest of the result, and at rank 0 its error."""

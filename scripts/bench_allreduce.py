@@ -159,7 +159,6 @@ class Bench:
             if found["ok"]:
                 found["engine_seconds"] = max(answer["reduce_s"] for answer in inside)
                 found["decision_ms"] = 1000 * statistics.median(answer["decision_s"] for answer in inside)
-                found["decode_seconds"] = max(answer["decode_s"] for answer in inside)
             else:
                 progress(f"not everybody was counted: {[(a['status'], a['reason']) for a in answers]}")
         return found
@@ -253,7 +252,6 @@ def summary(options: argparse.Namespace, runs: list[dict[str, Any]], memory: lis
         "seconds": median(ours, "seconds"),
         "cpu_seconds": median(ours, "cpu_seconds"),
         "engine_seconds": median(ours, "engine_seconds"),
-        "decode_seconds": median(ours, "decode_seconds"),
         "decision_ms": median(ours, "decision_ms"),
         "gloo_seconds": median(gloo, "seconds"),
         "gloo_cpu_seconds": median(gloo, "cpu_seconds"),

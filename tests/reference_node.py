@@ -29,10 +29,11 @@ from atoll.collectives.swarm import Outcome, OuterSettings, PeerView, RunSetting
 from atoll.node.control.parent import watch_parent
 from atoll.node.control.protocol import JoinRequest, RunInfo
 from atoll.node.control.server import ControlServer
-from atoll.node.control.service import ProgressSink, ReduceBuffers, ScriptEvents
+from atoll.node.control.service import ProgressSink, ReduceMemory, ScriptEvents
 from atoll.node.lifecycle import NodeFile, NodeLock
 from atoll.node.paths import Paths, find_paths
 from atoll.node.private_node import ParentLink
+from atoll.node.service.buffers import PooledBuffer
 from atoll.node.shared_memory import AnchorSlots, SharedBuffer
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ class ReferenceSession:
         self.contribution = SharedBuffer(layout.numel * 4)
         self.metrics: dict[str, float] = {}
         self.left = False
-        self.reductions: dict[str, ReduceBuffers] = {}
+        self.reductions: dict[str, PooledBuffer] = {}
 
     async def found(self) -> None:
         if not self.founding:
@@ -158,24 +159,22 @@ class ReferenceSession:
     async def leave(self) -> None:
         self.left = True
 
-    def reduce_open(self, op_id: str, numel: int) -> ReduceBuffers:
+    def reduce_open(self, op_id: str, numel: int) -> ReduceMemory:
         if op_id in self.reductions:
             raise LocalProtocolError(f"{op_id} is open")
-        buffers = self.reductions[op_id] = ReduceBuffers(SharedBuffer(numel * 4), SharedBuffer(numel * 4))
-        return buffers
+        self.reductions[op_id] = PooledBuffer(4 * numel, None)
+        return ReduceMemory(self.reductions[op_id], "fp32", 65_536)
 
     def reduce_start(self, op_id: str, weight: int, deadline_s: float) -> None:
-        buffers = self.reductions[op_id]
         assert self.events is not None
         if deadline_s == 0:
             self.events.reduced(op_id, Outcome("open", 0, reason="the deadline passed"))
-            return
-        buffers.result.tensor().copy_(buffers.source.tensor())
-        self.events.reduced(op_id, Outcome("committed", 0, (Share(PEER, weight),), True))
+        else:
+            self.events.reduced(op_id, Outcome("committed", 0, (Share(PEER, weight),), True), self.reductions[op_id])
 
     def reduce_close(self, op_id: str) -> None:
-        for buffer in self.reductions.pop(op_id, ())[:2]:
-            buffer.close()
+        if op_id in self.reductions:
+            self.reductions.pop(op_id).close()
 
     def detached(self) -> None:
         self.events = None

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..encoded import EncodedVector
 from ..group import Plan
 from ..identifiers import PeerId
 
@@ -25,7 +26,7 @@ class EngineExchange:
         """See `Exchange.open_round`."""
         self._submit("open_round", log, round_, tuple(members), numel, chunk_elements, codec)
 
-    def freeze(self, log: str, round_: int, cid: bytes, vector: Tensor) -> None:
+    def freeze(self, log: str, round_: int, cid: bytes, vector: Tensor | EncodedVector) -> None:
         """See `Exchange.freeze`."""
         self._submit("freeze", log, round_, cid, vector)
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ..digest import chunk_hash
+from ..encoded import EncodedVector
 from ..errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from ..group import MAX_MEMBERS, Plan
 from ..identifiers import CID_BYTES, PeerId
@@ -51,15 +52,15 @@ class Exchange:
         result_buffer: Callable[[Plan], memoryview] | None = None,
         reducers: Mapping[str, Reducer] | None = None,
         eager: bool = True,
-    ) -> None:
         clock: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         self.me = me
         self._emit = emit
         self._result_buffer = result_buffer
         self._reducers = dict(reducers) if reducers is not None else REDUCERS
         self._eager = eager
-        self._pools = Pools()
         self._clock = clock
+        self._pools = Pools()
         self._reducer = ChunkReducer()
         self._slots: dict[bytes, RoundSlot] = {}
         self._lingering: dict[str, RoundSlot] = {}  # by log: closed, still serving slower peers
@@ -92,21 +93,24 @@ class Exchange:
         else:
             known.members = slot.members
 
-    def freeze(self, log: str, round_: int, cid: bytes, vector: Tensor) -> None:
-        """Offer my contribution: float32, shape (numel,), contiguous, on the CPU. It must not change until `release` (cid).
+    def freeze(self, log: str, round_: int, cid: bytes, vector: Tensor | EncodedVector) -> None:
+        """Offer my contribution: float32, shape (numel,), contiguous, on the CPU; or encoded with the round's codec on its grid. It must
+        not change until `release` (cid).
 
         Nothing is copied or encoded here. Raises LocalProtocolError for another kind of tensor.
         """
-        if vector.dtype != torch.float32 or vector.dim() != 1 or not vector.is_contiguous() or vector.device.type != "cpu":
-            raise LocalProtocolError("a contribution is a flat contiguous float32 tensor on the CPU")
+        if isinstance(vector, Tensor):
+            if vector.dtype != torch.float32 or vector.dim() != 1 or not vector.is_contiguous() or vector.device.type != "cpu":
+                raise LocalProtocolError("a contribution is a flat contiguous float32 tensor on the CPU")
+            vector = vector.detach()
         if len(cid) != CID_BYTES:
             raise LocalProtocolError(f"a cid has {CID_BYTES} bytes")
-        slot = self._slots.get(wire_header.slot_id(log, round_))
-        if slot is not None and vector.shape[0] != slot.numel:
-            raise LocalProtocolError(f"contribution of {vector.shape[0]} elements to a round of {slot.numel}")
+        slot, frozen = self._slots.get(wire_header.slot_id(log, round_)), Frozen(cid, vector)
+        if slot is not None and not frozen.fits(slot):
+            raise LocalProtocolError(f"contribution of {vector.numel()} elements to a round of {slot.numel}, or on another grid")
         known = self._frozen.get(cid)
-        if known is None or known.vector.data_ptr() != vector.data_ptr():
-            self._frozen[cid] = Frozen(cid, vector.detach())
+        if known is None or not known.same(frozen):
+            self._frozen[cid] = frozen
         if slot is not None and slot.plan is not None and slot.plan.own_cid == cid:
             self._start(slot.plan)
         self._settle()
@@ -408,7 +412,7 @@ class Exchange:
     def _usable(self, state: PlanState) -> Frozen | None:
         """My contribution to a plan, when it can be used."""
         frozen = self._frozen.get(state.own_cid) if state.own_cid is not None else None
-        return None if frozen is None or frozen.poisoned or frozen.vector.shape[0] != state.slot.numel else frozen
+        return None if frozen is None or frozen.poisoned or not frozen.fits(state.slot) else frozen
 
     def _can_reduce(self, state: PlanState) -> bool:
         return not state.blocked and bool(state.sources) and (state.own_cid is None or self._usable(state) is not None)

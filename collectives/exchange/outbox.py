@@ -153,8 +153,7 @@ class Sender:
         slot, frozen = flow.slot, self._frozen.get(cid)
         if frozen is None or frozen.poisoned:
             return None
-        scratch = None if slot.codec.zero_copy else box.scratch(slot, slot.elements(chunk))
-        wire, finite = frozen.wire(slot, chunk, scratch)
+        wire, finite = frozen.wire(slot, chunk, lambda: box.scratch(slot, slot.elements(chunk)))
         if not finite:
             self._poison(cid)
             return None

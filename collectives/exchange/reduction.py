@@ -32,7 +32,7 @@ class ChunkReducer:
         for peer, cid, held in state.sources:
             if cid == state.own_cid:
                 assert own is not None
-                wire, finite = own.wire(state.slot, chunk, self._scratch(state.slot.codec, state.slot.elements(chunk)))
+                wire, finite = own.wire(state.slot, chunk, lambda: self._scratch(state.slot.codec, state.slot.elements(chunk)))
                 if not finite:
                     return (peer, cid)
                 wires.append(wire)
@@ -73,9 +73,7 @@ class ChunkReducer:
         peer, cid, _ = state.sources[worst]
         return (peer, cid)
 
-    def _scratch(self, codec: Codec, elements: int) -> Wire | None:
-        if codec.zero_copy:
-            return None
+    def _scratch(self, codec: Codec, elements: int) -> Wire:
         key = (codec.name, elements)
         if self._own is None or self._own[0] != key:
             self._own = (key, codec.wire(memoryview(bytearray(codec.wire_bytes(elements))), elements))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from ..codec import Wire, chunk_span, encoded_bytes
+from ..encoded import EncodedVector
 from ..errors import RemoteProtocolError
 from ..identifiers import PeerId
 from .events import Spans
@@ -147,31 +148,44 @@ class RoundSlot:
 
 
 class Frozen:
-    """One of my own contributions: float32 (numel,), unchanged until released."""
+    """One of my own contributions, unchanged until released: float32 (numel,), or encoded already."""
 
-    def __init__(self, cid: bytes, vector: Tensor) -> None:
+    def __init__(self, cid: bytes, vector: Tensor | EncodedVector) -> None:
         self.cid = cid
         self.vector = vector
         self.poisoned = False
         self._data: memoryview | None = None
         self._chunks: dict[int, Sequence[Tensor]] = {}
 
-    def chunk(self, slot: RoundSlot, chunk: int) -> Tensor:
-        """Values of one chunk; the views are made once a grid."""
+    def same(self, other: Frozen) -> bool:
+        """Whether the other has the same memory."""
+        mine, theirs = self.vector, other.vector
+        return mine is theirs or (isinstance(mine, Tensor) and isinstance(theirs, Tensor) and mine.data_ptr() == theirs.data_ptr())
+
+    def fits(self, slot: RoundSlot) -> bool:
+        """Whether it has the round's length, and its grid and codec where it is encoded."""
+        vector = self.vector
+        if isinstance(vector, EncodedVector) and (vector.chunk_elements, vector.codec.name) != (slot.chunk_elements, slot.codec.name):
+            return False
+        return vector.numel() == slot.numel
+
+    def wire(self, slot: RoundSlot, chunk: int, scratch: Callable[[], Wire]) -> tuple[Wire, bool]:
+        """The chunk encoded (as it lies, where that needs no copy, else into ``scratch``), and whether all of it is finite."""
+        vector = self.vector
+        if isinstance(vector, EncodedVector):
+            wire = vector.wire(chunk)
+            return wire, slot.codec.finite(wire)
         size = slot.chunk_elements
         views = self._chunks.get(size)
-        if views is None:
-            views = self._chunks[size] = self.vector.split(size)
-        return views[chunk]
-
-    def wire(self, slot: RoundSlot, chunk: int, scratch: Wire | None) -> tuple[Wire, bool]:
-        """The chunk encoded (into ``scratch``, or as it lies where the codec needs no copy), and whether all of it is finite."""
-        values = self.chunk(slot, chunk)
-        if scratch is not None:
-            return scratch, slot.codec.encode(values, scratch)
+        if views is None:  # made once a grid
+            views = self._chunks[size] = vector.split(size)
+        values = views[chunk]
+        if not slot.codec.zero_copy:
+            wire = scratch()
+            return wire, slot.codec.encode(values, wire)
         if self._data is None:
-            self._data = self.vector.numpy().data.cast("B")
-        start = 4 * chunk * slot.chunk_elements
+            self._data = vector.numpy().data.cast("B")
+        start = 4 * chunk * size
         wire = Wire(self._data[start : start + 4 * values.shape[0]], values.shape[0], values, None, ())
         return wire, slot.codec.finite(wire)
 

@@ -70,7 +70,8 @@ class NodeClient:
         while self._link.wait_for(lambda: bool(self._events), None):
             yield self._events.pop(0)
 
-    def _pushed(self, push: p.Push) -> None:
+    def _pushed(self, push: p.Push, fds: list[int]) -> None:
+        del fds  # of reductions, which belong to scripts
         if isinstance(push, p.Event):
             self._events.append(push.event)
 

@@ -64,12 +64,13 @@ class Call:
 class Link:
     """A connection after its handshake. ``lost`` is the reason once it is no more; calls then raise it.
 
-    ``on_push`` is called with the lock held, from whichever thread reads: it must be quick and not wait.
+    ``on_push`` gets a push and the descriptors beside it, which are its own. It is called with the lock held, from whichever thread reads:
+    it must be quick and not wait.
     """
 
     def __init__(self, sock: socket.socket) -> None:
         self.lost: SwarmClosedError | None = None
-        self.on_push: Callable[[p.Push], None] = lambda push: None
+        self.on_push: Callable[[p.Push, list[int]], None] = lambda push, fds: _close_all(fds)
         self.welcome: p.Welcome | None = None
         self._socket = sock
         self._owner = os.getpid()
@@ -219,7 +220,7 @@ class Link:
             if call is not None and call.progress is not None:
                 call.progress(answer.stage, answer.done, answer.total)
         elif isinstance(answer, p.Decided | p.Closing | p.Reduced | p.Event):
-            self.on_push(answer)
+            self.on_push(answer, fds)
         elif isinstance(answer, p.Ending):
             self._ending = f"the node shuts down: {answer.reason}"
         elif isinstance(answer, p.Failure) and answer.id == 0:
@@ -231,8 +232,7 @@ class Link:
     def _answered(self, answer: p.Reply, fds: list[int]) -> None:
         call = self._calls.pop(answer.id, None)
         if call is None or call.abandoned:
-            for fd in fds:
-                os.close(fd)
+            _close_all(fds)
         elif isinstance(answer, p.Failure):
             call.error, call.refused = p.error_of(answer), True
         else:
@@ -310,6 +310,11 @@ def _wait(sock: socket.socket, event: int, timeout_s: float | None) -> bool:
     poll = select.poll()
     poll.register(sock, event)
     return bool(poll.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000))
+
+
+def _close_all(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
 def closed(reason: str) -> SwarmClosedError:

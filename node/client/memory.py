@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...collectives.errors import LocalProtocolError
 from ..control.protocol import OPENED_FDS
-from ..shared_memory import AnchorSlot, ReadOnlyFloats, WritableFloats, received
+from ..shared_memory import AnchorSlot, ReadOnlyFloats, WritableFloats, map_bytes, received
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from ...collectives.encoded import EncodedVector
+
+MAPPED = 8  # mappings kept: contribution and result of a few operations at once
 
 
 class RunMemory:
@@ -21,6 +26,48 @@ class RunMemory:
         self.numel = numel
         self.contribution = WritableFloats(contribution, numel)
         self.slots = [ReadOnlyFloats(fd, numel) for fd in slots]
+
+
+class Grid(NamedTuple):
+    """How a vector is encoded."""
+
+    codec: str
+    numel: int
+    chunk_elements: int
+
+
+class ReductionMemory:
+    """A script's mappings of contributions and results of reductions, kept by number: made anew, every page would fault in again."""
+
+    def __init__(self) -> None:
+        self._mapped: dict[int, tuple[Grid, EncodedVector]] = {}  # the newest last
+
+    def contribution(self, number: int, fd: int, grid: Grid) -> EncodedVector:
+        """Where to encode a contribution. Takes ``fd`` over."""
+        return self._map(number, fd, grid, writable=True)
+
+    def result(self, number: int, fd: int, grid: Grid) -> EncodedVector:
+        """What to decode; it cannot be written to. Takes ``fd`` over."""
+        return self._map(number, fd, grid, writable=False)
+
+    def _map(self, number: int, fd: int, grid: Grid, *, writable: bool) -> EncodedVector:
+        from ...collectives.codec import encoded_bytes, get_codec  # loads torch, as the caller has
+        from ...collectives.encoded import EncodedVector
+
+        known = self._mapped.pop(number, None)
+        if known is not None and known[0] == grid:
+            os.close(fd)
+            vector = known[1]
+        else:
+            codec = get_codec(grid.codec)
+            nbytes = encoded_bytes(codec, grid.numel, grid.chunk_elements)
+            vector = EncodedVector(
+                codec, grid.numel, grid.chunk_elements, memoryview(map_bytes(fd, nbytes, writable=True, copy=not writable))
+            )
+        self._mapped[number] = (grid, vector)
+        while len(self._mapped) > MAPPED:
+            del self._mapped[next(iter(self._mapped))]
+        return vector
 
 
 class SlotView:

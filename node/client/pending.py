@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from ...collectives.errors import AtollError
 from ...collectives.swarm import Outcome
+from ..shared_memory import received
 from .link import Call
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..shared_memory import ReadOnlyFloats
+    from .memory import Grid, ReductionMemory
 
 
 class Waiter(Protocol):
@@ -70,14 +72,25 @@ class Ticket:
 class ReduceTicket:
     """A free-standing reduction (a Pending[Outcome]). A lost node ends it as "open": its votes do not survive a node."""
 
-    def __init__(self, swarm: Waiter, flat: Tensor, result: ReadOnlyFloats, lost: Callable[[], bool], close: Callable[[], None]) -> None:
+    def __init__(
+        self, swarm: Waiter, memory: ReductionMemory, grid: Grid, flat: Tensor, lost: Callable[[], bool], close: Callable[[], None]
+    ) -> None:
         self.outcome: Outcome | None = None
         self.call: Call | None = None
         self._swarm = swarm
+        self._memory = memory
+        self._grid = grid
         self._flat = flat
-        self._result: ReadOnlyFloats | None = result
+        self._result: tuple[int, int] | None = None  # number and descriptor of its memory, until the result is decoded
         self._lost = lost
         self._close = close
+        self._open = True
+
+    def resolve(self, outcome: Outcome, number: int, fds: list[int]) -> None:
+        """The node's last word."""
+        if fds:
+            self._result = (number, received(fds, 1)[0])
+        self.outcome = outcome
 
     def resolved(self) -> bool:
         """Whether the result is final; looks at nothing new."""
@@ -97,12 +110,17 @@ class ReduceTicket:
                 self._finish()
                 raise self.call.error
             return self._swarm.still_open()
-        if self._result is not None and self.outcome.status == "committed":
-            self._result.copy_into(self._flat)
+        if self._result is not None:
+            (number, fd), self._result = self._result, None
+            self._memory.result(number, fd, self._grid).decode(self._flat)
         self._finish()
         return self.outcome
 
     def _finish(self) -> None:
-        if self._result is not None:
-            self._result = None
+        if self._open:
+            self._open = False
             self._close()
+
+    def __del__(self) -> None:
+        if self._result is not None:  # nobody waited for it
+            os.close(self._result[1])

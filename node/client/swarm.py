@@ -30,9 +30,9 @@ from ...collectives.group import MAX_CODEC_NAME
 from ...collectives.layout import Layout
 from ...collectives.swarm import Outcome, PeerView
 from ..control import protocol as p
-from ..shared_memory import AnchorSlot, ReadOnlyFloats, WritableFloats, received
+from ..shared_memory import AnchorSlot, received
 from .link import Link, closed
-from .memory import RunMemory, SlotView
+from .memory import Grid, ReductionMemory, RunMemory, SlotView
 from .pending import ReduceTicket, Ticket
 from .reattach import Entry, Reattach, open_session
 
@@ -43,7 +43,6 @@ ANSWER_S = 15.0  # a node that does not answer for so long is taken for lost; a 
 LEAVE_S = 120.0
 REPORT_S = 0.1  # reports between are merged
 MAX_METRICS = 64
-MAPPED_PAIRS = 2  # as many as the node keeps
 A = TypeVar("A")
 
 
@@ -53,23 +52,7 @@ class _Attached:
     def __init__(self, link: Link, memory: RunMemory) -> None:
         self.link = link
         self.memory = memory
-        self.mapped: dict[int, tuple[WritableFloats, ReadOnlyFloats]] = {}  # of reductions, by number; the newest last
-
-    def map_reduction(self, number: int, fds: list[int], numel: int) -> tuple[WritableFloats, ReadOnlyFloats]:
-        """Source and result of a reduction; mapping them anew would fault in every page again."""
-        source, result = received(fds, p.REDUCE_FDS)
-        pair = self.mapped.pop(number, None)
-        if pair is not None and pair[0].numel == numel:
-            os.close(source)
-            os.close(result)
-        else:
-            target = ReadOnlyFloats(result, numel)
-            pair = (WritableFloats(source, numel), target)
-        if number:
-            self.mapped[number] = pair
-            while len(self.mapped) > MAPPED_PAIRS:
-                del self.mapped[next(iter(self.mapped))]
-        return pair
+        self.reductions = ReductionMemory()
 
 
 class RunSwarm:
@@ -218,13 +201,15 @@ class RunSwarm:
         if not 1 <= weight < 1 << 48 or not 0 < len(op_id) <= MAX_CODEC_NAME or not 0 <= deadline_s <= 1e9:
             raise LocalProtocolError(f"all_reduce: weight {weight}, deadline {deadline_s} s, op_id of {len(op_id)} characters")
         at = self._ready()
-        numel = flat.numel()
+        values = flat.detach().view(-1)
         try:
-            call = at.link.submit(lambda id_: p.ReduceOpen(id_, op_id, numel))
+            call = at.link.submit(lambda id_: p.ReduceOpen(id_, op_id, values.numel()))
             opened = at.link.finish(call, p.ReduceOpened, timeout_s=ANSWER_S)
-            source, target = at.map_reduction(opened.number, call.fds, numel)
-            source.tensor().copy_(flat.detach().view(-1))
-            ticket = ReduceTicket(self, flat, target, lambda: at.link.lost is not None, lambda: self._end_reduction(at, op_id))
+            grid = Grid(opened.codec, values.numel(), opened.chunk_elements)
+            at.reductions.contribution(opened.number, received(call.fds, p.REDUCE_FDS)[0], grid).encode(values)
+            ticket = ReduceTicket(
+                self, at.reductions, grid, values, lambda: at.link.lost is not None, lambda: self._end_reduction(at, op_id)
+            )
             self._reductions[op_id] = ticket
             ticket.call = at.link.submit(lambda id_: p.ReduceStart(id_, op_id, weight, deadline_s))
         except DeadlineExceededError as error:
@@ -238,7 +223,7 @@ class RunSwarm:
             try:
                 at.link.submit(lambda id_: p.ReduceClose(id_, op_id)).abandoned = True
             except SwarmClosedError:
-                return  # and with it the buffers
+                return  # and with it the memory
 
     # ── the rest of Swarm ──
 
@@ -333,14 +318,17 @@ class RunSwarm:
         """An "open" outcome that says why."""
         return Outcome("open", self._round + 1, reason=self.trouble or "not decided yet")
 
-    def _pushed(self, push: p.Push) -> None:
+    def _pushed(self, push: p.Push, fds: list[int]) -> None:
         ticket = self._ticket
         if isinstance(push, p.Decided) and ticket is not None and push.cid == ticket.cid:
             ticket.outcome = push.outcome
         elif isinstance(push, p.Closing):
             self._closing = max(self._closing, push.round)
         elif isinstance(push, p.Reduced) and push.op_id in self._reductions:
-            self._reductions[push.op_id].outcome = push.outcome
+            self._reductions[push.op_id].resolve(push.outcome, push.number, fds)
+            return
+        for fd in fds:
+            os.close(fd)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -27,7 +27,7 @@ from ..shared_memory import SLOTS
 VERSION = 1
 MAX_FRAME_BYTES = 1 << 20
 OPENED_FDS = 1 + SLOTS  # contribution, anchor slots
-REDUCE_FDS = 2  # input (the script writes), output (the node writes)
+REDUCE_FDS = 1
 _LENGTH = struct.Struct(">I")
 
 Id = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
@@ -187,7 +187,7 @@ class Depart(msgspec.Struct, frozen=True, tag="depart"):
 
 
 class ReduceOpen(msgspec.Struct, frozen=True, tag="reduce_open"):
-    """→ ReduceOpened with descriptors: buffers for a free-standing weighted mean of float32 (numel,)."""
+    """→ ReduceOpened with a descriptor: memory for a contribution to a free-standing weighted mean of float32 (numel,)."""
 
     id: Id
     op_id: Name
@@ -195,7 +195,7 @@ class ReduceOpen(msgspec.Struct, frozen=True, tag="reduce_open"):
 
 
 class ReduceStart(msgspec.Struct, frozen=True, tag="reduce_start"):
-    """→ Done; later one Reduced push. The input buffer is written and frozen until then."""
+    """→ Done; later one Reduced push. The contribution is encoded and frozen until then."""
 
     id: Id
     op_id: Name
@@ -204,7 +204,7 @@ class ReduceStart(msgspec.Struct, frozen=True, tag="reduce_start"):
 
 
 class ReduceClose(msgspec.Struct, frozen=True, tag="reduce_close"):
-    """→ Done. The buffers are given back."""
+    """→ Done. The memory of contribution and result is given back."""
 
     id: Id
     op_id: Name
@@ -275,10 +275,13 @@ class MemberList(msgspec.Struct, frozen=True, tag="members"):
 
 
 class ReduceOpened(msgspec.Struct, frozen=True, tag="reduce_opened"):
-    """Input (read-write) and output (read-only) come beside this. ``number`` > 0: the same memory whenever it is the same."""
+    """The contribution's memory comes beside this (read-write): encode it there, chunk after chunk. The same memory whenever ``number``
+    is the same."""
 
     id: Id
-    number: int = 0
+    number: int
+    codec: str
+    chunk_elements: int
     fds: int = REDUCE_FDS
 
 
@@ -323,10 +326,13 @@ class Closing(msgspec.Struct, frozen=True, tag="closing"):
 
 
 class Reduced(msgspec.Struct, frozen=True, tag="reduced"):
-    """What became of a free-standing reduction; when committed, the output buffer holds the mean."""
+    """What became of a free-standing reduction. When committed, the memory of the result comes beside this (read-only): the encoded mean,
+    in chunks like the contribution. The same memory whenever ``number`` is the same."""
 
     op_id: str
     outcome: Outcome
+    number: int = 0
+    fds: int = 0
 
 
 class Event(msgspec.Struct, frozen=True, tag="event"):

@@ -12,7 +12,7 @@ from typing import Any
 from ...collectives.errors import AtollError, ConfigError, LocalProtocolError, VersionMismatchError
 from ...collectives.swarm import Outcome
 from . import protocol as p
-from .service import NodeService, ScriptSession
+from .service import NodeService, NumberedBuffer, ScriptSession
 
 Post = Callable[[p.Answer, Sequence[int]], None]
 """Send an answer, with descriptors beside it (duplicated, if they are to outlive the call). Never blocks."""
@@ -96,18 +96,21 @@ class Requests:
         """See ScriptEvents."""
         self._push(p.Closing(round_))
 
-    def reduced(self, op_id: str, outcome: Outcome) -> None:
+    def reduced(self, op_id: str, outcome: Outcome, result: NumberedBuffer | None = None) -> None:
         """See ScriptEvents."""
-        self._push(p.Reduced(op_id, outcome))
+        if result is None:
+            self._push(p.Reduced(op_id, outcome))
+        else:
+            self._push(p.Reduced(op_id, outcome, result.number, p.REDUCE_FDS), [result.reader_fd])
 
     def failed(self, error: AtollError) -> None:
         """See ScriptEvents."""
         if not self._closed:
             self._end(error)
 
-    def _push(self, push: p.Push) -> None:
+    def _push(self, push: p.Push, fds: Sequence[int] = ()) -> None:
         if not self._closed:
-            self._post(push, ())
+            self._post(push, fds)
 
     def _progress(self, id_: int) -> Callable[[str, int, int], None]:
         return lambda stage, done, total: self._push(p.Progress(id_, stage, done, total))
@@ -195,8 +198,8 @@ class Requests:
         self._done(request.id)
 
     async def _reduce_open(self, request: p.ReduceOpen) -> None:
-        buffers = self._attached().reduce_open(request.op_id, request.numel)
-        self._post(p.ReduceOpened(request.id, buffers.number), [buffers.source.fd, buffers.result.reader_fd])
+        memory = self._attached().reduce_open(request.op_id, request.numel)
+        self._post(p.ReduceOpened(request.id, memory.source.number, memory.codec, memory.chunk_elements), [memory.source.fd])
 
     async def _reduce_start(self, request: p.ReduceStart) -> None:
         self._attached().reduce_start(request.op_id, request.weight, request.deadline_s)

@@ -38,8 +38,9 @@ class ScriptEvents(Protocol):
         """Another member has finished ``round_``, to which this script has contributed nothing yet."""
         ...
 
-    def reduced(self, op_id: str, outcome: Outcome) -> None:
-        """Exactly once for every `reduce_start`; "open" when the deadline passed. If committed, the output holds the mean."""
+    def reduced(self, op_id: str, outcome: Outcome, result: NumberedBuffer | None = None) -> None:
+        """Exactly once for every `reduce_start`; "open" when the deadline passed. If committed, ``result`` holds the encoded mean, on
+        the grid of the contribution, and is not written until `reduce_close`."""
         ...
 
     def failed(self, error: AtollError) -> None:
@@ -47,15 +48,28 @@ class ScriptEvents(Protocol):
         ...
 
 
-class ReduceBuffers(NamedTuple):
-    """Memory of one free-standing reduction, float32 (numel,): the script writes ``source``, the node ``result``.
+class NumberedBuffer(Protocol):
+    """Shared memory that a script may keep its mapping of: under the same ``number`` (> 0) it is the same memory."""
 
-    ``number`` > 0 names this memory within the session: the script may keep its mappings, for when it is given the same again.
-    """
+    number: int
 
-    source: SharedBuffer
-    result: SharedBuffer
-    number: int = 0
+    @property
+    def fd(self) -> int:
+        """A descriptor that can be mapped for writing."""
+        ...
+
+    @property
+    def reader_fd(self) -> int:
+        """A descriptor that cannot."""
+        ...
+
+
+class ReduceMemory(NamedTuple):
+    """Memory for the contribution to one free-standing reduction: the script encodes it there, chunk after chunk."""
+
+    source: NumberedBuffer
+    codec: str
+    chunk_elements: int
 
 
 class ScriptSession(Protocol):
@@ -111,8 +125,8 @@ class ScriptSession(Protocol):
         """Finish or hand over the open round, contribute no more, keep seeding. Idempotent."""
         ...
 
-    def reduce_open(self, op_id: str, numel: int) -> ReduceBuffers:
-        """Buffers for a reduction. Raises StorageError, or LocalProtocolError when ``op_id`` is open already."""
+    def reduce_open(self, op_id: str, numel: int) -> ReduceMemory:
+        """Memory for a contribution. Raises StorageError, or LocalProtocolError when ``op_id`` is open already."""
         ...
 
     def reduce_start(self, op_id: str, weight: int, deadline_s: float) -> None:
@@ -120,7 +134,7 @@ class ScriptSession(Protocol):
         ...
 
     def reduce_close(self, op_id: str) -> None:
-        """The buffers are no longer needed by the script; a running reduction is not disturbed. Idempotent."""
+        """The memory is no longer needed by the script; a running reduction is not disturbed. Idempotent."""
         ...
 
     def detached(self) -> None:

@@ -1,48 +1,73 @@
-"""Memory for encoded results of free-standing operations, used again.
+"""Memory shared with scripts, used again: contributions and results of free-standing operations.
 
-A fresh mapping costs a page fault and a zeroed page for every 4 KiB, as much as receiving them. A mapping comes back by itself when the last
+A fresh mapping costs a page fault and a zeroed page for every 4 KiB, as much as receiving them. Memory comes back by itself when the last
 view of it is gone, whoever held it: nobody has to say so, and nobody can say so too early.
 """
 
 from __future__ import annotations
 
-import mmap
+import itertools
 import weakref
 from collections import deque
+from pathlib import Path
 
 import numpy as np
 
+from ..shared_memory import SharedBuffer
+
 MAX_FREE_BYTES = 256 << 20
+_numbers = itertools.count(1)
+
+
+class PooledBuffer(SharedBuffer):
+    """Memory of a pool. ``number`` is its own in the life of the process: a script keeps its mapping by it."""
+
+    def __init__(self, nbytes: int, folder: Path | None) -> None:
+        super().__init__(nbytes, folder=folder)
+        self.number = next(_numbers)
 
 
 class BufferPool:
     """Writable memory in any length; content undefined. Calls may come from any thread."""
 
-    def __init__(self, max_free_bytes: int = MAX_FREE_BYTES) -> None:
-        self._max_free_bytes = max_free_bytes
-        self._free: deque[mmap.mmap] = deque()  # newest last; single operations on a deque are atomic
+    def __init__(self, folder: Path | None = None, max_free_bytes: int = MAX_FREE_BYTES) -> None:
+        self._folder, self._max_free_bytes = folder, max_free_bytes
+        self._free: deque[PooledBuffer] = deque()  # newest last; single operations on a deque or a dict are atomic
+        self._lent: dict[int, PooledBuffer] = {}
 
     def take(self, nbytes: int) -> memoryview:
-        """A flat view of ``nbytes`` > 0 writable bytes, aligned to a page."""
-        memory = self._find(nbytes) or mmap.mmap(-1, nbytes)
-        array = np.frombuffer(memory, dtype=np.uint8)
-        weakref.finalize(array, self._give, memory).atexit = False
+        """A flat view of ``nbytes`` > 0 writable bytes, aligned to a page. Raises StorageError when there is no room."""
+        buffer = self._find(nbytes) or PooledBuffer(nbytes, self._folder)
+        array = np.frombuffer(buffer.view(), dtype=np.uint8)
+        self._lent[id(array)] = buffer
+        weakref.finalize(array, self._give, id(array)).atexit = False
         return array.data
 
-    def _find(self, nbytes: int) -> mmap.mmap | None:
-        for memory in list(self._free):
-            if len(memory) == nbytes:
+    def buffer_of(self, view: memoryview) -> PooledBuffer | None:
+        """What a view that was taken here, or a part of it, lies in; None for other memory."""
+        return self._lent.get(id(view.obj))
+
+    def abandon(self, view: memoryview) -> None:
+        """Somebody who cannot be asked may use this memory for ever: it is not given out again."""
+        self._lent.pop(id(view.obj), None)
+
+    def _find(self, nbytes: int) -> PooledBuffer | None:
+        for buffer in reversed(list(self._free)):  # the newest is the warmest
+            if buffer.nbytes == nbytes:
                 try:
-                    self._free.remove(memory)
+                    self._free.remove(buffer)
                 except ValueError:
                     continue  # another thread was faster
-                return memory
+                return buffer
         return None
 
-    def _give(self, memory: mmap.mmap) -> None:
-        self._free.append(memory)
+    def _give(self, key: int) -> None:
+        buffer = self._lent.pop(key, None)
+        if buffer is None:
+            return
+        self._free.append(buffer)
         try:
-            while sum(len(kept) for kept in list(self._free)) > self._max_free_bytes and len(self._free) > 1:
+            while sum(kept.nbytes for kept in list(self._free)) > self._max_free_bytes and len(self._free) > 1:
                 self._free.popleft()  # unmapped with its last reference
         except IndexError:
             pass  # another thread took it

@@ -13,6 +13,7 @@ from ...collectives.engine import EngineThread
 from ...security.identity import Identity
 from ..net.network import PeerNetwork
 from ..paths import Paths
+from .buffers import BufferPool
 
 
 @dataclass(slots=True)
@@ -27,3 +28,5 @@ class NodeContext:
     rng: random.Random
     publish: Callable[[dict[str, Any]], None]
     """Tell subscribers of the control socket: a JSON-able event."""
+    results: BufferPool
+    """Memory that the engine receives results of free-standing operations in; scripts read them there."""

@@ -98,7 +98,7 @@ async def _main(
         except trio.RunFinishedError:
             pass
 
-    pool = BufferPool()
+    pool = BufferPool(paths.state_dir)
     engine = EngineThread(identity.peer, emit=from_engine, result_buffer=lambda plan: _result_buffer(nodes, pool, plan))
     engine.start()
     try:
@@ -106,7 +106,7 @@ async def _main(
             await outer.start(network.run)
             async with trio.open_nursery() as nursery:
                 context = NodeContext(
-                    identity, paths, network, engine, nursery, random.Random(os.urandom(16)), lambda event: node.publish(event)
+                    identity, paths, network, engine, nursery, random.Random(os.urandom(16)), lambda event: node.publish(event), pool
                 )
                 node = Node(context, private=options.private, parent_pid=options.parent_pid)
                 nodes.append(node)

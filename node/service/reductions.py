@@ -3,41 +3,28 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from dataclasses import dataclass, field
 
 import trio
-from torch import Tensor
 
-from ...collectives.codec import get_codec
+from ...collectives.codec import DEFAULT_CHUNK_ELEMENTS, encoded_bytes, get_codec
+from ...collectives.encoded import EncodedVector
 from ...collectives.errors import LocalProtocolError
 from ...collectives.swarm import Outcome
-from ..control.service import ReduceBuffers, ScriptEvents
+from ..control.service import ReduceMemory, ScriptEvents
 from ..session import events as ev
-from ..shared_memory import SharedBuffer
+from .buffers import BufferPool
 from .run import RunService
-
-FLOAT_BYTES = 4
-SPARE_PAIRS = 2  # memory kept for the next reduction of the same length: fresh pages cost as much as the exchange itself
-
-
-@dataclass(eq=False)
-class _Pair:
-    """Source and result of one reduction after the other."""
-
-    numel: int
-    buffers: ReduceBuffers
-    free: threading.Event  # set when the engine has let go of the source
 
 
 @dataclass(eq=False)
 class _Reduction:
-    pair: _Pair
+    source: EncodedVector
+    result: memoryview | None = None  # lent to the script
     cid: bytes = b""
     started_at: float = 0.0
     running: bool = False
-    committed: bool = False
     traffic: tuple[int, int] = (0, 0)
     deadline: trio.CancelScope = field(default_factory=trio.CancelScope)
 
@@ -48,26 +35,24 @@ class Reductions:
     def __init__(self, run: RunService, events: ScriptEvents) -> None:
         self.run, self.events = run, events
         self._open: dict[str, _Reduction] = {}
-        self._spare: list[_Pair] = []
-        self._made = 0
+        self._sources = BufferPool(run.node.paths.run_dir(run.run_id))
 
-    def open(self, op_id: str, numel: int) -> ReduceBuffers:
-        """Memory for a reduction. Raises StorageError, or LocalProtocolError when ``op_id`` is open already."""
+    def open(self, op_id: str, numel: int) -> ReduceMemory:
+        """Memory for a contribution. Raises StorageError, or LocalProtocolError when ``op_id`` is open already."""
         if op_id in self._open:
             raise LocalProtocolError(f"operation {op_id!r} is open already", hint="give every all_reduce its own op_id")
-        pair = next((pair for pair in self._spare if pair.numel == numel and pair.free.is_set()), None)
-        if pair is not None:
-            self._spare.remove(pair)
-        else:
-            folder, size = self.run.node.paths.run_dir(self.run.run_id), FLOAT_BYTES * numel
-            self._made += 1
-            buffers = ReduceBuffers(SharedBuffer(size, folder=folder), SharedBuffer(size, folder=folder), self._made)
-            pair = _Pair(numel, buffers, threading.Event())
-        self._open[op_id] = _Reduction(pair)
-        return pair.buffers
+        session = self.run.session
+        assert session is not None
+        codec = get_codec(session.settings.codec)
+        elements = DEFAULT_CHUNK_ELEMENTS[codec.name]
+        memory = self._sources.take(encoded_bytes(codec, numel, elements))
+        buffer = self._sources.buffer_of(memory)
+        assert buffer is not None
+        self._open[op_id] = _Reduction(EncodedVector(codec, numel, elements, memory))
+        return ReduceMemory(buffer, codec.name, elements)
 
     def start(self, op_id: str, weight: int, deadline_s: float) -> None:
-        """The script wrote its source: call the operation."""
+        """The script wrote its contribution: call the operation."""
         reduction, session = self._open.get(op_id), self.run.session
         if reduction is None or reduction.running or reduction.cid:
             raise LocalProtocolError(f"operation {op_id!r} is not open, or was started already")
@@ -76,7 +61,7 @@ class Reductions:
         reduction.cid, reduction.started_at, reduction.running = os.urandom(16), now, True
         reduction.traffic = self.run.traffic()
         try:
-            session.operations.start(now, op_id, weight, reduction.pair.buffers.source.tensor(), reduction.cid, session.settings.codec)
+            session.operations.start(now, op_id, weight, reduction.source, reduction.cid, session.settings.codec)
         except BaseException:
             reduction.running = False
             raise
@@ -112,65 +97,40 @@ class Reductions:
                 self._end(op_id, reduction, "the tensor holds NaN or infinity, or a value its codec cannot hold")
 
     def done(self, event: ev.OperationDone) -> None:
-        """An operation is decided: decode its result for the script."""
+        """An operation is decided: the script decodes its result, out of the memory it was received in."""
         reduction = self._open.get(event.op_id)
-        if reduction is None or not reduction.running or self.run.ports is None:
+        if reduction is None or not reduction.running:
             return
         reduction.deadline.cancel()
-        target, decided_at = reduction.pair.buffers.result.tensor(), trio.current_time()
-
-        def decoded(now: float, _: None) -> None:
-            reduction.running, reduction.committed = False, True
-            sent, received = self._traffic(reduction)
-            counted, elapsed = event.cid == reduction.cid, now - reduction.started_at
-            self.run.note_operation(
-                {
-                    "op_id": event.op_id, "contributors": {share.peer: share.samples for share in event.contributors}, "counted": counted,
-                    "elapsed_s": elapsed, "reduce_s": event.reduce_s, "decision_s": event.decision_s, "decode_s": now - decided_at,
-                    "bytes_sent": sent, "bytes_received": received, "at": time.time(),
-                }
-            )  # fmt: skip
-            self.events.reduced(event.op_id, Outcome("committed", 0, event.contributors, counted, (), sent, received, elapsed))
-
-        self.run.ports.offload(lambda: decode_into(event, target), decoded)
+        reduction.running, reduction.result = False, event.result
+        pool, now = self.run.node.results, trio.current_time()
+        if pool.buffer_of(reduction.result) is None:  # fetched, into memory of another kind
+            reduction.result = pool.take(len(event.result))
+            reduction.result[:] = event.result
+        buffer = pool.buffer_of(reduction.result)
+        assert buffer is not None
+        sent, received = self._traffic(reduction)
+        counted, elapsed = event.cid == reduction.cid, now - reduction.started_at
+        self.run.note_operation(
+            {
+                "op_id": event.op_id, "contributors": {share.peer: share.samples for share in event.contributors}, "counted": counted,
+                "elapsed_s": elapsed, "reduce_s": event.reduce_s, "decision_s": event.decision_s,
+                "bytes_sent": sent, "bytes_received": received, "at": time.time(),
+            }
+        )  # fmt: skip
+        self.events.reduced(event.op_id, Outcome("committed", 0, event.contributors, counted, (), sent, received, elapsed), buffer)
 
     def _traffic(self, reduction: _Reduction) -> tuple[int, int]:
         sent, received = self.run.traffic()
         return sent - reduction.traffic[0], received - reduction.traffic[1]
 
     def close(self, op_id: str) -> None:
-        """The script no longer needs the buffers; a running operation is not disturbed. Idempotent."""
-        reduction = self._open.pop(op_id, None)
-        if reduction is None:
-            return
-        pair = reduction.pair
-        if not reduction.committed:  # a plan may name the contribution still; the engine keeps the memory as long as it reads it
-            pair.buffers.source.close()
-            pair.buffers.result.close()
-            return
-        pair.free.clear()
-        self.run.node.engine.notify(pair.free)
-        self._spare.append(pair)
-        while len(self._spare) > SPARE_PAIRS:
-            old = self._spare.pop(0)
-            old.buffers.source.close()
-            old.buffers.result.close()
+        """The script no longer needs the memory. A running operation is not disturbed: the engine keeps what it reads. Idempotent."""
+        self._open.pop(op_id, None)
 
     def detached(self) -> None:
-        """The script is gone."""
-        for op_id in list(self._open):
-            self.close(op_id)
-        while self._spare:
-            pair = self._spare.pop()
-            pair.buffers.source.close()
-            pair.buffers.result.close()
-
-
-def decode_into(event: ev.OperationDone, target: Tensor) -> None:
-    """Decode an operation's result into float32 (numel,)."""
-    codec, at = get_codec(event.codec), 0
-    for start in range(0, target.numel(), event.chunk_elements):
-        piece = target[start : start + event.chunk_elements]
-        size = codec.wire_bytes(piece.numel())
-        codec.decode(codec.wire(event.result[at : at + size], piece.numel()), piece)
-        at += size
+        """The script is gone, or has lost us: it may still be decoding."""
+        for reduction in self._open.values():
+            if reduction.result is not None:
+                self.run.node.results.abandon(reduction.result)
+        self._open.clear()

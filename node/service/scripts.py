@@ -9,7 +9,7 @@ import trio
 from ...collectives.errors import LocalProtocolError, StorageError
 from ...collectives.layout import Layout
 from ...collectives.swarm import Outcome, PeerView
-from ..control.service import ReduceBuffers, ScriptEvents
+from ..control.service import ReduceMemory, ScriptEvents
 from ..session import Session
 from ..session import events as ev
 from ..shared_memory import AnchorSlots, SharedBuffer
@@ -160,8 +160,8 @@ class AttachedScript:
                 self.events.decided(cid, outcome(self.run.find_share(cid) is not None, trio.current_time()))
 
     # ---- free-standing reductions
-    def reduce_open(self, op_id: str, numel: int) -> ReduceBuffers:
-        """Memory for a reduction."""
+    def reduce_open(self, op_id: str, numel: int) -> ReduceMemory:
+        """Memory for a contribution."""
         return self._reductions.open(op_id, numel)
 
     def reduce_start(self, op_id: str, weight: int, deadline_s: float) -> None:
@@ -169,5 +169,5 @@ class AttachedScript:
         self._reductions.start(op_id, weight, deadline_s)
 
     def reduce_close(self, op_id: str) -> None:
-        """The script no longer needs the buffers."""
+        """The script no longer needs the memory."""
         self._reductions.close(op_id)

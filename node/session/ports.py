@@ -7,6 +7,7 @@ from typing import Protocol, TypeVar
 
 from torch import Tensor
 
+from ...collectives.encoded import EncodedVector
 from ...collectives.group import Certified, Entry, Plan
 from ...collectives.identifiers import PeerId
 from ...collectives.layout import Layout
@@ -23,8 +24,8 @@ class DataPlane(Protocol):
         """Accept parts of (log, round) from these members from now on."""
         ...
 
-    def freeze(self, log: str, round_: int, cid: bytes, vector: Tensor) -> None:
-        """My contribution: float32 (numel,), untouched until `release`."""
+    def freeze(self, log: str, round_: int, cid: bytes, vector: Tensor | EncodedVector) -> None:
+        """My contribution: float32 (numel,), or encoded; untouched until `release`."""
         ...
 
     def release(self, cid: bytes) -> None:
