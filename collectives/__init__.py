@@ -7,9 +7,8 @@ layout         what the flat vector means: names, shapes, offsets
 swarm          the Swarm seam: what a training script sees; no implementation
 group          members, configurations, quorums, plans, log entries: frozen values
 messages       the round's control messages: typed, bounded
-quantize       block-wise int8 kernels
-codec          a chunk of float32 values and its wire bytes, named
-bits           the codec of bytes that nobody calculates with
+codecs/        the formats of encoded values
+codec          a chunk of float32 values and its wire bytes, named; the grid of a vector's chunks
 encoded        a whole vector of such chunks
 digest         hashes of chunks, parts and states
 partition      one vector, parts per member

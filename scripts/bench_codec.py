@@ -1,8 +1,10 @@
-"""How fast the codecs are, on one core, in GB/s of the float32 values that go through them (by CPU time).
+"""How fast and how exact the codecs are: on one core, in GB/s of the float32 values that go through them (by CPU time).
 
 Every codec works chunk by chunk, as in a round: quantise (encode), dequantise (decode), accumulate (weight * decoded, added up), and a
 plain float32 copy beside them as the bound of memory. `exact`: the encoded bytes and the accumulated sums have the bits of a
-plain numpy implementation with the same rounding.
+plain numpy implementation with the same rounding. `relative_error`: of the mean of eight vectors of Gaussian values, as a round
+makes it, against the mean in float32 (`_2`: of two vectors; `_outliers`: of the other values, when one in a million is 100 times as
+large); with --no-errors that part is left out. With --device cuda the kernels run there, and `exact` compares them with the CPU.
 """
 
 from __future__ import annotations
@@ -13,15 +15,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import _codec_reference as reference
 import numpy as np
 import torch
 from _bench import emit, progress
-from numpy.typing import NDArray
 
 from atoll.collectives.codec import CODECS, DEFAULT_CHUNK_ELEMENTS, Codec, Wire, get_codec
-from atoll.collectives.quantize import BLOCK, TINY
 
-Array = NDArray[np.float32]
+PEERS = 8
 
 
 def main() -> None:
@@ -30,26 +31,32 @@ def main() -> None:
     parser.add_argument("--elements", type=int, default=25_000_000, help="length of the vector")
     parser.add_argument("--codec", choices=CODECS, action="append", help="only this one (may be given again)")
     parser.add_argument("--reps", type=int, default=5)
+    parser.add_argument("--device", default="cpu", help="cpu, or cuda")
+    parser.add_argument("--no-errors", action="store_true", help="speed only")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    x = torch.randn(options.elements, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(options.elements, generator=torch.Generator().manual_seed(0)).to(options.device)
     out = torch.zeros_like(x)
     table: dict[str, dict[str, Any]] = {}
     runs: list[dict[str, Any]] = []
     for name in options.codec or CODECS:
         samples = [measure(name, x, out) for _ in range(options.reps + 1)][1:]  # the first touches the memory
         runs += [{"codec": name, **sample} for sample in samples]
-        table[name] = {key: round(4e-9 * options.elements / statistics.median(s[key] for s in samples), 2) for key in samples[0]}
-        table[name] = {key.replace("_s", "_gb_s"): value for key, value in table[name].items()} | {"exact": exact(name)}
-        progress(f"{name:5} {table[name]}")
-    emit("bench_codec", {"elements": options.elements, "reps": options.reps, "threads": 1}, runs, **table)
+        speeds = {key: round(4e-9 * options.elements / statistics.median(s[key] for s in samples), 2) for key in samples[0]}
+        table[name] = {key.replace("_s", "_gb_s"): value for key, value in speeds.items()} | {"exact": exact(name, options.device)}
+        table[name]["bytes_per_value"] = get_codec(name).wire_bytes(DEFAULT_CHUNK_ELEMENTS[name]) / DEFAULT_CHUNK_ELEMENTS[name]
+        if not options.no_errors:
+            table[name] |= errors(name, options.elements)
+        progress(f"{name:9} {table[name]}")
+    settings = {"elements": options.elements, "reps": options.reps, "threads": 1, "device": options.device}
+    emit("bench_codec", settings, runs, **table)
 
 
 def measure(name: str, x: torch.Tensor, out: torch.Tensor) -> dict[str, float]:
     """Seconds of each kernel over the whole vector."""
     codec, chunk = get_codec(name), DEFAULT_CHUNK_ELEMENTS[name]
     pieces = list(zip(x.split(chunk), out.split(chunk), strict=True))
-    wires = [_wire(codec, values.shape[0]) for values, _ in pieces]
+    wires = [_wire(codec, values.shape[0], x.device) for values, _ in pieces]
 
     def encode() -> None:
         for (values, _), wire in zip(pieces, wires, strict=True):
@@ -67,51 +74,77 @@ def measure(name: str, x: torch.Tensor, out: torch.Tensor) -> dict[str, float]:
         for values, target in pieces:
             target.copy_(values)
 
-    return {"quantise_s": _time(encode), "dequantise_s": _time(decode), "accumulate_s": _time(accumulate), "copy_s": _time(copy)}
+    work = {"quantise_s": encode, "dequantise_s": decode, "accumulate_s": accumulate, "copy_s": copy}
+    return {key: _time(kernel, x.device) for key, kernel in work.items()}
 
 
-def exact(name: str) -> bool:
+def exact(name: str, device: str = "cpu") -> bool:
     """Compare bits with numpy on a vector with outliers, zeros and a partial block."""
-    codec = get_codec(name)
-    values = np.random.default_rng(1).standard_normal(100 * BLOCK + 77).astype(np.float32)
+    codec, rng = get_codec(name), np.random.default_rng(1)
+    n = 100 * 256 + 77
+    values = rng.standard_normal(n).astype(np.float32)
     values[::1000] *= 100
-    values[:BLOCK] = 0
-    wire = _wire(codec, len(values))
-    codec.encode(torch.from_numpy(values), wire)
-    decoded = _reference(name, values)
-    acc = np.ones_like(values)
-    codec.accumulate(wire, 3.0, torch.from_numpy(acc))
-    out = torch.empty(len(values))
-    codec.decode(wire, out)
-    tripled = _reference(name, values, 3.0) if name == "int8" else decoded * np.float32(3)
-    return bool(np.array_equal(out.numpy(), decoded) and np.array_equal(acc, np.float32(1) + tripled))
+    values[:256] = 0
+    data = torch.zeros(codec.wire_bytes(n), dtype=torch.uint8, device=device)
+    wire = codec.wire(data, n)
+    acc = torch.ones(n, device=device)
+    if not codec.encode(torch.from_numpy(values).to(device), wire):
+        return False
+    codec.accumulate(wire, 3.0, acc)
+    raw = data.cpu().numpy().tobytes()
+    return raw == reference.encode(name, values) and np.array_equal(acc.cpu().numpy(), np.float32(1) + reference.decode(name, raw, n, 3.0))
 
 
-def _reference(name: str, x: Array, weight: float = 1.0) -> Array:
-    """What an encoded and decoded vector is, computed the plain way."""
-    if name == "fp32":
-        return x
-    if name == "fp16":
-        return x.astype(np.float16).astype(np.float32)
-    if name == "bf16":
-        bits = x.view(np.uint32).astype(np.uint64)
-        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16 << 16).astype(np.uint32).view(np.float32)
-    out = np.empty_like(x)
-    for start in range(0, len(x), BLOCK):
-        block = x[start : start + BLOCK]
-        scale = max(np.abs(block).max() * np.float32(1 / 127), np.float32(TINY))
-        out[start : start + BLOCK] = np.rint(block * (np.float32(1) / scale)).astype(np.int8) * (scale * np.float32(weight))
-    return out
+def errors(name: str, elements: int) -> dict[str, float]:
+    """Relative error of a round's result, chunk by chunk so that no more than a few chunks are in memory."""
+    codec, chunk = get_codec(name), DEFAULT_CHUNK_ELEMENTS[name]
+    found: dict[str, float] = {}
+    for key, peers, outliers in (
+        ("relative_error", PEERS, False),
+        ("relative_error_2", 2, False),
+        ("relative_error_outliers", PEERS, True),
+    ):
+        wrong = right = 0.0
+        generator = torch.Generator().manual_seed(2)
+        for first in range(0, elements, chunk):
+            n = min(chunk, elements - first)
+            vectors = [torch.randn(n, generator=generator) for _ in range(peers)]
+            large = torch.zeros(n, dtype=torch.bool)
+            if outliers:
+                for vector in vectors:
+                    where = torch.rand(n, generator=generator, dtype=torch.float64) < 1e-6
+                    vector[where] *= 100
+                    large |= where
+            wires = [_wire(codec, n, vector.device) for vector in vectors]
+            for vector, wire in zip(vectors, wires, strict=True):
+                codec.encode(vector, wire)
+            result, decoded = _wire(codec, n, vectors[0].device), torch.empty(n)
+            codec.weighted_mean(wires, [1.0] * peers, float(peers), result)
+            codec.decode(result, decoded)
+            mean = torch.stack(vectors).sum(0) / peers
+            wrong += float((decoded - mean)[~large].double().square().sum())
+            right += float(mean[~large].double().square().sum())
+        found[key] = float(f"{(wrong / right) ** 0.5:.4g}")
+    return found
 
 
-def _wire(codec: Codec, elements: int) -> Wire:
-    return codec.wire(memoryview(bytearray(codec.wire_bytes(elements))), elements)
+def _wire(codec: Codec, elements: int, device: torch.device) -> Wire:
+    size = codec.wire_bytes(elements)
+    return codec.wire(
+        memoryview(bytearray(size)) if device.type == "cpu" else torch.zeros(size, dtype=torch.uint8, device=device), elements
+    )
 
 
-def _time(work: Callable[[], None]) -> float:
-    start = time.thread_time()  # torch computes in this thread; what else the machine does shall not count
+def _time(work: Callable[[], None], device: torch.device) -> float:
+    if device.type == "cpu":
+        start = time.thread_time()  # torch computes in this thread; what else the machine does shall not count
+        work()
+        return time.thread_time() - start
+    torch.cuda.synchronize(device)
+    start = time.perf_counter()
     work()
-    return time.thread_time() - start
+    torch.cuda.synchronize(device)
+    return time.perf_counter() - start
 
 
 if __name__ == "__main__":

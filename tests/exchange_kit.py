@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from codec_kit import reference
 
 from atoll.collectives.codec import encoded_bytes, get_codec
 from atoll.collectives.digest import chunk_hash, part_digest
@@ -57,42 +58,7 @@ def vector(numel: int, seed: int) -> torch.Tensor:
 # ---- independent reference, numpy only
 
 
-def _blocks(x: np.ndarray) -> list[np.ndarray]:
-    return [x[i : i + 256] for i in range(0, len(x), 256)]
-
-
-def ref_encode(codec: str, x: np.ndarray, divisor: float = 1.0) -> bytes:
-    x = x.astype(np.float32)
-    if codec == "int8":
-        scales, values = [], []
-        for block in _blocks(x):
-            scale = max(np.float32(np.abs(block).max()) * np.float32(1 / 127), np.float32(1e-30))
-            values.append(np.rint(block * (np.float32(1) / scale)).astype(np.int8))
-            scales.append(scale / np.float32(divisor))
-        raw = np.array(scales, np.float32).tobytes() + np.concatenate(values).tobytes()
-    else:
-        y = x / np.float32(divisor) if divisor != 1.0 else x
-        if codec == "fp32":
-            raw = y.tobytes()
-        elif codec == "fp16":
-            raw = y.astype(np.float16).tobytes()
-        else:
-            bits = y.view(np.uint32).astype(np.uint64)
-            raw = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16).tobytes()
-    return raw + bytes(-len(raw) % 4)
-
-
-def ref_decode(codec: str, raw: bytes, n: int) -> np.ndarray:
-    if codec == "int8":
-        blocks = -(-n // 256)
-        scales = np.frombuffer(raw, np.float32, blocks)
-        values = np.frombuffer(raw, np.int8, n, 4 * blocks).astype(np.float32)
-        return values * np.repeat(scales, 256)[:n]
-    if codec == "fp32":
-        return np.frombuffer(raw, np.float32, n)
-    if codec == "fp16":
-        return np.frombuffer(raw, np.float16, n).astype(np.float32)
-    return (np.frombuffer(raw, np.uint16, n).astype(np.uint32) << 16).view(np.float32)
+ref_encode, ref_decode = reference.encode, reference.decode
 
 
 def ref_result(plan: Plan, vectors: dict[bytes, torch.Tensor]) -> bytes:
@@ -102,20 +68,8 @@ def ref_result(plan: Plan, vectors: dict[bytes, torch.Tensor]) -> bytes:
     out = b""
     for first in range(0, plan.numel, plan.chunk_elements):
         stop = min(plan.numel, first + plan.chunk_elements)
-        acc: np.ndarray | None = None
-        for contributor, weight in zip(plan.contributors, weights, strict=True):
-            x = vectors[contributor.cid][first:stop].numpy()
-            raw = ref_encode(plan.codec, x)
-            if plan.codec == "int8":
-                blocks = -(-(stop - first) // 256)
-                scales = np.frombuffer(raw, np.float32, blocks) * np.float32(weight)
-                raw = scales.astype(np.float32).tobytes() + raw[4 * blocks :]
-                y = ref_decode("int8", raw, stop - first)
-            else:
-                y = ref_decode(plan.codec, raw, stop - first) * np.float32(weight)
-            acc = y.copy() if acc is None else acc + y
-        assert acc is not None
-        out += ref_encode(plan.codec, acc, float(weights.sum()))
+        encoded = [ref_encode(plan.codec, vectors[c.cid][first:stop].numpy()) for c in plan.contributors]
+        out += reference.mean(plan.codec, encoded, [float(w) for w in weights], float(weights.sum()), stop - first)
     return out
 
 

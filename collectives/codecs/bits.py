@@ -1,4 +1,4 @@
-"""The codec of bytes that must arrive as they are: whole tensors of any type, masked integers, digests. Never a run's own codec."""
+"""bits: words of 32 bits that must arrive as they are: whole tensors of any type, masked integers, digests. Never a run's own codec."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .codec import Wire
-from .errors import LocalProtocolError
+from ..errors import LocalProtocolError
+from .wire import Wire, check_length, view
 
 
 class BitsCodec:
-    """Words of 32 bits, carried in float32 tensors that nobody calculates with: every pattern is allowed, NaN or not."""
+    """Words carried in float32 tensors that nobody calculates with: every pattern is allowed, NaN or not."""
 
     name = "bits"
     zero_copy = True
@@ -21,11 +21,10 @@ class BitsCodec:
         """4 bytes a word."""
         return 4 * elements
 
-    def wire(self, data: memoryview, elements: int) -> Wire:
-        """A view of a writable buffer."""
-        if elements < 1 or len(data) != 4 * elements:
-            raise ValueError(f"{len(data)} bytes cannot hold {elements} words")
-        return Wire(data, elements, torch.frombuffer(data, dtype=torch.float32), None, ())
+    def wire(self, data: memoryview | Tensor, elements: int) -> Wire:
+        """A view of a buffer."""
+        check_length(self, data, elements)
+        return Wire(data, elements, view(data, torch.float32, elements))
 
     def encode(self, x: Tensor, out: Wire) -> bool:
         """Copy."""

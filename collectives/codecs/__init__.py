@@ -1,0 +1,12 @@
+"""Formats of encoded values, one file a family. Lowest first; nothing here is imported for you, `names` and `mixtures` need no torch:
+
+names       the codecs' names and what is known of them without torch
+mixtures    which elements of a flat vector have which codec, as text
+wire        Codec, Wire: the seam, and typed views of encoded bytes
+kernels     the arithmetic: pure torch, `out=`, the same bits everywhere
+floats      fp32, fp16, bf16
+blocks      int8, int8_fp16, int4
+codebook    codebook8: PRIME's quantiser
+bits        bits: words that nobody calculates with
+mixed       pieces of several codecs in one chunk
+"""

@@ -1,0 +1,89 @@
+"""fp32, fp16 and bf16: values in a floating-point format of their own, rounded to nearest even.
+
+Bytes: the values, padding to 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from . import kernels
+from .wire import Scratch, Wire, check_length, padded, tail_of, view
+
+
+class FloatCodec:
+    """A codec of one floating-point format. A value beyond the range of fp16 counts as not finite."""
+
+    def __init__(self, name: str, dtype: torch.dtype) -> None:
+        self.name = name
+        self.zero_copy = dtype == torch.float32
+        self._dtype = dtype
+        self._scratch = Scratch(lambda elements, device: _Space(elements, device))
+
+    def wire_bytes(self, elements: int) -> int:
+        """Length of ``elements`` encoded values, padded to 4 bytes."""
+        return padded(elements * self._dtype.itemsize)
+
+    def wire(self, data: memoryview | Tensor, elements: int) -> Wire:
+        """Views of a buffer."""
+        check_length(self, data, elements)
+        return Wire(data, elements, view(data, self._dtype, elements), tail=tail_of(data, elements * self._dtype.itemsize))
+
+    def encode(self, x: Tensor, out: Wire) -> bool:
+        """Round every value; False when one is or becomes infinite or NaN."""
+        out.values.copy_(x)
+        if out.tail is not None:
+            out.tail.zero_()
+        return self.finite(out)
+
+    def decode(self, wire: Wire, out: Tensor) -> None:
+        """Widen to float32; exact."""
+        out.copy_(wire.values)
+
+    def accumulate(self, wire: Wire, weight: float, acc: Tensor, *, first: bool = False) -> None:
+        """acc += weight * decoded."""
+        if first:
+            acc.copy_(wire.values)
+            if weight != 1.0:
+                acc.mul_(weight)
+        elif weight == 1.0 and self.zero_copy:
+            acc.add_(wire.values)
+        else:  # widening first is faster than adding mixed formats
+            widened = self._space(wire).widened
+            widened.copy_(wire.values)
+            acc.add_(widened if weight == 1.0 else widened.mul_(weight))
+
+    def weighted_mean(self, wires: Sequence[Wire], weights: Sequence[float], divisor: float, out: Wire) -> bool:
+        """fp32 accumulates in the result's own memory."""
+        space = self._space(out)
+        acc = out.values if self.zero_copy else space.total
+        start = 1
+        if len(wires) > 1 and weights[0] == weights[1] == 1.0 and self.zero_copy:
+            torch.add(wires[0].values, wires[1].values, out=acc)  # saves the pass that copies the first
+            start = 2
+        else:
+            self.accumulate(wires[0], weights[0], acc, first=True)
+        for index in range(start, len(wires)):
+            self.accumulate(wires[index], weights[index], acc)
+        if divisor != 1.0:
+            acc.div_(space.number.fill_(divisor))
+        return self.finite(out) if self.zero_copy else self.encode(acc, out)
+
+    def finite(self, wire: Wire) -> bool:
+        """One pass over the values."""
+        return kernels.all_finite(wire.values)
+
+    def _space(self, wire: Wire) -> _Space:
+        return self._scratch.get(wire.elements, wire.values.device)
+
+
+class _Space:
+    """Float32 work space for one chunk; memory that a format never touches is never backed."""
+
+    def __init__(self, elements: int, device: torch.device) -> None:
+        self.widened = torch.empty(elements, device=device)
+        self.total = torch.empty(elements, device=device)
+        self.number = torch.empty(1, device=device)

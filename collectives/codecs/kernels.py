@@ -1,0 +1,84 @@
+"""The arithmetic of codecs: pure torch, `out=` everywhere, no allocation in the loop.
+
+A block of values shares one scale, absmax/levels (arXiv 2110.02861 calls it block-wise absmax quantisation). The error is at most half a
+scale a value; an outlier only coarsens its own block.
+
+Every operation is elementwise and rounded by itself, or its result does not depend on the order (a maximum, a sum of integers): no fused
+multiply-add, no floating-point sum over many values. So the same input gives the same bits on every CPU and on a GPU. Divisors are
+tensors, since a GPU multiplies by the reciprocal of a Python number. A NaN or an infinity makes its block's scale non-finite,
+which is how it is found without a pass of its own.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+TINY = 1e-30  # smallest scale: a block of zeros (or of denormals) decodes to zeros instead of dividing by zero
+FLOAT_MAX = torch.finfo(torch.float32).max
+NIBBLE = 16.0
+
+
+def absmax(x: Tensor, share: float, scale: Tensor, low: Tensor) -> None:
+    """scale = max(largest magnitude of each row times ``share``, TINY). x: float32 (rows, width); scale and scratch low: (rows, 1)."""
+    torch.amax(x, 1, keepdim=True, out=scale)
+    torch.amin(x, 1, keepdim=True, out=low)
+    torch.maximum(scale, low.neg_(), out=scale)
+    scale.mul_(share)
+    scale.clamp_min_(TINY)
+
+
+def to_codes(x: Tensor, scale: Tensor, factor: Tensor, codes: Tensor) -> None:
+    """codes = x / scale, rounded to integers (float32). x, codes: (rows, width); scale and scratch factor: (rows, 1)."""
+    torch.reciprocal(scale, out=factor)
+    torch.mul(x, factor, out=codes)
+    codes.round_()
+
+
+def pack(codes: Tensor, half: Tensor, out: Tensor) -> None:
+    """Two codes of -7 to 7 a byte: the first half of them in the low nibbles, as low + 16 * high. Exact in float32.
+
+    codes: float32 (2 k,); scratch half: float32 (k,); out: int8 (k,).
+    """
+    count = half.shape[0]
+    torch.mul(codes[count:], NIBBLE, out=half)
+    half.add_(codes[:count])
+    out.copy_(half)
+
+
+def unpack(packed: Tensor, half: Tensor, high: Tensor, out: Tensor) -> None:
+    """The codes again, float32 (n,) with n in (2 k - 1, 2 k). Bytes that `pack` never makes decode to codes of -8 to 8."""
+    count = half.shape[0]
+    half.copy_(packed)
+    torch.mul(half, 1 / NIBBLE, out=high)
+    high.round_()
+    out[count:].copy_(high[: out.shape[0] - count])
+    high.mul_(NIBBLE)
+    torch.sub(half, high, out=out[:count])
+
+
+def square_sum(x: Tensor, scratch: Tensor) -> float:
+    """Sum of squares in float64, added up as a tree whose shape follows from the length alone. scratch: float64, 2^k >= len(x)."""
+    count = x.shape[0]
+    scratch[:count].copy_(x)
+    scratch[count:].zero_()
+    scratch.mul_(scratch)
+    width = scratch.shape[0]
+    while width > 1:
+        width //= 2
+        scratch[:width].add_(scratch[width : 2 * width])
+    return float(scratch[0].item())
+
+
+def within(x: Tensor, limit: float) -> bool:
+    """Whether no element is NaN or beyond ±limit. For short tensors."""
+    return float(x.amax().item()) <= limit and float(x.amin().item()) >= -limit  # NaN spreads to both, and compares false
+
+
+def all_finite(x: Tensor) -> bool:
+    """Whether no element is NaN or infinite. One pass: a sum is finite only if all its terms are; only an overflow looks twice."""
+    if math.isfinite(x.sum(dtype=torch.float32).item()):
+        return True
+    return bool(torch.isfinite(x).all().item())

@@ -1,0 +1,63 @@
+"""A chunk whose elements have several codecs: the encoded pieces one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from .wire import Codec, Wire, check_length
+
+
+class MixedCodec:
+    """Pieces of one chunk, each (codec, elements). Bytes: those of the pieces, in order."""
+
+    zero_copy = False
+
+    def __init__(self, pieces: Sequence[tuple[Codec, int]]) -> None:
+        self.name = "+".join(f"{codec.name}:{count}" for codec, count in pieces)
+        self._pieces = tuple(pieces)
+        self._sizes = [count for _, count in pieces]
+
+    def wire_bytes(self, elements: int) -> int:
+        """Sum over the pieces; 0 for any other length than theirs."""
+        return sum(codec.wire_bytes(count) for codec, count in self._pieces) if elements == sum(self._sizes) else 0
+
+    def wire(self, data: memoryview | Tensor, elements: int) -> Wire:
+        """Views of the pieces."""
+        check_length(self, data, elements)
+        parts, at = list[Wire](), 0
+        for codec, count in self._pieces:
+            size = codec.wire_bytes(count)
+            parts.append(codec.wire(data[at : at + size], count))
+            at += size
+        return Wire(data, elements, parts[0].values, parts=tuple(parts))
+
+    def encode(self, x: Tensor, out: Wire) -> bool:
+        """Each piece by its codec."""
+        return all(codec.encode(piece, part) for codec, piece, part in self._of(x, out))
+
+    def decode(self, wire: Wire, out: Tensor) -> None:
+        """Each piece by its codec."""
+        for codec, piece, part in self._of(out, wire):
+            codec.decode(part, piece)
+
+    def accumulate(self, wire: Wire, weight: float, acc: Tensor, *, first: bool = False) -> None:
+        """Each piece by its codec."""
+        for codec, piece, part in self._of(acc, wire):
+            codec.accumulate(part, weight, piece, first=first)
+
+    def weighted_mean(self, wires: Sequence[Wire], weights: Sequence[float], divisor: float, out: Wire) -> bool:
+        """Each piece by its codec."""
+        return all(
+            codec.weighted_mean([wire.parts[index] for wire in wires], weights, divisor, out.parts[index])
+            for index, (codec, _) in enumerate(self._pieces)
+        )
+
+    def finite(self, wire: Wire) -> bool:
+        """Whether all pieces are."""
+        return all(codec.finite(part) for (codec, _), part in zip(self._pieces, wire.parts, strict=True))
+
+    def _of(self, x: Tensor, wire: Wire) -> list[tuple[Codec, Tensor, Wire]]:
+        pieces = zip(self._pieces, x.split(self._sizes), wire.parts, strict=True)
+        return [(codec, piece, part) for (codec, _), piece, part in pieces]

@@ -1,0 +1,77 @@
+"""Which elements of a flat vector have which codec, as text that travels in plans and entries: no torch, no layout needed to read it.
+
+    int8                    all elements
+    fp16:40960+int8         the first 40,960 elements fp16, the rest int8
+
+A layout that is arranged by codec (`arranged`) gives a short text whatever the size of the model. `mixture_of` makes the text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+
+from ..errors import ConfigError
+from ..group import MAX_CODEC_NAME
+from ..layout import Layout, TensorSpec
+from .names import CODECS, DEFAULT_CHUNK_ELEMENTS
+
+Range = tuple[str, int, int]
+"""codec, first element, last element + 1"""
+
+_PIECE = re.compile(r"([a-z0-9_]+)(?::([1-9][0-9]{0,13}))?")
+
+
+def codec_of(name: str, default: str, patterns: Mapping[str, str]) -> str:
+    """The codec of a tensor. Patterns are shell patterns of names; of several that match, the longest decides, then the last in the alphabet."""
+    matching = [pattern for pattern in patterns if fnmatchcase(name, pattern)]
+    return patterns[max(matching, key=lambda pattern: (len(pattern), pattern))] if matching else default
+
+
+def mixture_of(layout: Layout, default: str, patterns: Mapping[str, str]) -> str:
+    """The text for a layout. Raises ConfigError when its tensors change codec too often for one."""
+    runs: list[tuple[str, int]] = []
+    for spec in layout.tensors:
+        codec = codec_of(spec.name, default, patterns)
+        if runs and runs[-1][0] == codec:
+            runs[-1] = (codec, runs[-1][1] + spec.numel)
+        elif spec.numel:
+            runs.append((codec, spec.numel))
+    text = "+".join([*(f"{codec}:{count}" for codec, count in runs[:-1]), runs[-1][0]])
+    if len(text) > MAX_CODEC_NAME:
+        raise ConfigError(
+            f"the model's tensors change codec {len(runs) - 1} times",
+            key="$.exchange.codecs",
+            why="Tensors of one codec must be neighbours in the flat vector.",
+            hint="attach() arranges them; a layout of your own is arranged by atoll.collectives.codecs.mixtures.arranged",
+        )
+    return text
+
+
+def arranged(specs: Iterable[TensorSpec], default: str, patterns: Mapping[str, str]) -> list[TensorSpec]:
+    """Tensors in an order in which those of one role and codec are neighbours, offsets to match; otherwise as they came."""
+    roles = ("parameter", "mean", "variance")
+    ordered = sorted(specs, key=lambda spec: (roles.index(spec.role) > 0, CODECS.index(codec_of(spec.name, default, patterns))))
+    offset, found = 0, list[TensorSpec]()
+    for spec in ordered:
+        found.append(TensorSpec(spec.name, spec.shape, offset, spec.role))
+        offset += spec.numel
+    return found
+
+
+def ranges_of(text: str, numel: int) -> tuple[Range, ...]:
+    """The ranges that a text means for a vector of ``numel`` elements. Raises ConfigError when it means none."""
+    found, at = list[Range](), 0
+    pieces = text.split("+")
+    for index, piece in enumerate(pieces):
+        match = _PIECE.fullmatch(piece)
+        last = index == len(pieces) - 1
+        if match is None or match[1] not in DEFAULT_CHUNK_ELEMENTS or (match[2] is None) != last or (found and found[-1][0] == match[1]):
+            raise ConfigError(f"unknown codec {text!r}", key="codec", hint=f"one of {', '.join(CODECS)}")
+        stop = numel if last else at + int(match[2])
+        if at >= stop or stop > numel:
+            raise ConfigError(f"codec {text!r} does not fit a vector of {numel} elements", key="codec")
+        found.append((match[1], at, stop))
+        at = stop
+    return tuple(found)
