@@ -1,10 +1,15 @@
-"""The ground of atoll: seams, bytes, groups, rounds, reductions. Knows neither libp2p nor keys nor a network. Lowest first:
+"""The ground of atoll: seams, bytes, groups, rounds, reductions. Knows neither libp2p nor keys nor a network.
+
+    from atoll.collectives import all_reduce, all_gather, broadcast, reduce_scatter, modular_sum, barrier, check_state, repair_state, enter
+
+takes any swarm (docs/collectives.md). Rooms, lowest first:
 
 errors         AtollError and its tree; nothing else defines a public error
 identifiers    PeerId, RunId, sizes of hashes
 telemetry      typed events and one emit(); sinks subscribe
 layout         what the flat vector means: names, shapes, offsets
 swarm          the Swarm seam: what a training script sees; no implementation
+api            collectives for scripts: reductions, gathers, broadcasts, barriers, comparing states
 group          members, configurations, quorums, plans, log entries: frozen values
 messages       the round's control messages: typed, bounded
 codecs/        the formats of encoded values
@@ -19,3 +24,45 @@ engine/        one thread that runs an exchange over real sockets
 round/         the round and its decision; sans I/O
 simulation/    virtual time, an in-memory network, faults and traps
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .api import (
+        all_gather,
+        all_reduce,
+        barrier,
+        broadcast,
+        check_state,
+        enter,
+        modular_sum,
+        reduce_scatter,
+        repair_state,
+    )
+
+__all__ = [
+    "all_gather",
+    "all_reduce",
+    "barrier",
+    "broadcast",
+    "check_state",
+    "enter",
+    "modular_sum",
+    "reduce_scatter",
+    "repair_state",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(".api", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -16,12 +16,14 @@ from .identifiers import HASH_BYTES, PeerId
 MAX_MEMBERS = 256
 MAX_PEER_ID = 128
 MAX_CODEC_NAME = 64
+MAX_LOG_NAME = 128
 
 Peer = Annotated[PeerId, msgspec.Meta(min_length=1, max_length=MAX_PEER_ID)]
 Hash = Annotated[bytes, msgspec.Meta(min_length=HASH_BYTES, max_length=HASH_BYTES)]
 Cid = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
 Short = Annotated[str, msgspec.Meta(max_length=MAX_CODEC_NAME)]
+LogName = Annotated[str, msgspec.Meta(max_length=MAX_LOG_NAME)]
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True, order=True):
@@ -58,7 +60,7 @@ class Plan(msgspec.Struct, frozen=True, array_like=True):
     ``contributors`` is the order of reduction. The parts cover all chunks, in order, without gaps.
     """
 
-    log: Short
+    log: LogName
     round: Count
     ballot: Count
     revision: Count
@@ -88,7 +90,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     (of the initial state, for the genesis and entry 1). Without contributors the entry only changes the configuration.
     """
 
-    log: Short
+    log: LogName
     round: Count
     base: Hash
     base_state: Hash

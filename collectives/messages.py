@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 
 from .errors import RemoteProtocolError
-from .group import MAX_MEMBERS, Certified, Cid, Count, Entry, Hash, Plan, Short
+from .group import MAX_MEMBERS, Certified, Cid, Count, Entry, Hash, LogName, Plan
 from .identifiers import PeerId
 from .layout import Layout
 
@@ -144,7 +144,7 @@ Body = Ready | Prepare | Promise | PlanMessage | Missing | Need | Accept | Accep
 class Envelope(msgspec.Struct, frozen=True, array_like=True):
     """A round message and what it is bound to."""
 
-    log: Short
+    log: LogName
     round: Count
     incarnation: Count
     body: Body

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
+from .group import MAX_CODEC_NAME
 from .identifiers import PeerId, RunId
 from .layout import Layout
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Status = Literal["committed", "open", "uncertified"]
+MAX_TAG = 16
 T = TypeVar("T", covariant=True)
 
 
@@ -73,6 +75,28 @@ class Outcome:
     reason: str = ""
 
 
+class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A free-standing operation, as one caller asks for it. All callers must say the same, but for ``weight`` and ``deadline_s``.
+
+    ``op_id``: serves once in the life of a run. ``reducer``: one of `collectives.reduce.REDUCERS`. ``codec``: "" is the run's (and
+    "bits" for reducers of bits). ``weight`` 0: gives nothing, receives the result. ``everyone``: wait for every live member whose
+    script has not ended, instead of a few seconds. ``tag``: callers with another tag have called something else.
+    """
+
+    op_id: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_CODEC_NAME)]
+    reducer: Annotated[str, msgspec.Meta(max_length=16)] = "mean"
+    codec: Annotated[str, msgspec.Meta(max_length=16)] = ""
+    weight: Annotated[int, msgspec.Meta(ge=0, lt=1 << 48)] = 1
+    deadline_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 60.0
+    everyone: bool = False
+    tag: Annotated[str, msgspec.Meta(max_length=MAX_TAG, pattern="^[0-9a-z]*$")] = ""
+
+    @property
+    def name(self) -> str:
+        """What its user knows it by."""
+        return f"operation {self.op_id!r}"
+
+
 @dataclass(frozen=True, slots=True)
 class PeerView:
     """One member of the run as a script sees it."""
@@ -122,6 +146,43 @@ class Pending(Protocol, Generic[T]):
         ...
 
 
+class Operating(Protocol):
+    """A free-standing operation under way (a Pending[Outcome])."""
+
+    @property
+    def members(self) -> Sequence[PeerId]:
+        """The configuration it was called under. A gather's result has a slot for each, in this order, all equally long."""
+        ...
+
+    @property
+    def numel(self) -> int:
+        """Length of the result."""
+        ...
+
+    def done(self) -> bool:
+        """See Pending."""
+        ...
+
+    def wait(self, timeout_s: float | None = None) -> Outcome:
+        """See Pending. Raises what the node refused the call with."""
+        ...
+
+    def copy_into(self, destination: Tensor, start: int = 0) -> None:
+        """Copy elements [start, start + destination.numel()) of a committed result: float32, or words in its place."""
+        ...
+
+    def release(self) -> None:
+        """The result is not needed any more. Idempotent; an operation under way is not disturbed."""
+        ...
+
+    def cancel(self) -> None:
+        """Wait for it no longer: unless it is decided, `wait` says "open" from now on.
+
+        The contribution is taken back where no plan names it yet; else it may still be counted by the others.
+        """
+        ...
+
+
 @runtime_checkable
 class Swarm(Protocol):
     """A run, as the script of one member sees it."""
@@ -159,13 +220,21 @@ class Swarm(Protocol):
         the fastest member sets the pace and nobody is left out. Cheap: read after every step."""
         ...
 
-    def all_reduce(self, flat: Tensor, *, weight: int, op_id: str, deadline_s: float) -> Pending[Outcome]:
-        """Weighted mean of ``flat`` (float32, contiguous, CPU) over all members that call it with the same ``op_id``.
+    def operate(self, call: Call, source: Tensor) -> Operating:
+        """Call a free-standing operation with ``source`` (float32, contiguous, CPU, or words in its place), which is read before this
+        returns. `atoll.collectives.api` makes the operations that people use of it.
 
-        In place when the outcome is committed; untouched otherwise. The result is bit-identical on all members. Who does not call is
-        waited for a few seconds, then left out; a member that calls after that gets the same result, uncounted. A tensor with
-        NaN or infinity ends as "open". An ``op_id`` serves once in the life of a run.
+        The result is bit-identical on all members. Who does not call is waited for a few seconds, then left out; a member that calls after
+        that gets the same result, uncounted. A source with NaN or infinity ends as "open". Raises NotEnoughPeersError while this
+        peer is not yet a member, LocalProtocolError for an ``op_id`` used before or otherwise by others, ConfigError.
         """
+        ...
+
+    def all_reduce(
+        self, flat: Tensor, *, op_id: str, op: Literal["mean", "sum", "max"] = "mean", weight: int = 1, deadline_s: float = 60.0,
+        codec: str = "", everyone: bool = False,
+    ) -> Pending[Outcome]:  # fmt: skip
+        """See `atoll.collectives.api.all_reduce`: in place when the outcome is committed; ``flat`` is untouched otherwise."""
         ...
 
     def members(self) -> Sequence[PeerView]:

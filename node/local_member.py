@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
 
-from ..collectives.codec import decode_chunks, get_codec
+from ..collectives.api import Handle, all_reduce
+from ..collectives.codec import Grid
 from ..collectives.errors import AtollError, LocalProtocolError, SwarmClosedError
 from ..collectives.identifiers import PeerId, RunId
 from ..collectives.layout import Layout
-from ..collectives.swarm import Outcome, PeerView, RunSettings
+from ..collectives.swarm import Call, Outcome, PeerView, RunSettings
 from ..optim.solo import Lease
 from .session import events as ev
 from .session.replica import ModelReplica, PlainSlots
@@ -24,31 +25,54 @@ LEAVE_S = 120.0
 
 
 class LocalPending:
-    """A contribution or an operation, until it is decided (a Pending[Outcome])."""
+    """A contribution, until it is decided (a Pending[Outcome])."""
 
-    def __init__(
-        self, member: LocalMember, since: float, on_late: Callable[[], None] | None = None, deadline_s: float | None = None
-    ) -> None:
+    def __init__(self, member: LocalMember, since: float) -> None:
         self.outcome: Outcome | None = None
         self.since = since
-        self._member, self._on_late, self._deadline = member, on_late, None if deadline_s is None else since + deadline_s
+        self._member = member
 
     def done(self) -> bool:
         """Whether it is decided."""
         return self.outcome is not None
 
     def wait(self, timeout_s: float | None = None) -> Outcome:
-        """The outcome; an open one after ``timeout_s`` virtual seconds, or when the operation's own deadline has passed."""
-        member = self._member
-        if self._deadline is not None:
-            left = max(0.0, self._deadline - member.clock())
-            timeout_s = left if timeout_s is None else min(timeout_s, left)
-        member.wait(lambda: self.outcome is not None, timeout_s)
-        if self.outcome is None and self._deadline is not None and member.clock() >= self._deadline:
-            self.outcome = member.still_open("the deadline passed")
-            if self._on_late is not None:
-                self._on_late()
+        """The outcome; an open one after ``timeout_s`` virtual seconds."""
+        self._member.wait(lambda: self.outcome is not None, timeout_s)
+        return self.outcome or self._member.still_open("not decided yet")
+
+
+class LocalOperating(LocalPending):
+    """A free-standing operation (an Operating). Its deadline is looked at by whoever waits."""
+
+    def __init__(self, member: LocalMember, call: Call, cid: bytes, members: tuple[PeerId, ...], numel: int) -> None:
+        super().__init__(member, member.clock())
+        self.call, self.cid, self.members, self.numel = call, cid, members, numel
+        self.traffic = member.traffic()
+        self.result: Tensor | None = None
+
+    def wait(self, timeout_s: float | None = None) -> Outcome:
+        """See Operating."""
+        member, left = self._member, max(0.0, self.since + self.call.deadline_s - self._member.clock())
+        member.wait(lambda: self.outcome is not None, left if timeout_s is None else min(timeout_s, left))
+        if self.outcome is None and member.clock() >= self.since + self.call.deadline_s:
+            self.outcome = member.abandon(self.call.op_id, "the deadline passed")
         return self.outcome or member.still_open("not decided yet")
+
+    def copy_into(self, destination: Tensor, start: int = 0) -> None:
+        """See Operating."""
+        if self.result is None:
+            raise LocalProtocolError(f"{self.call.name} has no result")
+        destination.detach().view(-1).copy_(self.result[start : start + destination.numel()])
+
+    def release(self) -> None:
+        """See Operating."""
+        self.result = None
+
+    def cancel(self) -> None:
+        """See Operating."""
+        if self.outcome is None:
+            self.outcome = self._member.abandon(self.call.op_id, "cancelled by its caller")
 
 
 class LocalMember:
@@ -65,7 +89,7 @@ class LocalMember:
         self._actor: Actor | None = None
         self._layout: Layout | None = None
         self._pending: tuple[bytes, LocalPending] | None = None
-        self._operations: dict[str, tuple[bytes, LocalPending, Tensor]] = {}
+        self._operations: dict[str, LocalOperating] = {}
         self._closed = False
         self._frozen = False
 
@@ -97,7 +121,7 @@ class LocalMember:
                     event.contributors,
                     event.counted,
                     event.lost,
-                    *self._traffic(),
+                    *self.traffic(),
                     elapsed_s=self.clock() - pending.since,
                 )
             case ev.ContributionRefused(cid=cid) if self._pending is not None and self._pending[0] == cid:
@@ -106,8 +130,11 @@ class LocalMember:
                 pending.outcome = Outcome("committed", self._node().session.round, reason=f"refused: {event.reason}")
             case ev.RoundClosing():
                 self.closing = max(self.closing, event.round)
-            case ev.OperationDone() if event.op_id in self._operations:
-                self._operation_done(event)
+            case ev.OperationDone() | ev.OperationRefused() if event.op_id in self._operations:
+                self.ended(self._operations[event.op_id], event)
+            case ev.ContributionRefused(cid=cid):
+                for running in [running for running in self._operations.values() if running.cid == cid]:
+                    self.ended(running, None, event.reason)
             case _:
                 pass
         if self._actor is not None:
@@ -136,7 +163,8 @@ class LocalMember:
             raise SwarmClosedError("this swarm was closed")
         return self._process
 
-    def _traffic(self) -> tuple[int, int]:
+    def traffic(self) -> tuple[int, int]:
+        """Bytes (sent, received) by this member so far."""
         network = self._place.network
         return network.bytes_sent.get(self.peer, 0), network.bytes_received.get(self.peer, 0)
 
@@ -183,39 +211,52 @@ class LocalMember:
             node.session.contribute(self.clock(), cid, samples, vector, base)
         return pending
 
-    def all_reduce(self, flat: Tensor, *, weight: int, op_id: str, deadline_s: float) -> LocalPending:
+    def operate(self, call: Call, source: Tensor) -> LocalOperating:
         """See Swarm."""
         node = self._node()
-        if flat.dtype != torch.float32 or not flat.is_contiguous() or not flat.numel() or weight < 1:
-            raise LocalProtocolError("all_reduce takes a non-empty float32 tensor, contiguous and on the CPU, and a weight of at least 1")
-        codec, cid = self.settings.codec, self._rng.randbytes(16)
-
-        def late() -> None:
-            self._operations.pop(op_id, None)
-            with self._node().alive():
-                self._node().session.operations.abandon(self.clock(), op_id)
-
-        if op_id in self._operations:
-            raise LocalProtocolError(f"operation {op_id!r} is under way", hint="wait() for it; give every all_reduce its own op_id")
-        pending = LocalPending(self, self.clock(), late, deadline_s)
-        self._operations[op_id] = (cid, pending, flat)  # `start` may tell at once what the others have reduced
-        try:
+        if source.dtype != torch.float32 or not source.is_contiguous() or not source.numel():
+            raise LocalProtocolError(f"{call.name} takes a non-empty float32 tensor, contiguous and on the CPU")
+        if call.op_id in self._operations:
+            raise LocalProtocolError(f"{call.name} is under way", hint="wait() for it; give every operation its own op_id")
+        operations, cid = node.session.operations, self._rng.randbytes(16)
+        operation = operations.prepare(self.clock(), call, source.numel())
+        vector = operation.place(source.detach().view(-1).clone())
+        running = self._operations[call.op_id] = LocalOperating(self, call, cid, tuple(operation.peers), vector.numel())
+        try:  # `start` may tell at once what the others have reduced
             with node.alive():
-                node.session.operations.start(self.clock(), op_id, weight, flat.detach().view(-1).clone(), cid, codec)
+                operations.start(self.clock(), call, source.numel(), vector, cid)
                 node.session.settle(self.clock())
         except AtollError:
-            self._operations.pop(op_id, None)
+            self._operations.pop(call.op_id, None)
             raise
-        return pending
+        return running
 
-    def _operation_done(self, event: ev.OperationDone) -> None:
-        cid, pending, flat = self._operations.pop(event.op_id)
-        codec = get_codec(event.codec)
-        for _ in decode_chunks(codec, event.result, flat.numel(), event.chunk_elements, flat.detach().view(-1)):
+    def all_reduce(
+        self, flat: Tensor, *, op_id: str, op: Literal["mean", "sum", "max"] = "mean", weight: int = 1, deadline_s: float = 60.0,
+        codec: str = "", everyone: bool = False,
+    ) -> Handle[Outcome]:  # fmt: skip
+        """See Swarm."""
+        return all_reduce(self, flat, op_id=op_id, op=op, weight=weight, deadline_s=deadline_s, codec=codec, everyone=everyone)
+
+    def abandon(self, op_id: str, reason: str) -> Outcome:
+        """The caller of an operation waits no longer."""
+        self._operations.pop(op_id, None)
+        with self._node().alive():
+            says = self._node().session.operations.abandon(self.clock(), op_id)
+        return self.still_open(f"{reason}: {says}" if says else reason)
+
+    def ended(self, running: LocalOperating, event: ev.OperationDone | ev.OperationRefused | None, reason: str = "") -> None:
+        """An operation is over."""
+        self._operations.pop(running.call.op_id, None)
+        if not isinstance(event, ev.OperationDone):
+            running.outcome = self.still_open(event.reason if event else reason)
+            return
+        running.result = torch.empty(running.numel)
+        for _ in Grid(event.codec, running.numel, event.chunk_elements).decode(event.result, running.result):
             pass
-        pending.outcome = Outcome(
-            "committed", 1, event.contributors, event.cid == cid, (), *self._traffic(), elapsed_s=self.clock() - pending.since
-        )
+        counted, elapsed = event.cid == running.cid, self.clock() - running.since
+        sent, received = (now - before for now, before in zip(self.traffic(), running.traffic, strict=True))
+        running.outcome = Outcome("committed", 1, event.contributors, counted, (), sent, received, elapsed)
 
     def members(self) -> Sequence[PeerView]:
         """See Swarm."""

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
 from blake3 import blake3
 from torch import Tensor
 
+from ..collectives.api import Handle, all_reduce
 from ..collectives.errors import LocalProtocolError, ModelMismatchError, OutOfDateError, SwarmClosedError
 from ..collectives.identifiers import PeerId, RunId
 from ..collectives.layout import Layout, differences
-from ..collectives.swarm import Outcome, PeerView, RunSettings, Share
+from ..collectives.reduce import works_on_bits
+from ..collectives.swarm import Call, Outcome, PeerView, RunSettings, Share
 from .outer import OuterStep, effective_outer
 
 T = TypeVar("T")
@@ -137,6 +139,32 @@ class AnchorStore:
             self._free.append(old)
 
 
+class Alone:
+    """An operation over one member. Implements `Operating`."""
+
+    def __init__(self, members: tuple[PeerId, ...], result: Tensor, outcome: Outcome) -> None:
+        self.members, self.numel = members, result.numel()
+        self._result, self._outcome = result, outcome
+
+    def done(self) -> bool:
+        """At once."""
+        return True
+
+    def wait(self, timeout_s: float | None = None) -> Outcome:
+        """See `Operating`."""
+        return self._outcome
+
+    def copy_into(self, destination: Tensor, start: int = 0) -> None:
+        """See `Operating`."""
+        destination.view(-1).copy_(self._result[start : start + destination.numel()])
+
+    def release(self) -> None:
+        """See `Operating`."""
+
+    def cancel(self) -> None:
+        """See `Operating`; it is over."""
+
+
 class SoloSwarm:
     """A run whose only member is this script. Implements `Swarm`; obeys torch's Stateful."""
 
@@ -147,6 +175,7 @@ class SoloSwarm:
         self.reported: dict[str, float] = {}
         self._store: AnchorStore | None = None
         self._frozen: Tensor | None = None
+        self._operations = set[str]()
         self._closed = self._left = False
 
     def open(self, layout: Layout, initial: Callable[[Tensor], None]) -> Lease:
@@ -189,14 +218,27 @@ class SoloSwarm:
         """See `Swarm`. Nobody else is here."""
         return 0
 
-    def all_reduce(self, flat: Tensor, *, weight: int, op_id: str, deadline_s: float) -> Done[Outcome]:
-        """See `Swarm`: the mean over one member, which is ``flat`` itself."""
+    def operate(self, call: Call, source: Tensor) -> Alone:
+        """See `Swarm`: whatever the reduction, over one member it is ``source`` itself."""
         self._check_open()
-        if not _plain(flat) or not flat.numel():
-            raise LocalProtocolError("all_reduce takes a non-empty float32 tensor, contiguous and on the CPU")
-        if weight < 1:
-            raise LocalProtocolError(f"an all-reduce of weight {weight}; at least 1 is needed")
-        return Done(Outcome("committed", 0, (Share(self.peer, weight),), counted=True))
+        if not _plain(source) or not source.numel():
+            raise LocalProtocolError(f"{call.name} takes a non-empty float32 tensor, contiguous and on the CPU")
+        if call.op_id in self._operations:
+            raise LocalProtocolError(f"{call.name} was called already", hint="give every operation its own op_id")
+        self._operations.add(call.op_id)
+        finite = works_on_bits(call.reducer) or bool(torch.isfinite(source).all())
+        if call.weight and finite:
+            outcome = Outcome("committed", 0, (Share(self.peer, call.weight),), counted=True)
+        else:
+            outcome = Outcome("open", 0, reason="nobody has given anything" if finite else "the tensor holds NaN or infinity")
+        return Alone((self.peer,), source.detach().view(-1).clone(), outcome)
+
+    def all_reduce(
+        self, flat: Tensor, *, op_id: str, op: Literal["mean", "sum", "max"] = "mean", weight: int = 1, deadline_s: float = 60.0,
+        codec: str = "", everyone: bool = False,
+    ) -> Handle[Outcome]:  # fmt: skip
+        """See `Swarm`."""
+        return all_reduce(self, flat, op_id=op_id, op=op, weight=weight, deadline_s=deadline_s, codec=codec, everyone=everyone)
 
     def members(self) -> Sequence[PeerView]:
         """See `Swarm`."""

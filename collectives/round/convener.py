@@ -153,7 +153,7 @@ class Convening:
                 self._propose_change(now)
             return None
         since = machine.open.first_ready_at if self.ballot == 0 else self.began_at
-        grace = machine.timing.grace(machine.round_s) if self.ballot == 0 else machine.timing.pull_s
+        grace = machine.timing.grace(machine.round_s, self.ballot)
         if not awaited or (since is not None and now - since > grace):
             self._new_plan(now, offers)
         return None
@@ -196,8 +196,10 @@ class Convening:
             and now - self.reported_at.get(part.owner, -1e9) > machine.timing.detect_s
             and self._part_lacks(part)
         }
-        self.lost |= dead | {cid for cids in self.missing.values() for cid in cids}
-        self.lost |= {c.cid for c in plan.contributors if c.member.peer in silent}
+        self.lost |= dead
+        if now - self.planned_at > machine.timing.revise_s:  # else what is missing of the living is on its way
+            self.lost |= {cid for cids in self.missing.values() for cid in cids}
+            self.lost |= {c.cid for c in plan.contributors if c.member.peer in silent}
         keep = [c for c in machine.contributors_ready() if c.cid not in self.lost]
         if not keep or self.revision > len(machine.config) + 2:
             return self.stop()  # the next attempt takes over

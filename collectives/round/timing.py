@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import isfinite
+
 import msgspec
 
 
@@ -18,8 +20,13 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fetch_s: float = 0.25  # how often a lagging or joining member asks for what was decided
     keep_rounds: int = 8  # result bytes kept for laggards
 
-    def grace(self, round_s: float | None) -> float:
-        """How long after the first Ready the convener waits for the others, given the last round's duration."""
+    def grace(self, round_s: float | None, ballot: int = 0) -> float:
+        """How long after the first Ready the convener waits for the others, given the last round's duration.
+
+        In a later ballot all have been waited for already. An infinite ``ready_grace_s`` waits for everyone, in every ballot.
+        """
+        if ballot > 0 and isfinite(self.ready_grace_s):
+            return self.pull_s
         if round_s is None:
             return self.ready_grace_s
         return min(self.ready_grace_s, max(self.ready_grace_min_s, 0.25 * round_s))

@@ -11,7 +11,7 @@ import trio
 from ...collectives.codec import DEFAULT_CHUNK_ELEMENTS, encoded_bytes, get_codec
 from ...collectives.encoded import EncodedVector
 from ...collectives.errors import LocalProtocolError
-from ...collectives.swarm import Outcome
+from ...collectives.swarm import Call, Outcome
 from ..control.service import ReduceMemory, ScriptEvents
 from ..session import events as ev
 from .buffers import BufferPool
@@ -61,7 +61,7 @@ class Reductions:
         reduction.cid, reduction.started_at, reduction.running = os.urandom(16), now, True
         reduction.traffic = self.run.traffic()
         try:
-            session.operations.start(now, op_id, weight, reduction.source, reduction.cid, session.settings.codec)
+            session.operations.start(now, Call(op_id, weight=weight), reduction.source.numel(), reduction.source, reduction.cid)
         except BaseException:
             reduction.running = False
             raise

@@ -7,7 +7,8 @@ memory_storage  Storage in memory
 transfer        fetching results and states from other members, chunk-verified
 serving         answering other members, from copies
 actions         what the log's state machine asks of the session
-operations      free-standing all-reduces
+naming          names of free-standing operations: what all their callers must agree in
+operations      free-standing operations
 beginning       the genesis; what the last life left on disk; whose model it is
 session         Session: all of it tied together
 """

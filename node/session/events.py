@@ -96,6 +96,14 @@ class PlanTaken:
 
 
 @dataclass(frozen=True, slots=True)
+class OperationRefused:
+    """A free-standing operation of the script cannot be decided: others have called something else under its id."""
+
+    op_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class RoundClosing:
     """Another member has offered its contribution to round ``round``: whoever has something contributes it now."""
 

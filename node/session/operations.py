@@ -1,9 +1,10 @@
-"""Free-standing all-reduces: each is a log of one entry, with volatile votes, over the configuration of the run.
+"""Free-standing operations: each is a log of one entry, with volatile votes, over the configuration of the run.
 
-The log's name says all that a member must know to take part as an acceptor without having called: length, codec, a hash of the
-operation's id and one of the configuration. A member takes part in one log of an operation only, so that two views of the configuration
-do not give two results; one that restarts remembers (through `Storage.spend`) in which operations its earlier life promised or voted, and
-never takes part in those again.
+The log's name (`naming.py`) says all that a member must know to take part as an acceptor without having called: length, codec, reducer, a
+hash of the operation's id and one of the configuration. A member takes part in one log of an operation only, so that two views of the
+configuration, or callers who want different things under one id, do not give two results. Until it has called, promised or voted it may
+change over to the log that more others have called. One that restarts remembers (through `Storage.spend`) in which operations its
+earlier life promised or voted, and never takes part in those again.
 
 A caller that is late, after the others have committed, gets their result, uncounted. One whose deadline passes takes its contribution back
 where no plan names it yet.
@@ -11,6 +12,7 @@ where no plan names it yet.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -20,13 +22,14 @@ from torch import Tensor
 
 from ...collectives import exchange as x
 from ...collectives import messages as m
-from ...collectives.codec import DEFAULT_CHUNK_ELEMENTS
+from ...collectives.encoded import EncodedVector
 from ...collectives.errors import LocalProtocolError, NotEnoughPeersError
-from ...collectives.group import Certified, Config, Entry, Plan
+from ...collectives.group import Certified, Config, Entry, Plan, is_quorum
 from ...collectives.identifiers import HASH_BYTES, PeerId
-from ...collectives.round import MemoryJournal, RoundMachine, Shape
-from ...collectives.swarm import Share
+from ...collectives.round import MemoryJournal, RoundMachine, Timing
+from ...collectives.swarm import Call, Share
 from . import events as ev
+from .naming import Spec, config_key, describe, operation_key, parse, spec_of
 
 if TYPE_CHECKING:
     from .session import Session
@@ -36,23 +39,12 @@ MAX_SPENT = 4096
 LIFETIME_S = 120.0  # how long a decided or abandoned operation is remembered for laggards
 KEPT_BYTES = 256 << 20  # results of decided operations that somebody may still lack; the newest is kept whatever its size
 RECENT_CONFIGS = 4  # entries whose configurations an operation may be called under: a caller may be that far behind
-MAX_NUMEL = 1 << 34
 NO_STATE = bytes(HASH_BYTES)
 
 
-def operation_key(run: str, op_id: str) -> str:
-    """What tells operations apart, whatever their length, codec and configuration."""
-    return blake3(f"{run}/{op_id}".encode()).hexdigest(12)
-
-
-def config_key(config: Config) -> str:
-    """Short name of a configuration."""
-    return blake3(msgspec.msgpack.encode(config)).hexdigest(8)
-
-
-def log_name(key: str, numel: int, codec: str, config: Config) -> str:
-    """Name of an operation's log: at most 61 characters."""
-    return f"op/{numel}/{codec}/{key}/{config_key(config)}"
+def patient(timing: Timing) -> Timing:
+    """The same durations, but everybody is waited for."""
+    return msgspec.structs.replace(timing, ready_grace_min_s=math.inf, ready_grace_s=math.inf)
 
 
 class VolatileJournal(MemoryJournal):
@@ -80,40 +72,56 @@ class VolatileJournal(MemoryJournal):
 
 
 class Operation:
-    """One free-standing all-reduce at this member. Implements `RoundActions`."""
+    """One free-standing operation at this member. Implements `RoundActions`."""
 
-    def __init__(self, session: Session, log: str, config: Config, now: float) -> None:
-        _, numel, codec, self.key, _ = log.split("/")
-        self.session, self.log, self.touched_at = session, log, now
+    def __init__(self, session: Session, spec: Spec, key: str, config: Config, now: float) -> None:
+        self.session, self.spec, self.key, self.touched_at = session, spec, key, now
+        self.log = log = spec.log_name(key, config)
         self.op_id: str | None = None  # None: this member only votes
         self.results: dict[tuple[bytes, ...], memoryview] = {}
         self.holders: set[PeerId] = set()  # who voted, and so has all bytes
+        self.offered: m.Ready | None = None  # what this member said when it called
+        self.callers: set[PeerId] = set()
+        self.others: dict[PeerId, str] = {}  # who called the same operation otherwise, and the name of that log
         self.entry: Entry | None = None
         self.done = self.served = False
         self.complete_at = now
         self.decision_s = 0.0
         main = session.machine
         assert main is not None
-        shape = Shape(int(numel), DEFAULT_CHUNK_ELEMENTS[codec], codec)
+        shape = spec.shape(config)
         base = blake3(b"atoll/op/1" + msgspec.msgpack.encode((session.run, log, config))).digest()
-        genesis = Entry(log, 0, base, NO_STATE, (), (), (), shape.numel, shape.chunk_elements, codec, "mean", config)
+        genesis = Entry(log, 0, base, NO_STATE, (), (), (), shape.numel, shape.chunk_elements, spec.codec, spec.reducer, config)
         self.journal = VolatileJournal(main.me.incarnation, lambda: session.operations.spend(self.key))
         self.journal.append(Certified(genesis, ()))
         self.machine = RoundMachine(
-            run=session.run, log=log, me=main.me, organiser=session.organiser, journal=self.journal, shape=shape, timing=session.timing,
-            actions=self, rng=session.rng, now=now,
+            run=session.run, log=log, me=main.me, organiser=session.organiser, journal=self.journal, shape=shape,
+            timing=patient(session.timing) if spec.everyone else session.timing, actions=self, rng=session.rng, now=now,
         )  # fmt: skip
         self.machine.root = NO_STATE
         self.peers = [member.peer for member in config]
-        session.ports.exchange.open_round(log, 1, self.peers, shape.numel, shape.chunk_elements, codec)
+        session.ports.exchange.open_round(log, 1, self.peers, shape.numel, shape.chunk_elements, spec.codec)
 
     # ---- the caller
-    def call(self, now: float, op_id: str, cid: bytes, weight: int, vector: Tensor) -> None:
-        """This member's script calls. The others hear of it: those who have nothing to add say so at once."""
+    def call(self, now: float, op_id: str, cid: bytes, weight: int, vector: Tensor | EncodedVector) -> None:
+        """This member's script calls. The others hear of it: those who have nothing to add say so at once. Weight 0: it only listens."""
         self.op_id, self.touched_at = op_id, now
+        if not weight:
+            self.machine.set_idle(now, True)
+            return
         self.session.ports.exchange.freeze(self.log, 1, cid, vector)
         self.machine.idle = False
+        self.offered = m.Ready(self.machine.base, cid, weight, False)
         self.machine.contribute(now, cid, weight)
+
+    def place(self, source: Tensor) -> Tensor:
+        """The vector in which ``source``, float32 (spec.numel,), is what this member gives: of a gather, its slot."""
+        numel = self.machine.shape.numel
+        if self.spec.reducer != "gather":
+            return source
+        vector, start = source.new_zeros(numel), self.peers.index(self.session.me) * (numel // len(self.peers))
+        vector[start : start + source.numel()] = source
+        return vector
 
     def withdraw(self, now: float) -> None:
         """The caller waits no longer: take the contribution back unless a plan names it."""
@@ -123,6 +131,37 @@ class Operation:
         self.machine.contribution = None
         self.machine.set_idle(now, True)
         self.session.ports.exchange.release(contribution[0])
+
+    @property
+    def bound(self) -> bool:
+        """Whether this member has called, promised or voted here: it cannot take part in another log of the operation."""
+        return self.op_id is not None or self.done or self.journal.spent or self.machine.contribution is not None
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether those who called something else leave no quorum for this."""
+        config = self.machine.config
+        return not self.done and not is_quorum(config, {who for who in config if who.peer not in self.others}, self.session.organiser)
+
+    def leave_out(self, now: float, peer: PeerId) -> None:
+        """A member will give nothing here."""
+        machine = self.machine
+        for who in machine.config:
+            if who.peer == peer and not self.done:
+                machine.open.ready[who] = m.Ready(machine.base, None, 0, False)
+                machine.convening.step(now)
+
+    def standing(self) -> str:
+        """Why it is not decided, as far as this member knows."""
+        machine = self.machine
+        if self.others:
+            calls = "; ".join(f"{peer} calls it with {describe(log)}" for peer, log in sorted(self.others.items()))
+            return f"{calls}; this peer with {describe(self.log)}"
+        ready = {who.peer for who in machine.open.ready} | {self.session.me}
+        waiting = sorted(peer for peer in self.peers if peer not in ready)
+        if machine.open.plan is None and waiting:
+            return f"{', '.join(waiting)} did not call" + (" and cannot be heard" if all(map(self.suspected, waiting)) else "")
+        return "a quorum has not voted" if machine.open.plan is not None else "nobody has given anything"
 
     def serve(self, cid: bytes | None) -> None:
         """Give the script the result."""
@@ -165,6 +204,7 @@ class Operation:
 
     def execute(self, plan: Plan, audience: Sequence[PeerId]) -> None:
         """Carry out a plan."""
+        self.session.ports.emit(ev.PlanTaken(plan, self.machine.convener_of(plan.ballot).peer, self.op_id or ""))
         self.session.ports.exchange.execute(plan, audience)
 
     def report(self, plan_id: bytes) -> None:
@@ -236,6 +276,7 @@ class Operations:
         self.session = session
         self.by_key: dict[str, Operation] = {}
         self._spent: dict[str, None] | None = None  # oldest first
+        self._refused: dict[str, None] = {}  # what our script called in other words than the others, oldest first
 
     @property
     def spent(self) -> dict[str, None]:
@@ -252,37 +293,67 @@ class Operations:
             del self.spent[next(iter(self.spent))]
 
     # ---- the script
-    def start(self, now: float, op_id: str, weight: int, vector: Tensor, cid: bytes, codec: str) -> None:
-        """Call an operation: ``vector`` float32 (numel,), untouched until OperationDone or `abandon`.
+    def prepare(self, now: float, call: Call, numel: int) -> Operation:
+        """The operation that a call is about: its configuration and the vector's shape are fixed from now on.
 
-        Raises NotEnoughPeersError while this peer is not a member, LocalProtocolError when it was called already, with another
-        length by another member, or when too many are under way.
+        Raises NotEnoughPeersError while this peer is not a member, ConfigError, and LocalProtocolError when it was called already, otherwise
+        by other members, or when too many are under way.
         """
         main = self.session.machine
         if main is None or not main.is_member:
             raise NotEnoughPeersError("this peer is not a member of the run yet", retryable=True)
-        key = operation_key(self.session.run, op_id)
-        operation = self.by_key.get(key)
-        if operation is None and key not in self.spent:
-            operation = self._make(now, log_name(key, vector.numel(), codec, main.config), main.config)
-        if operation is None and key not in self.spent:
-            raise LocalProtocolError(f"{MAX_OPERATIONS} operations are under way", hint="wait() for some of them first")
-        if operation is None or operation.op_id is not None or operation.served or (operation.done and not operation.results):
-            raise LocalProtocolError(f"operation {op_id!r} was called already", hint="give every all_reduce its own op_id")
-        shape = operation.machine.shape
-        if (shape.numel, shape.codec) != (vector.numel(), codec):
-            raise LocalProtocolError(f"operation {op_id!r} has {shape.numel} elements at other members, {vector.numel()} here")
+        op_id, spec, key = call.op_id, spec_of(call, numel, self.session.settings.codec), operation_key(self.session.run, call.op_id)
+        known = self.by_key.get(key)
+        if known is not None and known.spec != spec and not known.bound:
+            self._forget(known)  # what others call under this id need not be what we call
+            known = None
+        if known is None and key not in self.spent:
+            known = self._make(now, spec, key, main.config)
+            if known is None:
+                raise LocalProtocolError(f"{MAX_OPERATIONS} operations are under way", hint="wait() for some of them first")
+        called = known is None or known.op_id is not None or known.machine.contribution is not None
+        if known is None or called or known.served or (known.done and not known.results):
+            raise LocalProtocolError(f"operation {op_id!r} was called already", hint="give every operation its own op_id")
+        if known.spec != spec:
+            raise LocalProtocolError(f"operation {op_id!r} is of {known.spec} at other members, of {spec} here")
+        return known
+
+    def start(self, now: float, call: Call, numel: int, vector: Tensor | EncodedVector, cid: bytes) -> None:
+        """Call an operation that `prepare` made, with ``vector`` of its shape, untouched until OperationDone or `abandon`."""
+        operation = self.prepare(now, call, numel)
+        if vector.numel() != operation.machine.shape.numel:
+            raise LocalProtocolError(f"{vector.numel()} elements for a vector of {operation.machine.shape.numel}")
         if operation.done:
-            operation.op_id = op_id
+            operation.op_id = call.op_id
             operation.serve(None)
         else:
-            operation.call(now, op_id, cid, weight, vector)
+            operation.call(now, call.op_id, cid, call.weight, vector)
+            self._give_up(now, operation)
 
-    def abandon(self, now: float, op_id: str) -> None:
-        """The caller no longer waits. The operation goes on without it; its promises and votes hold."""
+    def abandon(self, now: float, op_id: str) -> str:
+        """The caller no longer waits. The operation goes on without it; its promises and votes hold. Returns why it is open."""
         for operation in self.by_key.values():
             if operation.op_id == op_id and not operation.done:
+                says = operation.standing()
                 operation.withdraw(now)
+                return says
+        return ""
+
+    def detach(self, now: float) -> None:
+        """The script is gone: nobody needs to wait for a call of it."""
+        for operation in self.by_key.values():
+            if not operation.done and operation.machine.contribution is None:
+                operation.machine.set_idle(now, True)
+
+    def _give_up(self, now: float, operation: Operation) -> None:
+        """Tell the caller of an operation that cannot be decided any more, since others want something else under its id."""
+        if operation.op_id is not None and operation.machine.open.plan is None and operation.hopeless:
+            op_id, says = operation.op_id, operation.standing()
+            operation.withdraw(now)
+            self._refused[operation.key] = None
+            while len(self._refused) > MAX_OPERATIONS:
+                del self._refused[next(iter(self._refused))]
+            self.session.ports.emit(ev.OperationRefused(op_id, says))
 
     def refuse(self, now: float, cid: bytes) -> None:
         """The own contribution cannot be sent (NaN, infinity)."""
@@ -294,46 +365,65 @@ class Operations:
     # ---- inputs
     def on_message(self, now: float, peer: PeerId, envelope: m.Envelope) -> None:
         """A control message of an operation."""
-        operation = self._of(now, envelope.log)
+        body = envelope.body
+        calls = isinstance(body, m.Ready) and body.cid is not None
+        operation = self._of(now, envelope.log, peer if calls else None)
         if operation is None:
             return
-        body = envelope.body
         proposal = body if isinstance(body, m.Accept) else body.accepted if isinstance(body, m.Promise) else None
         if isinstance(body, m.Join) or (proposal is not None and not proposal.entry.contributors):
             return  # nobody is let into an operation, and it decides a result
-        if isinstance(body, m.PlanMessage) or (isinstance(body, m.Ready) and body.cid is not None):
+        if isinstance(body, m.PlanMessage) or calls:
             operation.touched_at = now
+            if calls and peer in operation.peers:
+                operation.callers.add(peer)
+                operation.others.pop(peer, None)
         elif isinstance(body, m.Accepted) and peer in operation.peers:
             operation.holders.add(peer)
             if operation.done:
                 self.trim()
         operation.machine.on_message(now, peer, envelope.incarnation, envelope.round, body)
 
-    def _of(self, now: float, log: str) -> Operation | None:
-        """The operation of a log; made when it is one that this member can take part in."""
-        main, fields = self.session.machine, log.split("/")
-        if main is None or len(fields) != 5 or fields[0] != "op" or not fields[1].isdigit() or fields[2] not in DEFAULT_CHUNK_ELEMENTS:
+    def _of(self, now: float, log: str, caller: PeerId | None = None) -> Operation | None:
+        """The operation of a log; made when it is one that this member can take part in. ``caller``: who calls it just now."""
+        main, found = self.session.machine, parse(log)
+        if main is None or found is None:
             return None
-        known = self.by_key.get(fields[3])
+        spec, key, config_name = found
+        known = self.by_key.get(key)
+        if known is not None and known.log != log and caller is not None and caller in known.peers:
+            self._called_otherwise(now, known, caller, log)
+            known = self.by_key.get(key)
         if known is not None:
             return known if known.log == log else None
-        if fields[3] in self.spent or not 0 < int(fields[1]) <= MAX_NUMEL:
+        if key in self.spent:
             return None
         for certified in reversed(main.journal.entries[-RECENT_CONFIGS:]):
             config = certified.entry.next_config
-            if main.me in config and log == log_name(fields[3], int(fields[1]), fields[2], config):
-                return self._make(now, log, config)
+            if main.me in config and config_key(config) == config_name and spec.log_name(key, config) == log:
+                return self._make(now, spec, key, config)
         return None
 
-    def _make(self, now: float, log: str, config: Config) -> Operation | None:
+    def _called_otherwise(self, now: float, known: Operation, caller: PeerId, log: str) -> None:
+        """A member calls the operation with other words than those we know."""
+        known.others[caller] = log
+        known.callers.discard(caller)
+        if known.offered is not None:  # it must not wait for us, nor we for it
+            self.session.actions.send(caller, known.log, 1, known.offered)
+        known.leave_out(now, caller)
+        self._give_up(now, known)
+        if not known.bound and sum(other == log for other in known.others.values()) > len(known.callers):
+            self._forget(known)
+
+    def _make(self, now: float, spec: Spec, key: str, config: Config) -> Operation | None:
         if len(self.by_key) >= MAX_OPERATIONS:
             over = next((operation for operation in self.by_key.values() if operation.done), None)
             if over is None:
                 return None
             self._forget(over)
-        operation = Operation(self.session, log, config, now)
+        operation = Operation(self.session, spec, key, config, now)
         self.by_key[operation.key] = operation
-        if self.session.script is None:
+        if self.session.script is None or operation.key in self._refused:
             operation.machine.set_idle(now, True)  # nobody here who could call: the others need not wait
         return operation
 

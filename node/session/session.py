@@ -175,6 +175,7 @@ class Session:
         """The script is gone: nothing will be contributed; a frozen contribution stays until its round is decided."""
         self._now = now
         self.script = None
+        self.operations.detach(now)
         if self.machine:
             self.machine.set_idle(now, True)
         self._drain(now)

@@ -7,13 +7,17 @@ import socket
 import threading
 from pathlib import Path
 
+import pytest
+
 from atoll.collectives.engine import EngineThread, LaneKeys
 from atoll.collectives.exchange import ExchangeEvent, LaneDown, LaneUp
-from atoll.collectives.group import MAX_CODEC_NAME, Certified, Entry, Member
+from atoll.collectives.group import MAX_LOG_NAME, Certified, Entry, Member
 from atoll.collectives.identifiers import PeerId
-from atoll.collectives.swarm import OuterSettings
+from atoll.collectives.partition import slots_for
+from atoll.collectives.swarm import MAX_TAG, OuterSettings
 from atoll.node.service.buffers import BufferPool
-from atoll.node.session.operations import MAX_NUMEL, VolatileJournal, config_key, log_name, operation_key
+from atoll.node.session.naming import MAX_NUMEL, Spec, config_key, operation_key, parse
+from atoll.node.session.operations import VolatileJournal
 from atoll.node.session.replica import PlainSlots
 from atoll.node.storage import RunFiles
 
@@ -24,12 +28,46 @@ WAIT_S = 20.0
 def test_a_log_name_fits_and_tells_operation_and_configuration_apart() -> None:
     small, large = (Member(A, 0),), (Member(A, 0), Member(B, 7))
     key = operation_key("r" * 26, "x" * 64)
-    name = log_name(key, MAX_NUMEL, "int8", large)
-    assert len(name) <= MAX_CODEC_NAME
-    assert name.split("/")[3:] == [key, config_key(large)]
-    names = {log_name(operation_key(run, op), numel, codec, config) for run in "rs" for op in "xy" for numel in (1, 2)
-             for codec in ("fp32", "int8") for config in (small, large)}  # fmt: skip
-    assert len(names) == 32
+    longest = Spec(MAX_NUMEL, "int8_fp16", "wrap64", True, "x" * MAX_TAG)
+    assert len(longest.log_name(key, large)) <= MAX_LOG_NAME
+    names = {
+        Spec(numel, codec, reducer, everyone, tag).log_name(operation_key(run, op), config): (run, op, numel, codec, reducer, everyone, tag)
+        for run in "rs" for op in "xy" for numel in (1, 2) for codec, reducer in (("fp32", "mean"), ("int8", "mean"), ("fp32", "max"))
+        for everyone in (False, True) for tag in ("", "all") for config in (small, large)
+    }  # fmt: skip
+    assert len(names) == 2 * 2 * 2 * 3 * 2 * 2 * 2
+    for name, (run, op, *spec) in names.items():
+        found = parse(name)
+        assert found is not None
+        assert found[:2] == (Spec(*spec), operation_key(run, op))
+        assert found[2] in (config_key(small), config_key(large))
+
+
+@pytest.mark.parametrize("log", [
+    "", "main/run", "op", "op/5/fp32/mean/any/key", "op/5/fp32/mean/any/key/config/more", "op/-5/fp32/mean/any/key/config",
+    "op/5/zip/mean/any/key/config", "op/5/fp32/median/any/key/config", "op/5/fp32/mean/some/key/config", "op/0/fp32/mean/any/key/config",
+    "op/5/bits/mean/any/key/config", "op/5/fp32/copy/any/key/config", "op/5/bits/wrap64/any/key/config", "op/٥/fp32/mean/any/key/config",
+    f"op/{MAX_NUMEL + 1}/fp32/mean/any/key/config", f"op/{MAX_NUMEL // 256 + 1}/bits/gather/any/key/config",
+    f"op/5/fp32/mean/any{'x' * 17}/key/config",
+])  # fmt: skip
+def test_names_of_logs_that_nobody_can_take_part_in_are_refused(log: str) -> None:
+    assert parse(log) is None
+
+
+@pytest.mark.parametrize(("numel", "members"), [(1, 1), (1, 3), (65_536, 2), (65_537, 2), (200_001, 5)])
+def test_a_gather_has_a_slot_of_whole_chunks_for_each_member(numel: int, members: int) -> None:
+    config = tuple(Member(PeerId(f"p{index}"), 0) for index in range(members))
+    shape = Spec(numel, "bits", "gather", False, "").shape(config)
+    slot = shape.numel // members
+    assert shape.numel % members == slot % shape.chunk_elements == 0
+    assert numel <= slot < numel + slot // shape.chunk_elements
+    assert shape.chunk_elements <= 65_536
+    peers = [member.peer for member in config]
+    parts = slots_for(shape.numel // shape.chunk_elements, peers, peers[1:] or peers)
+    assert [(part.first * shape.chunk_elements, part.stop * shape.chunk_elements) for part in parts] == [
+        (slot * index, slot * (index + 1)) for index in range(members)
+    ]
+    assert all(part.owner == peer for part, peer in zip(parts[1:], peers[1:], strict=True))
 
 
 def test_a_journal_tells_before_its_first_vote() -> None:

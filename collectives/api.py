@@ -1,0 +1,354 @@
+"""Collectives for scripts: sums, gathers and their like over the members of a run, with or without an optimizer.
+
+    from atoll.collectives import all_gather, all_reduce, enter
+    from atoll.node import join
+
+    swarm = join("atoll1:…")
+    enter(swarm)
+    outcome = all_reduce(swarm, tensor, op_id="loss 17", op="mean").wait()
+
+Each call is one decision of the swarm: "committed", with the same bits at every member and the contributors by name, or "open". Calls return
+at once with a handle: `wait` blocks, `done` looks, `cancel` gives up. What they take and give is documented in docs/collectives.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+
+import msgspec
+from blake3 import blake3
+
+from .errors import LocalProtocolError
+from .identifiers import HASH_BYTES, PeerId
+from .layout import make_layout
+from .swarm import Call, Operating, Outcome, Swarm
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+T = TypeVar("T")
+WORD_BYTES = 4
+WIDTHS = (8, 16, 32, 64)
+
+
+class Handle(Generic[T]):
+    """A result that will come (a Pending[T])."""
+
+    def __init__(self, operating: Operating, finish: Callable[[Outcome], T]) -> None:
+        self._operating, self._finish = operating, finish
+        self._result: list[T] = []
+
+    def done(self) -> bool:
+        """Whether `wait` would return the final result at once."""
+        return bool(self._result) or self._operating.done()
+
+    def wait(self, timeout_s: float | None = None) -> T:
+        """The result; one that says "open" after ``timeout_s`` seconds or at the operation's own deadline. May be called again.
+
+        What is written into the caller's tensors is written by the first `wait` that sees "committed". Raises what the call was refused
+        with. Ctrl-C leaves the operation under way.
+        """
+        if self._result:
+            return self._result[0]
+        outcome = self._operating.wait(timeout_s)
+        result = self._finish(outcome)
+        if outcome.status != "open" or self._operating.done():
+            self._result.append(result)
+            self._operating.release()
+        return result
+
+    def then(self, finish: Callable[[T], T]) -> Handle[T]:
+        """A handle in place of this one, whose result ``finish`` has gone over."""
+        return Handle(self._operating, lambda outcome: finish(self._finish(outcome)))
+
+    def cancel(self) -> None:
+        """Give up: `wait` says "open", unless it is decided already. The contribution is taken back where no plan names it yet."""
+        self._operating.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """``tensors``: what each contributor of the outcome gave, in order; empty unless committed."""
+
+    outcome: Outcome
+    tensors: dict[PeerId, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Scattered:
+    """``values``: elements [start, start + values.numel()) of the flat reduction; None unless committed, empty for who was not counted."""
+
+    outcome: Outcome
+    start: int
+    values: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class StateCheck:
+    """Digests of everybody's tensors. All fields but the outcome are empty unless it is committed."""
+
+    outcome: Outcome
+    roots: dict[PeerId, str]
+    """blake3 over the digests of all tensors, by contributor: who shows the same has the same state."""
+    reference: str
+    """The root that most show (of two that as many show, the one of the first contributor)."""
+    holders: tuple[PeerId, ...]
+    """Who shows it."""
+    differing: dict[PeerId, tuple[str, ...]]
+    """The others, and which of their tensors differ from the reference."""
+
+    @property
+    def agreed(self) -> bool:
+        """Whether all contributors hold the same bytes."""
+        return self.outcome.status == "committed" and not self.differing
+
+
+def enter(swarm: Swarm) -> None:
+    """Open a run that has no model, only collectives: with a placeholder of one element. Call it once, after `join`."""
+    swarm.open(make_layout([("placeholder", (1,))]), lambda initial: None).release()
+
+
+def all_reduce(
+    swarm: Swarm, tensor: Tensor, *, op_id: str, op: Literal["mean", "sum", "max"] = "mean", weight: int = 1, deadline_s: float = 60.0,
+    codec: str = "", everyone: bool = False,
+) -> Handle[Outcome]:  # fmt: skip
+    """Mean weighted by ``weight``, sum or maximum over all members that call it, in place when committed: float32, contiguous, CPU.
+
+    ``codec``: how values travel; "" is the run's. A tensor with NaN or infinity ends as "open". Raises what `Swarm.operate` raises.
+    """
+    _check_floats(tensor)
+    if weight < 1 or (op != "mean" and weight != 1):
+        raise LocalProtocolError(f"all_reduce of weight {weight}: a mean takes a weight of at least 1, {op} no other than 1")
+    if op not in ("mean", "sum", "max"):
+        raise LocalProtocolError(f"all_reduce knows mean, sum and max, not {op!r}", hint="modular_sum is for integers")
+    flat = tensor.detach().view(-1)
+    operating = swarm.operate(_call(op_id, op, deadline_s, everyone, weight=weight, codec=codec), flat)
+    return Handle(operating, lambda outcome: _into(operating, outcome, flat))
+
+
+def modular_sum(
+    swarm: Swarm, tensor: Tensor, *, op_id: str, bits: int = 64, deadline_s: float = 60.0, everyone: bool = False
+) -> Handle[Outcome]:
+    """Sum of integers modulo 2^bits (1 to 64), exactly, in place when committed: int64, contiguous, CPU.
+
+    Results lie in [0, 2^bits); for 64 bits in [-2^63, 2^63). Whatever is masked so that the masks cancel in the sum can be summed by it.
+    """
+    import torch
+
+    _check_plain(tensor, torch.int64)
+    if not 1 <= bits <= 64:
+        raise LocalProtocolError(f"modular_sum of {bits} bits; 1 to 64")
+    width = next(width for width in WIDTHS if width >= bits)
+    narrow = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}[width]
+    flat, words = tensor.detach().view(-1), words_of(tensor.detach().to(narrow))
+    operating = swarm.operate(_call(op_id, f"wrap{width}", deadline_s, everyone, tag=f"b{bits}"), words)
+
+    def finish(outcome: Outcome) -> Outcome:
+        if outcome.status == "committed":
+            flat.copy_(_read(operating, 0, narrow, flat.shape))
+            if bits < 64:
+                flat.bitwise_and_((1 << bits) - 1)
+        return outcome
+
+    return Handle(operating, finish)
+
+
+def all_gather(swarm: Swarm, tensor: Tensor, *, op_id: str, deadline_s: float = 60.0, everyone: bool = False) -> Handle[Gathered]:
+    """Everybody's tensor, bit for bit, by peer: any dtype and shape, the same at all members, on the CPU."""
+    operating = swarm.operate(_call(op_id, "gather", deadline_s, everyone, tag=_kind(tensor)), words_of(tensor))
+    return Handle(operating, lambda outcome: Gathered(outcome, _slots(operating, outcome, tensor)))
+
+
+def reduce_scatter(
+    swarm: Swarm, tensor: Tensor, *, op_id: str, op: Literal["mean", "sum", "max"] = "mean", weight: int = 1, deadline_s: float = 60.0,
+    codec: str = "", everyone: bool = False,
+) -> Handle[Scattered]:  # fmt: skip
+    """This member's share of the reduction: equal shares in the order of the contributors, the first ones one element longer.
+
+    It costs what an all-reduce costs: a result is only called committed when a quorum holds all of it.
+    """
+    _check_floats(tensor)
+    flat = tensor.detach().view(-1)
+    operating = swarm.operate(_call(op_id, op, deadline_s, everyone, weight=weight, codec=codec, tag="scatter"), flat)
+
+    def finish(outcome: Outcome) -> Scattered:
+        if outcome.status != "committed":
+            return Scattered(outcome, 0, None)
+        peers = [share.peer for share in outcome.contributors]
+        size, more = divmod(flat.numel(), len(peers))
+        index = peers.index(swarm.peer) if outcome.counted else len(peers)
+        start = index * size + min(index, more)
+        values = flat.new_empty((size + (index < more)) if outcome.counted else 0)
+        operating.copy_into(values, start)
+        return Scattered(outcome, start, values)
+
+    return Handle(operating, finish)
+
+
+def broadcast(
+    swarm: Swarm, tensor: Tensor, *, root: PeerId, op_id: str, deadline_s: float = 60.0, everyone: bool = False
+) -> Handle[Outcome]:
+    """The tensor of ``root``, bit for bit, into everybody's, in place when committed: any dtype, contiguous, CPU."""
+    return copy_from(swarm, tensor, roots=(root,), op_id=op_id, deadline_s=deadline_s, everyone=everyone)
+
+
+def copy_from(
+    swarm: Swarm, tensor: Tensor, *, roots: Sequence[PeerId], op_id: str, deadline_s: float = 60.0, everyone: bool = False
+) -> Handle[Outcome]:
+    """A broadcast by several roots that hold the same bytes: each sends its part of them."""
+    _check_plain(tensor, tensor.dtype)
+    source = swarm.peer in roots
+    tag = blake3("\n".join([_kind(tensor), *sorted(roots)]).encode()).hexdigest(8)
+    operating = swarm.operate(_call(op_id, "copy", deadline_s, everyone, weight=int(source), tag=tag), words_of(tensor))
+
+    def finish(outcome: Outcome) -> Outcome:
+        if outcome.status == "committed" and not source:
+            tensor.detach().copy_(_read(operating, 0, tensor.dtype, tensor.shape))
+        return outcome
+
+    return Handle(operating, finish)
+
+
+def barrier(swarm: Swarm, *, op_id: str, deadline_s: float = 60.0) -> Handle[Outcome]:
+    """Committed once every live member with a script has called it; the contributors are who came. "open" at the deadline."""
+    import torch
+
+    return Handle(
+        swarm.operate(_call(op_id, "max", deadline_s, True, codec="fp32", tag="barrier"), torch.zeros(1)), lambda outcome: outcome
+    )
+
+
+def check_state(
+    swarm: Swarm, tensors: Mapping[str, Tensor], *, op_id: str, deadline_s: float = 60.0, everyone: bool = False
+) -> Handle[StateCheck]:
+    """Compare named tensors (contiguous, CPU) with everybody's, by digests: 32 bytes a tensor travel.
+
+    The run's own anchor needs no such check: every entry of its log names the state before it, and a member that differs fetches it anew.
+    """
+    import torch
+
+    names = sorted(tensors)
+    digests = b"".join(blake3(_bytes_of(tensors[name]).numpy().data).digest() for name in names)
+    kind = blake3("\n".join(f"{name} {_kind(tensors[name])}" for name in names).encode()).hexdigest(8)
+    if not names:
+        raise LocalProtocolError("check_state of no tensors")
+    mine = torch.frombuffer(bytearray(digests), dtype=torch.float32)
+    operating = swarm.operate(_call(op_id, "gather", deadline_s, everyone, tag=kind), mine)
+    return Handle(operating, lambda outcome: _compare(outcome, names, _slots(operating, outcome, mine)))
+
+
+def repair_state(
+    swarm: Swarm, tensors: Mapping[str, Tensor], check: StateCheck, *, op_id: str, deadline_s: float = 60.0
+) -> Handle[Outcome]:
+    """Copy the tensors that differ somewhere from all holders of the reference at once, in place. All members of ``check`` call it."""
+    import torch
+
+    names = sorted({name for differing in check.differing.values() for name in differing})
+    if not names:
+        raise LocalProtocolError("there is nothing to repair", why=f"the check is {check.outcome.status} and all of it agrees")
+    packed = torch.cat([_bytes_of(tensors[name]) for name in names])
+    copied = copy_from(swarm, packed, roots=check.holders, op_id=op_id, deadline_s=deadline_s)
+
+    def finish(outcome: Outcome) -> Outcome:
+        if outcome.status == "committed" and swarm.peer not in check.holders:
+            at = 0
+            for name in names:
+                target = _bytes_of(tensors[name])
+                target.copy_(packed[at : at + target.numel()])
+                at += target.numel()
+        return outcome
+
+    return copied.then(finish)
+
+
+def _compare(outcome: Outcome, names: Sequence[str], gathered: Mapping[PeerId, Tensor]) -> StateCheck:
+    digests = {peer: bytes(_bytes_of(words).numpy()) for peer, words in gathered.items()}
+    roots = {peer: blake3(found).hexdigest() for peer, found in digests.items()}
+    shown = list(roots.values())
+    reference = max(shown, key=lambda root: (shown.count(root), -shown.index(root)), default="")
+    holders = tuple(peer for peer, root in roots.items() if root == reference)
+    differing = dict[PeerId, tuple[str, ...]]()
+    for peer, found in digests.items():
+        if roots[peer] != reference:
+            good = digests[holders[0]]
+            parts = ((name, slice(HASH_BYTES * index, HASH_BYTES * (index + 1))) for index, name in enumerate(names))
+            differing[peer] = tuple(name for name, part in parts if found[part] != good[part])
+    return StateCheck(outcome, roots, reference, holders, differing)
+
+
+# ── tensors and words ──
+
+
+def words_of(tensor: Tensor) -> Tensor:
+    """The bytes of a contiguous CPU tensor as words of 32 bits, float32 in name: a view of them, or a padded copy."""
+    import torch
+
+    flat = _bytes_of(tensor)
+    if flat.numel() % WORD_BYTES or flat.storage_offset() % WORD_BYTES:
+        padded = flat.new_zeros(-(-flat.numel() // WORD_BYTES) * WORD_BYTES)
+        padded[: flat.numel()] = flat
+        flat = padded
+    return flat.view(torch.float32)
+
+
+def _read(operating: Operating, start: int, dtype: Any, shape: Sequence[int]) -> Tensor:
+    """A tensor out of the words of a result, from word ``start`` on."""
+    import torch
+
+    nbytes = torch.Size(shape).numel() * dtype.itemsize
+    words = torch.empty(-(-nbytes // WORD_BYTES))
+    operating.copy_into(words, start)
+    return words.view(torch.uint8)[:nbytes].view(dtype).view(tuple(shape))
+
+
+def _slots(operating: Operating, outcome: Outcome, like: Tensor) -> dict[PeerId, Tensor]:
+    if outcome.status != "committed":
+        return {}
+    size = operating.numel // len(operating.members)
+    place = {peer: index * size for index, peer in enumerate(operating.members)}
+    return {share.peer: _read(operating, place[share.peer], like.dtype, like.shape) for share in outcome.contributors}
+
+
+def _into(operating: Operating, outcome: Outcome, flat: Tensor) -> Outcome:
+    if outcome.status == "committed":
+        operating.copy_into(flat)
+    return outcome
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    import torch
+
+    _check_plain(tensor, tensor.dtype)
+    return tensor.detach().view(-1).view(torch.uint8)
+
+
+def _kind(tensor: Tensor) -> str:
+    """What all callers must agree in, beside the length: dtype and shape."""
+    return blake3(f"{tensor.dtype} {tuple(tensor.shape)}".encode()).hexdigest(8)
+
+
+def _check_floats(tensor: Tensor) -> None:
+    import torch
+
+    _check_plain(tensor, torch.float32)
+
+
+def _check_plain(tensor: Tensor, dtype: Any) -> None:
+    if tensor.dtype != dtype or tensor.device.type != "cpu" or not tensor.is_contiguous() or not tensor.numel():
+        kind = str(dtype).removeprefix("torch.")
+        raise LocalProtocolError(
+            f"this collective takes a non-empty {kind} tensor, contiguous and on the CPU, "
+            f"not {tuple(tensor.shape)} of {tensor.dtype} on {tensor.device}{'' if tensor.is_contiguous() else ', not contiguous'}"
+        )
+
+
+def _call(
+    op_id: str, reducer: str, deadline_s: float, everyone: bool, *, weight: int = 1, codec: str = "", tag: str = ""
+) -> Call:  # fmt: skip
+    call = Call(op_id, reducer, codec, weight, float(deadline_s), everyone, tag)
+    try:
+        return msgspec.convert(msgspec.to_builtins(call), Call)
+    except msgspec.ValidationError as error:
+        raise LocalProtocolError(f"operation {op_id!r} cannot be called: {error}") from None

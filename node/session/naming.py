@@ -1,0 +1,94 @@
+"""Names of free-standing operations: what a member must know to take part in one without having called it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+from blake3 import blake3
+
+from ...collectives.codec import DEFAULT_CHUNK_ELEMENTS
+from ...collectives.errors import ConfigError
+from ...collectives.group import MAX_MEMBERS, Config
+from ...collectives.reduce import REDUCERS, works_on_bits
+from ...collectives.round import Shape
+from ...collectives.swarm import MAX_TAG, Call
+
+MAX_NUMEL = 1 << 34
+
+
+def operation_key(run: str, op_id: str) -> str:
+    """What tells operations apart, whatever else their callers say of them."""
+    return blake3(f"{run}/{op_id}".encode()).hexdigest(12)
+
+
+def config_key(config: Config) -> str:
+    """Short name of a configuration."""
+    return blake3(msgspec.msgpack.encode(config)).hexdigest(8)
+
+
+class Spec(NamedTuple):
+    """What all callers of an operation must agree in. ``numel``: what each of them gives, in float32 values or words of 32 bits."""
+
+    numel: int
+    codec: str
+    reducer: str
+    everyone: bool
+    tag: str
+
+    def log_name(self, key: str, config: Config) -> str:
+        """Name of the operation's log under a configuration: at most 117 characters."""
+        return f"op/{self.numel}/{self.codec}/{self.reducer}/{'all' if self.everyone else 'any'}{self.tag}/{key}/{config_key(config)}"
+
+    def shape(self, config: Config) -> Shape:
+        """The vector that is reduced. A gather's has a slot for each member, of whole chunks."""
+        chunk = DEFAULT_CHUNK_ELEMENTS[self.codec]
+        if self.reducer != "gather":
+            return Shape(self.numel, chunk, self.codec, self.reducer)
+        chunks = -(-self.numel // chunk)
+        chunk = -(-self.numel // chunks)
+        return Shape(len(config) * chunks * chunk, chunk, self.codec, self.reducer)
+
+    def __str__(self) -> str:
+        what = f"{self.numel} {'words' if self.codec == 'bits' else 'elements'}, {self.reducer}, {self.codec}"
+        return what + (", everyone" if self.everyone else "") + (f", of kind {self.tag}" if self.tag else "")
+
+
+def spec_of(call: Call, numel: int, codec: str) -> Spec:
+    """The spec of a call in a run with this codec. Raises ConfigError, naming what is wrong."""
+    if call.reducer not in REDUCERS:
+        raise ConfigError(f"unknown reduction {call.reducer!r}", key="op", hint=f"one of {', '.join(REDUCERS)}")
+    spec = Spec(numel, call.codec or ("bits" if works_on_bits(call.reducer) else codec), call.reducer, call.everyone, call.tag)
+    fault = _fault(spec)
+    if fault:
+        raise ConfigError(f"operation {call.op_id!r}: {fault}", key="codec" if "codec" in fault else "op")
+    return spec
+
+
+def parse(log: str) -> tuple[Spec, str, str] | None:
+    """(spec, key, name of the configuration) of an operation's log; None for anything else. Bytes of a peer: hostile."""
+    fields = log.split("/")
+    if len(fields) != 7 or fields[0] != "op" or not fields[1].isascii() or not fields[1].isdigit() or fields[4][:3] not in ("all", "any"):
+        return None
+    spec = Spec(int(fields[1]), fields[2], fields[3], fields[4][:3] == "all", fields[4][3:])
+    return None if _fault(spec) else (spec, fields[5], fields[6])
+
+
+def _fault(spec: Spec) -> str | None:
+    """Why nobody can carry this out."""
+    if spec.codec not in DEFAULT_CHUNK_ELEMENTS:
+        return f"unknown codec {spec.codec!r}"
+    if spec.reducer not in REDUCERS or len(spec.tag) > MAX_TAG or "/" in spec.tag:
+        return "unknown reduction"
+    if works_on_bits(spec.reducer) != (spec.codec == "bits"):
+        return f"{spec.reducer} does not work with codec {spec.codec}"
+    limit = MAX_NUMEL // MAX_MEMBERS if spec.reducer == "gather" else MAX_NUMEL
+    if not 0 < spec.numel <= limit or (spec.reducer == "wrap64" and spec.numel % 2):
+        return f"{spec.numel} elements"
+    return None
+
+
+def describe(log: str) -> str:
+    """An operation's log, for people."""
+    found = parse(log)
+    return f"{found[0]}, configuration {found[2]}" if found else "something else"
