@@ -84,6 +84,22 @@ class Grid:
         self.nbytes = nbytes
         """Length of the encoded vector."""
 
+    @property
+    def meaning(self) -> tuple[str, int, int]:
+        """What grids are equal in: name, length and chunk length."""
+        return self.name, self.numel, self.chunk_elements
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Grid) and self.meaning == other.meaning
+
+    def __hash__(self) -> int:
+        return hash(self.meaning)
+
+    @property
+    def bounds(self) -> tuple[int, ...]:
+        """Where each chunk's bytes begin, and where the last one ends."""
+        return (*(self.span(chunk)[0] for chunk in range(self.chunks)), self.nbytes)
+
     def codec(self, chunk: int) -> Codec:
         """The codec of a chunk."""
         return self._run(chunk).codec
@@ -143,29 +159,3 @@ def _next_run(ranges: tuple[Range, ...], codecs: dict[str, Codec], at: int, nume
         return 1, end - at, codecs[name]
     inside = [(codecs[name], min(stop, end) - max(first, at)) for name, first, stop in ranges if first < end and at < stop]
     return 1, end - at, MixedCodec(inside)
-
-
-def encoded_bytes(codec: Codec, numel: int, chunk_elements: int) -> int:
-    """Length of a whole encoded vector: its chunks one after another."""
-    whole, rest = divmod(numel, chunk_elements)
-    return whole * codec.wire_bytes(chunk_elements) + (codec.wire_bytes(rest) if rest else 0)
-
-
-def chunk_span(codec: Codec, numel: int, chunk_elements: int, chunk: int) -> tuple[int, int, int]:
-    """(first byte, last byte + 1, elements) of a chunk of an encoded vector."""
-    elements = min(chunk_elements, numel - chunk * chunk_elements)
-    start = chunk * codec.wire_bytes(chunk_elements)
-    return start, start + codec.wire_bytes(elements), elements
-
-
-def decode_chunks(
-    codec: Codec, data: memoryview, numel: int, chunk_elements: int, out: Tensor | None = None
-) -> Iterator[tuple[int, Tensor]]:
-    """`Grid.decode` of a vector of one codec."""
-    buffer = torch.empty(min(chunk_elements, numel)) if out is None else out
-    for chunk in range(-(-numel // chunk_elements)):
-        start, stop, elements = chunk_span(codec, numel, chunk_elements, chunk)
-        first = chunk * chunk_elements
-        target = buffer[:elements] if out is None else buffer[first : first + elements]
-        codec.decode(codec.wire(data[start:stop], elements), target)
-        yield first, target

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from codec_kit import reference
 
-from atoll.collectives.codec import encoded_bytes, get_codec
+from atoll.collectives.codec import Grid
 from atoll.collectives.digest import chunk_hash, part_digest
 from atoll.collectives.exchange import Exchange, ExchangeEvent, Report, ResultComplete
 from atoll.collectives.group import Contributor, Member, Part, Plan
@@ -61,38 +61,51 @@ def vector(numel: int, seed: int) -> torch.Tensor:
 ref_encode, ref_decode = reference.encode, reference.decode
 
 
+def grid_of(plan: Plan) -> Grid:
+    return Grid(plan.codec, plan.numel, plan.chunk_elements)
+
+
+def pieces_of(plan: Plan) -> list[tuple[str, int, int]]:
+    """(codec, first element, last element + 1) of every piece, in the order of their bytes: chunks, cut where the codec changes."""
+    ranges, at = [], 0
+    for piece in plan.codec.split("+"):
+        name, _, count = piece.partition(":")
+        stop = at + int(count) if count else plan.numel
+        ranges.append((name, at, stop))
+        at = stop
+    found = []
+    for first in range(0, plan.numel, plan.chunk_elements):
+        last = min(plan.numel, first + plan.chunk_elements)
+        found += [(name, max(first, start), min(last, stop)) for name, start, stop in ranges if start < last and first < stop]
+    return found
+
+
 def ref_result(plan: Plan, vectors: dict[bytes, torch.Tensor]) -> bytes:
-    """Encoded result of a plan, chunk by chunk, computed the plain way."""
+    """Encoded result of a plan, piece by piece, computed the plain way."""
     weights = np.array([c.weight for c in plan.contributors])
     weights = weights // np.gcd.reduce(weights)
     out = b""
-    for first in range(0, plan.numel, plan.chunk_elements):
-        stop = min(plan.numel, first + plan.chunk_elements)
-        encoded = [ref_encode(plan.codec, vectors[c.cid][first:stop].numpy()) for c in plan.contributors]
-        out += reference.mean(plan.codec, encoded, [float(w) for w in weights], float(weights.sum()), stop - first)
+    for codec, first, stop in pieces_of(plan):
+        encoded = [ref_encode(codec, vectors[c.cid][first:stop].numpy()) for c in plan.contributors]
+        out += reference.mean(codec, encoded, [float(w) for w in weights], float(weights.sum()), stop - first)
     return out
 
 
 def ref_digests(plan: Plan, data: bytes) -> tuple[bytes, ...]:
-    codec = get_codec(plan.codec)
-    size = codec.wire_bytes(plan.chunk_elements)
-    hashes = [chunk_hash(data[i : i + size]) for i in range(0, len(data), size)]
+    hashes = [chunk_hash(chunk) for chunk in grid_of(plan).views(memoryview(data))]
     return tuple(part_digest(plan, part, hashes[part.first : part.stop]) for part in plan.parts)
 
 
 def decoded(plan: Plan, data: bytes) -> np.ndarray:
-    codec = get_codec(plan.codec)
-    size = codec.wire_bytes(plan.chunk_elements)
-    return np.concatenate(
-        [
-            ref_decode(plan.codec, data[i * size : (i + 1) * size], min(plan.chunk_elements, plan.numel - i * plan.chunk_elements))
-            for i in range(plan.chunks)
-        ]
-    )
+    found, at = [], 0
+    for codec, first, stop in pieces_of(plan):
+        found.append(ref_decode(codec, data[at:], stop - first))
+        at += len(ref_encode(codec, np.zeros(stop - first, np.float32)))
+    return np.concatenate(found)
 
 
 def expected_bytes(plan: Plan) -> int:
-    return encoded_bytes(get_codec(plan.codec), plan.numel, plan.chunk_elements)
+    return grid_of(plan).nbytes
 
 
 # ---- a network of records

@@ -74,7 +74,8 @@ def square_sum(x: Tensor, scratch: Tensor) -> float:
 
 def within(x: Tensor, limit: float) -> bool:
     """Whether no element is NaN or beyond ±limit. For short tensors."""
-    return float(x.amax().item()) <= limit and float(x.amin().item()) >= -limit  # NaN spreads to both, and compares false
+    low, high = torch.aminmax(x)  # NaN spreads to both, and compares false
+    return bool(low.item() >= -limit and high.item() <= limit)
 
 
 def all_finite(x: Tensor) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from ..encoded import EncodedVector
+from ..exchange import Bounds
 from ..group import Plan
 from ..identifiers import PeerId
 
@@ -54,9 +55,9 @@ class EngineExchange:
         """See `Exchange.report`; also takes the name of a wanted blob."""
         self._submit("report", plan_id)
 
-    def provide(self, name: bytes, data: memoryview, chunk_bytes: int) -> None:
+    def provide(self, name: bytes, data: memoryview, bounds: Bounds) -> None:
         """See `Exchange.provide`."""
-        self._submit("provide", name, data, chunk_bytes)
+        self._submit("provide", name, data, bounds)
 
     def withdraw(self, name: bytes) -> None:
         """See `Exchange.withdraw`."""
@@ -66,9 +67,9 @@ class EngineExchange:
         """See `Exchange.send_blob`."""
         self._submit("send_blob", peer, name, tuple(spans))
 
-    def want(self, name: bytes, destination: memoryview, chunk_bytes: int, hashes: Sequence[bytes], sources: Sequence[PeerId]) -> None:
+    def want(self, name: bytes, destination: memoryview, bounds: Bounds, hashes: Sequence[bytes], sources: Sequence[PeerId]) -> None:
         """See `Exchange.want`."""
-        self._submit("want", name, destination, chunk_bytes, tuple(hashes), tuple(sources))
+        self._submit("want", name, destination, bounds, tuple(hashes), tuple(sources))
 
     def unwant(self, name: bytes) -> None:
         """See `Exchange.unwant`."""

@@ -2,7 +2,7 @@
 
 events      what it reports
 header      the record header
-pool        buffers for received parts
+pool        buffers for encoded chunks
 slot        one open round: grid, members, received parts; frozen contributions
 plans       one plan being executed
 reduction   one chunk of my part
@@ -13,6 +13,7 @@ exchange    Exchange: commands in, records and events out
 
 from __future__ import annotations
 
+from .blobs import Bounds
 from .events import (
     BadChunk,
     BlobComplete,
@@ -37,6 +38,7 @@ __all__ = [
     "BadChunk",
     "BlobComplete",
     "BlobProgress",
+    "Bounds",
     "CommandFailed",
     "Exchange",
     "ExchangeEvent",

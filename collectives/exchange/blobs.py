@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy
 
@@ -16,6 +17,10 @@ from .header import BLOB, MAX_PAYLOAD_BYTES, NO_KEY, Header, blob_key, pack
 from .slot import MAX_SPANS
 
 
+Bounds = int | tuple[int, ...]
+"""How a blob is cut: the length of a chunk (the last one may be shorter), or where each chunk begins and the last one ends."""
+
+
 @dataclass(frozen=True, slots=True)
 class Provided:
     """A blob that can be had from me."""
@@ -23,27 +28,26 @@ class Provided:
     name: bytes
     key: bytes
     data: memoryview
-    chunk_bytes: int
+    cuts: tuple[int, ...]
 
     @property
     def chunks(self) -> int:
         """Number of chunks."""
-        return -(-len(self.data) // self.chunk_bytes)
+        return len(self.cuts) - 1
 
     def chunk(self, index: int) -> memoryview:
         """Bytes of one chunk."""
-        return self.data[index * self.chunk_bytes : (index + 1) * self.chunk_bytes]
+        return self.data[self.cuts[index] : self.cuts[index + 1]]
 
 
 class Wanted:
     """A blob being fetched. Chunks go straight to their place and count only once their hash is right."""
 
-    def __init__(self, name: bytes, destination: memoryview, chunk_bytes: int, hashes: Sequence[bytes], sources: Sequence[PeerId]) -> None:
-        check_blob(destination, chunk_bytes)
+    def __init__(self, name: bytes, destination: memoryview, bounds: Bounds, hashes: Sequence[bytes], sources: Sequence[PeerId]) -> None:
+        self.cuts = cut(destination, bounds)
         self.name = name
         self.destination = destination
-        self.chunk_bytes = chunk_bytes
-        self.chunks = -(-len(destination) // chunk_bytes)
+        self.chunks = len(self.cuts) - 1
         if hashes and len(hashes) != self.chunks:
             raise LocalProtocolError(f"{len(hashes)} hashes for {self.chunks} chunks")
         self.expected = tuple(hashes)
@@ -56,7 +60,7 @@ class Wanted:
     def same(self, other: Wanted) -> bool:
         """Whether the other is the same wish, sources aside."""
         mine, theirs = (
-            (numpy.frombuffer(blob.destination, numpy.uint8).ctypes.data, len(blob.destination), blob.chunk_bytes, blob.expected)
+            (numpy.frombuffer(blob.destination, numpy.uint8).ctypes.data, len(blob.destination), blob.cuts, blob.expected)
             for blob in (self, other)
         )
         return mine == theirs
@@ -65,7 +69,7 @@ class Wanted:
         """Where a chunk from a peer goes, or None. Raises RemoteProtocolError when it does not fit."""
         if chunk >= self.chunks:
             raise RemoteProtocolError(f"blob chunk {chunk} of {self.chunks}", peer=peer)
-        place = self.destination[chunk * self.chunk_bytes : (chunk + 1) * self.chunk_bytes]
+        place = self.destination[self.cuts[chunk] : self.cuts[chunk + 1]]
         if len(place) != length:
             raise RemoteProtocolError(f"blob chunk {chunk} of {length} bytes, expected {len(place)}", peer=peer)
         if peer not in self.sources or peer in self.barred or self.got[chunk] is not None:
@@ -74,8 +78,7 @@ class Wanted:
 
     def arrived(self, peer: PeerId, chunk: int) -> bool:
         """Check a chunk in; False (and the peer barred) when its hash is wrong."""
-        start = chunk * self.chunk_bytes
-        digest = chunk_hash(self.destination[start : start + self.chunk_bytes])
+        digest = chunk_hash(self.destination[self.cuts[chunk] : self.cuts[chunk + 1]])
         if self.expected and digest != self.expected[chunk]:
             self.barred.add(peer)
             return False
@@ -91,12 +94,19 @@ class Wanted:
         return BlobProgress(self.name, self.have, self.chunks, tuple(self._gaps[:MAX_SPANS]))
 
 
-def check_blob(data: memoryview, chunk_bytes: int) -> None:
-    """Raises LocalProtocolError unless the memory is flat bytes and the chunk length can travel."""
+def cut(data: memoryview, bounds: Bounds) -> tuple[int, ...]:
+    """Where the chunks begin, and the end. Raises LocalProtocolError unless the memory is flat bytes and every chunk can travel."""
     if data.format != "B" or data.ndim != 1 or not data.contiguous:
         raise LocalProtocolError("a blob is a flat memoryview of bytes")
-    if not 1 <= chunk_bytes <= MAX_PAYLOAD_BYTES:
-        raise LocalProtocolError(f"blob chunks of {chunk_bytes} bytes, limit {MAX_PAYLOAD_BYTES}")
+    if isinstance(bounds, int):
+        cuts = (*range(0, len(data), bounds), len(data)) if bounds > 0 else ()
+    else:
+        cuts = bounds
+    if not cuts or cuts[0] != 0 or cuts[-1] != len(data):
+        raise LocalProtocolError(f"blob of {len(data)} bytes with bounds {bounds}")
+    if any(not 1 <= stop - start <= MAX_PAYLOAD_BYTES for start, stop in pairwise(cuts)):
+        raise LocalProtocolError(f"blob chunks of 1 to {MAX_PAYLOAD_BYTES} bytes, not those of {bounds}")
+    return cuts
 
 
 class Blobs:
@@ -107,10 +117,9 @@ class Blobs:
         self._provided: dict[bytes, Provided] = {}
         self._wanted: dict[bytes, Wanted] = {}  # by key
 
-    def provide(self, name: bytes, data: memoryview, chunk_bytes: int) -> None:
+    def provide(self, name: bytes, data: memoryview, bounds: Bounds) -> None:
         """See `Exchange.provide`."""
-        check_blob(data, chunk_bytes)
-        self._provided[name] = Provided(name, blob_key(name), data, chunk_bytes)
+        self._provided[name] = Provided(name, blob_key(name), data, cut(data, bounds))
 
     def withdraw(self, name: bytes) -> None:
         """See `Exchange.withdraw`."""
@@ -129,9 +138,9 @@ class Blobs:
         payload = blob.chunk(chunk)
         return pack(BLOB, len(payload), chunk, blob.key, NO_KEY), payload
 
-    def want(self, name: bytes, destination: memoryview, chunk_bytes: int, hashes: Sequence[bytes], sources: Sequence[PeerId]) -> None:
+    def want(self, name: bytes, destination: memoryview, bounds: Bounds, hashes: Sequence[bytes], sources: Sequence[PeerId]) -> None:
         """See `Exchange.want`."""
-        blob = Wanted(name, destination, chunk_bytes, hashes, sources)
+        blob = Wanted(name, destination, bounds, hashes, sources)
         key = blob_key(name)
         known = self._wanted.get(key)
         if known is not None and known.same(blob):

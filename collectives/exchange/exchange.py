@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from ..codec import Grid
 from ..digest import chunk_hash
 from ..encoded import EncodedVector
 from ..errors import ConfigError, LocalProtocolError, RemoteProtocolError
@@ -25,7 +26,7 @@ from ..identifiers import CID_BYTES, PeerId
 from ..partition import check_plan
 from ..reduce import REDUCERS, Reducer
 from . import header as wire_header
-from .blobs import Blobs
+from .blobs import Blobs, Bounds
 from .events import ExchangeEvent, NonFinite, PartReduced, PeerFault, ResultComplete
 from .header import HEADER_BYTES, Header
 from .outbox import Outgoing, Sender
@@ -84,11 +85,11 @@ class Exchange:
         """
         if numel < 1 or not 1 <= chunk_elements <= 1 << 22 or len(members) > MAX_MEMBERS:
             raise LocalProtocolError(f"round of {numel} elements in chunks of {chunk_elements} among {len(members)} members")
-        slot = RoundSlot(log, round_, members, numel, chunk_elements, self._pools.get(codec, min(chunk_elements, numel)))
+        slot = RoundSlot(log, round_, members, Grid(codec, numel, chunk_elements, self._pools.codec), self._pools)
         known = self._slots.get(slot.id)
         if known is None:
             self._slots[slot.id] = slot
-        elif (known.numel, known.chunk_elements, known.codec.name) != (numel, chunk_elements, codec):
+        elif known.grid != slot.grid:
             raise LocalProtocolError(f"round {round_} of {log!r} is open with another grid")
         else:
             known.members = slot.members
@@ -137,9 +138,9 @@ class Exchange:
         reducer = self._reducers.get(plan.reducer)
         if reducer is None or reducer.form == "two-phase":
             raise ConfigError(f"reducer {plan.reducer!r} cannot be run by this exchange", key="reducer")
-        data = self._result_buffer(plan) if self._result_buffer is not None else memoryview(bytearray(slot.encoded_bytes))
-        if len(data) < slot.encoded_bytes or data.readonly or data.format != "B":
-            raise LocalProtocolError(f"result buffer of {len(data)} bytes, {slot.encoded_bytes} writable bytes needed")
+        data = self._result_buffer(plan) if self._result_buffer is not None else memoryview(bytearray(slot.grid.nbytes))
+        if len(data) < slot.grid.nbytes or data.readonly or data.format != "B":
+            raise LocalProtocolError(f"result buffer of {len(data)} bytes, {slot.grid.nbytes} writable bytes needed")
         if old is not None:
             self._abandon(slot, old)
         state = PlanState(plan, slot, self.me, reducer, data, audience, self._clock)
@@ -207,9 +208,10 @@ class Exchange:
 
     # ---- blobs
 
-    def provide(self, name: bytes, data: memoryview, chunk_bytes: int) -> None:
-        """Have these bytes ready for `send_blob`, until `withdraw`. They must not change until then."""
-        self._blobs.provide(name, data, chunk_bytes)
+    def provide(self, name: bytes, data: memoryview, bounds: Bounds) -> None:
+        """Have these bytes ready for `send_blob`, until `withdraw`. They must not change until then. ``bounds``: the length of a chunk,
+        or where each begins and the last one ends."""
+        self._blobs.provide(name, data, bounds)
 
     def withdraw(self, name: bytes) -> None:
         """Forget a provided blob, also what is queued of it."""
@@ -221,13 +223,13 @@ class Exchange:
         if chunks and peer != self.me:
             self._sender.box(peer).blobs.update(((name, chunk), None) for chunk in unfold(spans, chunks))
 
-    def want(self, name: bytes, destination: memoryview, chunk_bytes: int, hashes: Sequence[bytes], sources: Sequence[PeerId]) -> None:
+    def want(self, name: bytes, destination: memoryview, bounds: Bounds, hashes: Sequence[bytes], sources: Sequence[PeerId]) -> None:
         """Accept chunks of a blob from ``sources`` into ``destination``. Asking for them is the session's business.
 
         With ``hashes`` (blake3, one a chunk) every chunk is checked on arrival; an empty sequence takes them as they come, and
         `BlobComplete` tells the hashes. Again with the same memory and hashes: only the sources change (barred ones come back).
         """
-        self._blobs.want(name, destination, chunk_bytes, hashes, sources)
+        self._blobs.want(name, destination, bounds, hashes, sources)
         self._settle()
 
     def unwant(self, name: bytes) -> None:
@@ -310,7 +312,7 @@ class Exchange:
 
         def arrived() -> None:
             if slot.closed:
-                slot.pool.give(wire)
+                slot.pool(record.chunk).give(wire)
                 return
             slot.store(peer, record.sub, record.chunk, wire)
             slot.bytes_received += HEADER_BYTES + record.length
@@ -318,7 +320,7 @@ class Exchange:
             if state is not None and state.part_arrived(peer, record.sub, record.chunk) and self._can_reduce(state):
                 self._reduce(state, record.chunk)
 
-        self._incoming = (peer, arrived, lambda: slot.pool.give(wire))
+        self._incoming = (peer, arrived, lambda: slot.pool(record.chunk).give(wire))
         return wire.data
 
     def _result_destination(self, peer: PeerId, record: Header) -> memoryview | None:
@@ -352,7 +354,7 @@ class Exchange:
             slot.bytes_received += HEADER_BYTES + record.length
             slot.store_early(record.key, peer, record.chunk, wire)
 
-        self._incoming = (peer, arrived, lambda: slot.pool.give(wire))
+        self._incoming = (peer, arrived, lambda: slot.pool(record.chunk).give(wire))
         return wire.data
 
     def _abort_incoming(self) -> None:
@@ -365,11 +367,11 @@ class Exchange:
             if state.owners[chunk] == peer:
                 state.view(chunk)[:] = wire.data
                 self._result_arrived(state, peer, chunk)
-            state.slot.pool.give(wire)
+            state.slot.pool(chunk).give(wire)
 
     def _result_arrived(self, state: PlanState, peer: PeerId, chunk: int) -> None:
         wire = state.wire(chunk)
-        if not state.slot.codec.finite(wire):
+        if not state.slot.grid.codec(chunk).finite(wire):
             self._post(PeerFault(peer, f"result of chunk {chunk} is not finite"))
             return
         state.progress += 1
@@ -426,7 +428,7 @@ class Exchange:
         slot = self._slots.get(wire_header.slot_id(plan.log, plan.round))
         if slot is None:
             raise LocalProtocolError(f"round {plan.round} of {plan.log!r} is not open")
-        if (slot.numel, slot.chunk_elements, slot.codec.name) != (plan.numel, plan.chunk_elements, plan.codec):
+        if slot.grid.meaning != (plan.codec, plan.numel, plan.chunk_elements):
             raise LocalProtocolError(f"round {plan.round} of {plan.log!r} is open with another grid")
         return slot
 

@@ -6,11 +6,11 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ..codec import Wire
 from ..identifiers import PeerId
 from . import header as wire_header
 from .blobs import Blobs
 from .header import HEADER_BYTES
+from .pool import Workspace
 from .slot import Frozen, RoundSlot
 
 
@@ -54,7 +54,7 @@ class Outbox:
         self.ring: deque[Flow] = deque()
         self.flows: dict[bytes, Flow] = {}  # by slot id
         self.blobs: OrderedDict[tuple[bytes, int], None] = OrderedDict()  # (name, chunk)
-        self._scratch: tuple[tuple[str, int], Wire] | None = None
+        self.workspace = Workspace()  # where parts are encoded on their way out
 
     def flow(self, slot: RoundSlot) -> Flow:
         """The flow of a round, made on first use."""
@@ -75,14 +75,6 @@ class Outbox:
         if flow is not None:
             flow.parts.clear()
             flow.results.clear()
-
-    def scratch(self, slot: RoundSlot, elements: int) -> Wire:
-        """Where a part is encoded on its way out: one buffer a peer, so it stays in cache."""
-        key = (slot.codec.name, elements)
-        if self._scratch is None or self._scratch[0] != key:
-            data = memoryview(bytearray(slot.codec.wire_bytes(elements)))
-            self._scratch = (key, slot.codec.wire(data, elements))
-        return self._scratch[1]
 
 
 class Sender:
@@ -153,7 +145,7 @@ class Sender:
         slot, frozen = flow.slot, self._frozen.get(cid)
         if frozen is None or frozen.poisoned:
             return None
-        wire, finite = frozen.wire(slot, chunk, lambda: box.scratch(slot, slot.elements(chunk)))
+        wire, finite = frozen.wire(slot, chunk, box.workspace)
         if not finite:
             self._poison(cid)
             return None

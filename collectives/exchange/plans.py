@@ -27,7 +27,7 @@ class PlanState:
         self.plan = plan
         self.plan_id = plan.plan_id
         self.slot = slot
-        self.data = data[: slot.encoded_bytes]
+        self.data = data[: slot.grid.nbytes]
         self.reducer = reducer
         self.audience = tuple(peer for peer in dict.fromkeys(audience) if peer != me)
         self.cids = frozenset(c.cid for c in plan.contributors)
@@ -79,13 +79,12 @@ class PlanState:
         """Views of a chunk of the result."""
         wire = self._wires.get(chunk)
         if wire is None:
-            start, stop, elements = self.slot.span(chunk)
-            wire = self._wires[chunk] = self.slot.codec.wire(self.data[start:stop], elements)
+            wire = self._wires[chunk] = self.slot.grid.wire(self.view(chunk), chunk)
         return wire
 
     def view(self, chunk: int) -> memoryview:
         """The bytes of a chunk of the result."""
-        start, stop, _ = self.slot.span(chunk)
+        start, stop = self.slot.grid.span(chunk)
         return self.data[start:stop]
 
     def mine(self) -> list[int]:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..codec import Codec, Wire
+from ..codec import Wire
 from ..identifiers import PeerId
 from .plans import PlanState
+from .pool import Workspace
 from .slot import Frozen
 
 Source = tuple[PeerId, bytes]
@@ -19,7 +20,7 @@ class ChunkReducer:
     """Reduces chunks. Owns scratch memory: one encoded chunk for my own contribution, decoded rows only for reducers that need them."""
 
     def __init__(self) -> None:
-        self._own: tuple[tuple[str, int], Wire] | None = None
+        self._workspace = Workspace()  # for my own contribution
         self._rows: Tensor | None = None
         self._out: Tensor | None = None
 
@@ -32,18 +33,18 @@ class ChunkReducer:
         for peer, cid, held in state.sources:
             if cid == state.own_cid:
                 assert own is not None
-                wire, finite = own.wire(state.slot, chunk, lambda: self._scratch(state.slot.codec, state.slot.elements(chunk)))
+                wire, finite = own.wire(state.slot, chunk, self._workspace)
                 if not finite:
                     return (peer, cid)
                 wires.append(wire)
             else:
                 wires.append(held[chunk])
-        if self._combine(state, wires, state.wire(chunk)):
+        if self._combine(state, chunk, wires):
             return None
-        return self._culprit(state, wires)
+        return self._culprit(state, chunk, wires)
 
-    def _combine(self, state: PlanState, wires: Sequence[Wire], out: Wire) -> bool:
-        codec = state.slot.codec
+    def _combine(self, state: PlanState, chunk: int, wires: Sequence[Wire]) -> bool:
+        codec, out = state.slot.grid.codec(chunk), state.wire(chunk)
         if state.factors is not None:
             return codec.weighted_mean(wires, state.factors.multipliers, state.factors.divisor, out)
         assert state.reducer.form == "rows"
@@ -57,9 +58,9 @@ class ChunkReducer:
         state.reducer.reduce(rows, state.weights, result)
         return codec.encode(result, out)
 
-    def _culprit(self, state: PlanState, wires: Sequence[Wire]) -> Source:
+    def _culprit(self, state: PlanState, chunk: int, wires: Sequence[Wire]) -> Source:
         """Whose values made the result overflow: the first that is not finite, else the largest."""
-        codec = state.slot.codec
+        codec = state.slot.grid.codec(chunk)
         worst, largest = 0, -1.0
         for index, wire in enumerate(wires):
             if not codec.finite(wire):
@@ -72,9 +73,3 @@ class ChunkReducer:
                 worst, largest = index, magnitude
         peer, cid, _ = state.sources[worst]
         return (peer, cid)
-
-    def _scratch(self, codec: Codec, elements: int) -> Wire:
-        key = (codec.name, elements)
-        if self._own is None or self._own[0] != key:
-            self._own = (key, codec.wire(memoryview(bytearray(codec.wire_bytes(elements))), elements))
-        return self._own[1]

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from ..codec import Wire, chunk_span, encoded_bytes
+from ..codec import Grid, Wire
 from ..encoded import EncodedVector
 from ..errors import RemoteProtocolError
 from ..identifiers import PeerId
 from .events import Spans
 from .header import slot_id
-from .pool import WirePool
+from .pool import Workspace, Pools, WirePool
 
 if TYPE_CHECKING:
     from .plans import PlanState
@@ -28,48 +28,35 @@ class RoundSlot:
     have one encoded vector's worth of chunks here, whatever it sends: an honest one sends each owner its part only.
     """
 
-    def __init__(self, log: str, round_: int, members: Sequence[PeerId], numel: int, chunk_elements: int, pool: WirePool) -> None:
+    def __init__(self, log: str, round_: int, members: Sequence[PeerId], grid: Grid, pools: Pools) -> None:
         self.log = log
         self.round = round_
         self.id = slot_id(log, round_)
         self.members = frozenset(members)
-        self.numel = numel
-        self.chunk_elements = chunk_elements
-        self.chunks = -(-numel // chunk_elements)
-        self.pool = pool
-        self.codec = pool.codec
+        self.grid = grid
+        self.numel = grid.numel
+        self.chunks = grid.chunks
         self.plan: PlanState | None = None
         self.closed = False
         self.bytes_sent = 0
         self.bytes_received = 0
         self.abandoned: set[bytes] = set()
-        self._last_elements = numel - (self.chunks - 1) * chunk_elements
-        self._wire_bytes = self.codec.wire_bytes(min(chunk_elements, numel))
-        self._last_bytes = self.codec.wire_bytes(self._last_elements)
+        self._pools = pools
         self._parts: dict[PeerId, dict[bytes, dict[int, Wire]]] = {}
         self._counts: dict[PeerId, int] = {}
         self._refused: set[tuple[PeerId, bytes]] = set()
         self._early: dict[bytes, dict[int, tuple[PeerId, Wire]]] = {}
         self._early_count = 0
 
-    @property
-    def encoded_bytes(self) -> int:
-        """Length of the whole encoded vector."""
-        return encoded_bytes(self.codec, self.numel, self.chunk_elements)
-
-    def elements(self, chunk: int) -> int:
-        """Number of values of a chunk."""
-        return self._last_elements if chunk == self.chunks - 1 else self.chunk_elements
-
-    def span(self, chunk: int) -> tuple[int, int, int]:
-        """(first byte, last byte + 1, elements) of a chunk in the encoded vector."""
-        return chunk_span(self.codec, self.numel, self.chunk_elements, chunk)
+    def pool(self, chunk: int) -> WirePool:
+        """Where buffers for this chunk come from."""
+        return self._pools.get(self.grid.codec(chunk), self.grid.elements(chunk))
 
     def check_record(self, peer: PeerId, chunk: int, length: int) -> None:
         """Raises RemoteProtocolError unless a record's chunk exists on the grid and has its length."""
         if chunk >= self.chunks:
             raise RemoteProtocolError(f"chunk {chunk} of {self.chunks}", peer=peer)
-        expected = self._last_bytes if chunk == self.chunks - 1 else self._wire_bytes
+        expected = self.grid.wire_bytes(chunk)
         if length != expected:
             raise RemoteProtocolError(f"chunk {chunk} of {length} bytes, expected {expected}", peer=peer)
 
@@ -83,7 +70,7 @@ class RoundSlot:
             return None
         if self._counts.get(peer, 0) >= self.chunks and not self._make_room(peer, cid):
             return None
-        return self.pool.take(self.elements(chunk))
+        return self.pool(chunk).take()
 
     def store(self, peer: PeerId, cid: bytes, chunk: int, wire: Wire) -> None:
         """A part has arrived."""
@@ -111,8 +98,8 @@ class RoundSlot:
     def _drop(self, peer: PeerId, cid: bytes) -> None:
         chunks = self._parts.get(peer, {}).pop(cid, {})
         self._counts[peer] = self._counts.get(peer, 0) - len(chunks)
-        for wire in chunks.values():
-            self.pool.give(wire)
+        for chunk, wire in chunks.items():
+            self.pool(chunk).give(wire)
         chunks.clear()  # a plan may hold this very mapping
 
     # results that come before their plan
@@ -123,7 +110,7 @@ class RoundSlot:
             return None
         if self._early_count >= self.chunks or chunk in self._early.get(plan_id, ()):
             return None
-        return self.pool.take(self.elements(chunk))
+        return self.pool(chunk).take()
 
     def store_early(self, plan_id: bytes, peer: PeerId, chunk: int, wire: Wire) -> None:
         """A result has arrived before its plan."""
@@ -143,8 +130,8 @@ class RoundSlot:
                 self._drop(peer, cid)
         self._parts.clear()
         for plan_id in list(self._early):
-            for _, wire in self.take_early(plan_id).values():
-                self.pool.give(wire)
+            for chunk, (_, wire) in self.take_early(plan_id).items():
+                self.pool(chunk).give(wire)
 
 
 class Frozen:
@@ -165,29 +152,27 @@ class Frozen:
     def fits(self, slot: RoundSlot) -> bool:
         """Whether it has the round's length, and its grid and codec where it is encoded."""
         vector = self.vector
-        if isinstance(vector, EncodedVector) and (vector.chunk_elements, vector.codec.name) != (slot.chunk_elements, slot.codec.name):
-            return False
-        return vector.numel() == slot.numel
+        return vector.grid == slot.grid if isinstance(vector, EncodedVector) else vector.numel() == slot.numel
 
-    def wire(self, slot: RoundSlot, chunk: int, scratch: Callable[[], Wire]) -> tuple[Wire, bool]:
-        """The chunk encoded (as it lies, where that needs no copy, else into ``scratch``), and whether all of it is finite."""
-        vector = self.vector
+    def wire(self, slot: RoundSlot, chunk: int, workspace: Workspace) -> tuple[Wire, bool]:
+        """The chunk encoded (as it lies, where that needs no copy, else on ``workspace``), and whether all of it is finite."""
+        vector, codec = self.vector, slot.grid.codec(chunk)
         if isinstance(vector, EncodedVector):
             wire = vector.wire(chunk)
-            return wire, slot.codec.finite(wire)
-        size = slot.chunk_elements
+            return wire, codec.finite(wire)
+        size = slot.grid.chunk_elements
         views = self._chunks.get(size)
         if views is None:  # made once a grid
             views = self._chunks[size] = vector.split(size)
         values = views[chunk]
-        if not slot.codec.zero_copy:
-            wire = scratch()
-            return wire, slot.codec.encode(values, wire)
+        if not codec.zero_copy:
+            wire = workspace.wire(codec, values.shape[0])
+            return wire, codec.encode(values, wire)
         if self._data is None:
             self._data = vector.numpy().data.cast("B")
         start = 4 * chunk * size
-        wire = Wire(self._data[start : start + 4 * values.shape[0]], values.shape[0], values, None, ())
-        return wire, slot.codec.finite(wire)
+        wire = Wire(self._data[start : start + 4 * values.shape[0]], values.shape[0], values)
+        return wire, codec.finite(wire)
 
 
 def spans(chunks: Iterable[int]) -> Spans:

@@ -51,7 +51,7 @@ class ReductionMemory:
         return self._map(number, fd, grid, writable=False)
 
     def _map(self, number: int, fd: int, grid: Grid, *, writable: bool) -> EncodedVector:
-        from ...collectives.codec import encoded_bytes, get_codec  # loads torch, as the caller has
+        from ...collectives import codec  # loads torch, as the caller has
         from ...collectives.encoded import EncodedVector
 
         known = self._mapped.pop(number, None)
@@ -59,11 +59,8 @@ class ReductionMemory:
             os.close(fd)
             vector = known[1]
         else:
-            codec = get_codec(grid.codec)
-            nbytes = encoded_bytes(codec, grid.numel, grid.chunk_elements)
-            vector = EncodedVector(
-                codec, grid.numel, grid.chunk_elements, memoryview(map_bytes(fd, nbytes, writable=True, copy=not writable))
-            )
+            chunks = codec.Grid(*grid)
+            vector = EncodedVector(chunks, memoryview(map_bytes(fd, chunks.nbytes, writable=True, copy=not writable)))
         self._mapped[number] = (grid, vector)
         while len(self._mapped) > MAPPED:
             del self._mapped[next(iter(self._mapped))]

@@ -163,10 +163,9 @@ def _result_buffer(nodes: Sequence[Node], pool: BufferPool, plan: Plan) -> memor
 
 def plan_bytes(plan: Plan) -> int:
     """Length of a plan's encoded result."""
-    from ...collectives.codec import get_codec
+    from ...collectives.codec import Grid
 
-    codec, last = get_codec(plan.codec), plan.numel - (plan.chunks - 1) * plan.chunk_elements
-    return (plan.chunks - 1) * codec.wire_bytes(plan.chunk_elements) + codec.wire_bytes(last)
+    return Grid(plan.codec, plan.numel, plan.chunk_elements).nbytes
 
 
 def _connect(network: PeerNetwork, engine: EngineThread, node: Node) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import trio
 
-from ...collectives.codec import DEFAULT_CHUNK_ELEMENTS, encoded_bytes, get_codec
+from ...collectives.codec import DEFAULT_CHUNK_ELEMENTS, Grid
 from ...collectives.encoded import EncodedVector
 from ...collectives.errors import LocalProtocolError
 from ...collectives.swarm import Call, Outcome
@@ -43,13 +43,13 @@ class Reductions:
             raise LocalProtocolError(f"operation {op_id!r} is open already", hint="give every all_reduce its own op_id")
         session = self.run.session
         assert session is not None
-        codec = get_codec(session.settings.codec)
-        elements = DEFAULT_CHUNK_ELEMENTS[codec.name]
-        memory = self._sources.take(encoded_bytes(codec, numel, elements))
+        codec = session.settings.codec
+        grid = Grid(codec, numel, DEFAULT_CHUNK_ELEMENTS[codec])
+        memory = self._sources.take(grid.nbytes)
         buffer = self._sources.buffer_of(memory)
         assert buffer is not None
-        self._open[op_id] = _Reduction(EncodedVector(codec, numel, elements, memory))
-        return ReduceMemory(buffer, codec.name, elements)
+        self._open[op_id] = _Reduction(EncodedVector(grid, memory))
+        return ReduceMemory(buffer, codec, grid.chunk_elements)
 
     def start(self, op_id: str, weight: int, deadline_s: float) -> None:
         """The script wrote its contribution: call the operation."""

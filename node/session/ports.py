@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 from torch import Tensor
 
 from ...collectives.encoded import EncodedVector
+from ...collectives.exchange import Bounds
 from ...collectives.group import Certified, Entry, Plan
 from ...collectives.identifiers import PeerId
 from ...collectives.layout import Layout
@@ -52,7 +53,7 @@ class DataPlane(Protocol):
         """Answered by a Report event."""
         ...
 
-    def provide(self, name: bytes, data: memoryview, chunk_bytes: int) -> None:
+    def provide(self, name: bytes, data: memoryview, bounds: Bounds) -> None:
         """Serve content: `send_blob` sends from it."""
         ...
 
@@ -64,7 +65,7 @@ class DataPlane(Protocol):
         """Send chunks of provided content over the lane."""
         ...
 
-    def want(self, name: bytes, destination: memoryview, chunk_bytes: int, hashes: Sequence[bytes], sources: Sequence[PeerId]) -> None:
+    def want(self, name: bytes, destination: memoryview, bounds: Bounds, hashes: Sequence[bytes], sources: Sequence[PeerId]) -> None:
         """Receive content: every chunk is checked against its hash on arrival."""
         ...
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...collectives.codec import get_codec
+from ...collectives.codec import Grid
 from ...collectives.digest import chunk_hash
 from ...collectives.errors import DigestMismatchError
 from ...collectives.group import Entry
@@ -55,7 +55,6 @@ class ModelReplica:
         self.applied = -1
         self._step = OuterStep(outer, layout)
         self._slot = 0  # of the newest applied generation
-        self._mean: Tensor | None = None
 
     @property
     def anchor(self) -> Tensor:
@@ -74,16 +73,8 @@ class ModelReplica:
         if result is None:
             self.slots.tensor(target).copy_(self.anchor)  # only the configuration changed
         else:
-            codec = get_codec(entry.codec)
-            step, at = entry.chunk_elements, 0
-            if self._mean is None or self._mean.numel() < step:
-                self._mean = torch.empty(step, dtype=torch.float32)
-            for start in range(0, entry.numel, step):
-                stop = min(start + step, entry.numel)
-                size = codec.wire_bytes(stop - start)
-                mean = self._mean[: stop - start]
-                codec.decode(codec.wire(result[at : at + size], stop - start), mean)
-                at += size
+            for start, mean in Grid(entry.codec, entry.numel, entry.chunk_elements).decode(result):
+                stop = start + mean.numel()
                 self._step.apply_range(self.anchor, mean, self.momentum, self.slots.tensor(target), start, stop)
         self._slot = target
         self.applied = entry.round

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...collectives import messages as m
-from ...collectives.codec import get_codec
+from ...collectives.codec import Grid
 from ...collectives.digest import chunk_hash, merkle_root
 from ...collectives.group import Entry
 from ...collectives.identifiers import PeerId
@@ -23,8 +23,12 @@ SNAPSHOTS = 2  # the newest is offered; the one before it is still served to tho
 
 def result_hashes(entry: Entry, data: memoryview) -> list[bytes]:
     """blake3 of each encoded chunk of a result."""
-    step = get_codec(entry.codec).wire_bytes(entry.chunk_elements)
-    return [chunk_hash(data[at : at + step]) for at in range(0, len(data), step)]
+    return [chunk_hash(chunk) for chunk in grid_of(entry).views(data)]
+
+
+def grid_of(entry: Entry) -> Grid:
+    """How the result of an entry lies in its bytes."""
+    return Grid(entry.codec, entry.numel, entry.chunk_elements)
 
 
 @dataclass(eq=False)
@@ -51,8 +55,7 @@ class Serving:
     # ---- recovery
     def matches(self, entry: Entry, data: memoryview) -> bool:
         """Whether kept bytes are the result of the entry."""
-        hashes = result_hashes(entry, data)
-        return len(hashes) == -(-entry.numel // entry.chunk_elements) and part_digests(entry, hashes) == entry.part_digests
+        return len(data) == grid_of(entry).nbytes and part_digests(entry, result_hashes(entry, data)) == entry.part_digests
 
     def recall(self, machine: RoundMachine) -> None:
         """After a restart: the bytes of the entry voted for in the open round."""
@@ -104,7 +107,7 @@ class Serving:
         self.session.ports.offload(lambda: result_hashes(entry, data), hashed)
 
     def _provide(self, name: bytes, entry: Entry, data: memoryview) -> None:
-        self.session.ports.exchange.provide(name, data, get_codec(entry.codec).wire_bytes(entry.chunk_elements))
+        self.session.ports.exchange.provide(name, data, grid_of(entry).bounds)
         self._provided[name] = (entry.log, entry.round)
 
     # ---- state

@@ -13,9 +13,10 @@ from random import Random
 from typing import Protocol
 
 from ...collectives import messages as m
-from ...collectives.codec import get_codec
+from ...collectives.codec import Grid
 from ...collectives.digest import merkle_root, part_digest
 from ...collectives.errors import RemoteProtocolError
+from ...collectives.exchange import Bounds
 from ...collectives.group import Certified, Entry, Member, is_quorum
 from ...collectives.identifiers import HASH_BYTES, PeerId
 from ...collectives.layout import Layout
@@ -80,7 +81,7 @@ class Fetching:
     layout: Layout | None = None  # of a state
     hashes: list[bytes] = field(default_factory=list[bytes])
     data: memoryview | None = None
-    chunk_bytes: int = 0
+    bounds: Bounds = 0
     have: int = 0
     cursor: int = 0  # chunks below it have been asked for
     asked_at: float = -1e9
@@ -104,8 +105,8 @@ class Transfer:
         name = entry.hash()
         known = self.fetching.get(name)
         if known is None:
-            chunk_bytes = get_codec(entry.codec).wire_bytes(entry.chunk_elements)
-            self.fetching[name] = known = Fetching(name, [], entry=entry, round=entry.round, chunk_bytes=chunk_bytes)
+            bounds = Grid(entry.codec, entry.numel, entry.chunk_elements).bounds
+            self.fetching[name] = known = Fetching(name, [], entry=entry, round=entry.round, bounds=bounds)
         fresh = [peer for peer in holders if peer not in known.sources]
         known.sources.extend(fresh)
         if fresh:
@@ -202,13 +203,11 @@ class Transfer:
     def _take_result_hashes(self, now: float, item: Fetching, peer: PeerId, offer: m.Offer) -> None:
         entry, hashes = item.entry, _split(offer.hashes)
         assert entry is not None
-        chunks = -(-entry.numel // entry.chunk_elements)
-        if len(hashes) != chunks or part_digests(entry, hashes) != entry.part_digests:
+        assert isinstance(item.bounds, tuple)
+        if len(hashes) != len(item.bounds) - 1 or part_digests(entry, hashes) != entry.part_digests:
             item.refused.add(peer)
             raise RemoteProtocolError(f"hashes of round {entry.round} do not give its digests", peer=peer)
-        codec = get_codec(entry.codec)
-        last = entry.numel - (chunks - 1) * entry.chunk_elements
-        item.hashes, item.data = hashes, self.actions.allocate((chunks - 1) * item.chunk_bytes + codec.wire_bytes(last))
+        item.hashes, item.data = hashes, self.actions.allocate(item.bounds[-1])
         self._want(now, item)
 
     # ---- states
@@ -227,7 +226,7 @@ class Transfer:
         if genesis is None or layout.digest() != genesis.entry.base:
             raise RemoteProtocolError("state offer is for another model", peer=peer)
         item = Fetching(offer.name, sorted(offers), round=round_, root=offer.name, layout=layout, hashes=_split(offer.hashes))
-        item.chunk_bytes, item.data = state_chunk_bytes(layout.numel), memoryview(bytearray(8 * layout.numel))
+        item.bounds, item.data = state_chunk_bytes(layout.numel), memoryview(bytearray(8 * layout.numel))
         self.fetching[offer.name] = item
         self._want(now, item)
 
@@ -244,7 +243,7 @@ class Transfer:
     # ---- both
     def _want(self, now: float, item: Fetching) -> None:
         assert item.data is not None
-        self.actions.exchange.want(item.name, item.data, item.chunk_bytes, item.hashes, item.sources)
+        self.actions.exchange.want(item.name, item.data, item.bounds, item.hashes, item.sources)
         item.asked_at = now
         self._advance(item)
 
@@ -252,7 +251,7 @@ class Transfer:
         """Ask one source for the chunk hashes; a new source of what is already coming is told to the data plane."""
         item.asked_at = now
         if item.data is not None:
-            self.actions.exchange.want(item.name, item.data, item.chunk_bytes, item.hashes, item.sources)
+            self.actions.exchange.want(item.name, item.data, item.bounds, item.hashes, item.sources)
         elif source := self._next_source(item):
             self.actions.tell(source, item.round, m.Get(item.name, ()))
 

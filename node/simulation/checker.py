@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...collectives.codec import Codec, chunk_span, decode_chunks, encoded_bytes, get_codec
+from ...collectives.codec import Grid
 from ...collectives.digest import chunk_hash, part_digest
 from ...collectives.group import Certified, Config, Entry, Member, is_quorum
 from ...collectives.identifiers import PeerId
@@ -150,32 +150,30 @@ class Checker:
             frozen = self.frozen.get(contributor.cid)
             if frozen is None or frozen.peer != contributor.member.peer or frozen.weight != contributor.weight:
                 raise Violation("honest outcome", f"entry {entry.round} names a contribution that {contributor.member.peer} did not freeze")
-        codec = get_codec(entry.codec)
-        result = bytearray(encoded_bytes(codec, entry.numel, entry.chunk_elements))
+        grid = Grid(entry.codec, entry.numel, entry.chunk_elements)
+        result = bytearray(grid.nbytes)
         hashes: list[bytes] = []
-        for chunk in range(-(-entry.numel // entry.chunk_elements)):
-            start, stop, _ = chunk_span(codec, entry.numel, entry.chunk_elements, chunk)
-            self._reduce_chunk(codec, entry, chunk, memoryview(result)[start:stop])
-            hashes.append(chunk_hash(memoryview(result)[start:stop]))
+        for chunk, view in enumerate(grid.views(memoryview(result))):
+            self._reduce_chunk(grid, entry, chunk, view)
+            hashes.append(chunk_hash(view))
         for part, digest in zip(entry.parts, entry.part_digests, strict=True):
             if part_digest(entry, part, hashes[part.first : part.stop]) != digest:
                 raise Violation("honest outcome", f"entry {entry.round}: part of {part.owner} is not the mean over its contributors")
         return bytes(result)
 
-    def _reduce_chunk(self, codec: Codec, entry: Entry, chunk: int, out: memoryview) -> None:
-        _, _, elements = chunk_span(codec, entry.numel, entry.chunk_elements, chunk)
-        first = chunk * entry.chunk_elements
-        wires = [codec.wire(memoryview(bytearray(len(out))), elements) for _ in entry.contributors]
+    def _reduce_chunk(self, grid: Grid, entry: Entry, chunk: int, out: memoryview) -> None:
+        codec, first, elements = grid.codec(chunk), chunk * entry.chunk_elements, grid.elements(chunk)
+        wires = [grid.wire(memoryview(bytearray(len(out))), chunk) for _ in entry.contributors]
         for contributor, wire in zip(entry.contributors, wires, strict=True):
             codec.encode(self.frozen[contributor.cid].vector[first : first + elements], wire)
         factors = MEAN.factors([c.weight for c in entry.contributors])
-        codec.weighted_mean(wires, factors.multipliers, factors.divisor, codec.wire(out, elements))
+        codec.weighted_mean(wires, factors.multipliers, factors.divisor, grid.wire(out, chunk))
 
     def _outer(self, entry: Entry, result: bytes) -> Tensor:
         anchor = self.anchors[-1].clone()
         if result:
             mean = torch.empty(entry.numel)
-            for _ in decode_chunks(get_codec(entry.codec), memoryview(bytearray(result)), entry.numel, entry.chunk_elements, mean):
+            for _ in Grid(entry.codec, entry.numel, entry.chunk_elements).decode(memoryview(bytearray(result)), mean):
                 pass
             self._step.apply_range(self.anchors[-1], mean, self._momentum, anchor, 0, entry.numel)
         return anchor

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import torch
 
-from atoll.collectives.codec import encoded_bytes, get_codec
+from atoll.collectives.codec import Grid, get_codec
 from atoll.collectives.digest import chunk_hash, part_digest
 from atoll.collectives.group import Certified, Contributor, Entry, Member, Part, Vote
 from atoll.collectives.identifiers import PeerId
@@ -143,7 +143,7 @@ def test_an_honest_entry_passes_and_gives_the_anchor(codec: str) -> None:
     bench.apply(entry, B)
     (_, wa, a), (_, wb, b) = bench.vectors.values()
     assert torch.allclose(bench.checker.anchors[1], -(wa * a + wb * b) / (wa + wb), atol=0.05 if codec == "int8" else 1e-6)
-    assert len(bench.checker.results[1]) == encoded_bytes(get_codec(codec), NUMEL, GRID)
+    assert len(bench.checker.results[1]) == Grid(codec, NUMEL, GRID).nbytes
     assert bench.checker.used == {0: 1, 1: 1}
     bench.checker.published(PeerId("b"), 1, bench.checker.anchors[1].clone())
     bench.checker.finished(PeerId("a"), produced=[0], held=set(), destroyed=set(), log=2)
