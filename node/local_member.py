@@ -1,0 +1,286 @@
+"""LocalMember: the Swarm that a script of a LocalSwarm sees. Every wait passes the baton, so virtual time goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+from typing import Literal, cast
+
+import torch
+from torch import Tensor
+
+from ..collectives.api import Handle, all_reduce
+from ..collectives.codec import Grid
+from ..collectives.errors import AtollError, LocalProtocolError, SwarmClosedError
+from ..collectives.identifiers import PeerId, RunId
+from ..collectives.layout import Layout
+from ..collectives.swarm import Call, Outcome, PeerView, RunSettings
+from ..optim.solo import Lease
+from .session import events as ev
+from .session.replica import ModelReplica, PlainSlots
+from .simulation.process import NodeProcess, Place
+from .simulation.stage import Actor
+
+LEAVE_S = 120.0
+
+
+class LocalPending:
+    """A contribution, until it is decided (a Pending[Outcome])."""
+
+    def __init__(self, member: LocalMember, since: float) -> None:
+        self.outcome: Outcome | None = None
+        self.since = since
+        self._member = member
+
+    def done(self) -> bool:
+        """Whether it is decided."""
+        return self.outcome is not None
+
+    def wait(self, timeout_s: float | None = None) -> Outcome:
+        """The outcome; an open one after ``timeout_s`` virtual seconds."""
+        self._member.wait(lambda: self.outcome is not None, timeout_s)
+        return self.outcome or self._member.still_open("not decided yet")
+
+
+class LocalOperating(LocalPending):
+    """A free-standing operation (an Operating). Its deadline is looked at by whoever waits."""
+
+    def __init__(self, member: LocalMember, call: Call, cid: bytes, members: tuple[PeerId, ...], numel: int) -> None:
+        super().__init__(member, member.clock())
+        self.call, self.cid, self.members, self.numel = call, cid, members, numel
+        self.traffic = member.traffic()
+        self.result: Tensor | None = None
+
+    def wait(self, timeout_s: float | None = None) -> Outcome:
+        """See Operating."""
+        member, left = self._member, max(0.0, self.since + self.call.deadline_s - self._member.clock())
+        member.wait(lambda: self.outcome is not None, left if timeout_s is None else min(timeout_s, left))
+        if self.outcome is None and member.clock() >= self.since + self.call.deadline_s:
+            self.outcome = member.abandon(self.call.op_id, "the deadline passed")
+        return self.outcome or member.still_open("not decided yet")
+
+    def copy_into(self, destination: Tensor, start: int = 0) -> None:
+        """See Operating."""
+        if self.result is None:
+            raise LocalProtocolError(f"{self.call.name} has no result")
+        destination.detach().view(-1).copy_(self.result[start : start + destination.numel()])
+
+    def release(self) -> None:
+        """See Operating."""
+        self.result = None
+
+    def cancel(self) -> None:
+        """See Operating."""
+        if self.outcome is None:
+            self.outcome = self._member.abandon(self.call.op_id, "cancelled by its caller")
+
+
+class LocalMember:
+    """See `collectives.swarm.Swarm`. Beyond it: ``index``, `clock` and `sleep` in virtual seconds."""
+
+    def __init__(self, place: Place, peer: PeerId, index: int, rng: Random) -> None:
+        self.peer, self.index = peer, index
+        self.run_id: RunId = place.run_id
+        self.settings: RunSettings = place.settings
+        self.closing = 0
+        self.reports: list[dict[str, float]] = []
+        self._place, self._rng = place, rng
+        self._process: NodeProcess | None = None
+        self._actor: Actor | None = None
+        self._layout: Layout | None = None
+        self._pending: tuple[bytes, LocalPending] | None = None
+        self._operations: dict[str, LocalOperating] = {}
+        self._closed = False
+        self._frozen = False
+
+    # ---- between script and world
+    def bind(self, process: NodeProcess, actor: Actor) -> None:
+        """The node and the thread of this script."""
+        self._process, self._actor = process, actor
+
+    def lost(self) -> None:
+        """The node was killed, and this script with it."""
+        self._closed, self._process = True, None
+
+    def freeze(self, frozen: bool) -> None:
+        """Stop the script, or let it go on."""
+        self._frozen = frozen
+        if self._actor is not None:
+            self._actor.frozen = frozen
+            self._actor.poke()
+
+    def hear(self, event: object) -> None:
+        """An event of the session."""
+        match event:
+            case ev.RoundCommitted(cid=cid) if self._pending is not None and self._pending[0] == cid:
+                pending = self._pending[1]
+                self._pending = None
+                pending.outcome = Outcome(
+                    "committed",
+                    event.round,
+                    event.contributors,
+                    event.counted,
+                    event.lost,
+                    *self.traffic(),
+                    elapsed_s=self.clock() - pending.since,
+                )
+            case ev.ContributionRefused(cid=cid) if self._pending is not None and self._pending[0] == cid:
+                pending = self._pending[1]
+                self._pending = None
+                pending.outcome = Outcome("committed", self._node().session.round, reason=f"refused: {event.reason}")
+            case ev.RoundClosing():
+                self.closing = max(self.closing, event.round)
+            case ev.OperationDone() | ev.OperationRefused() if event.op_id in self._operations:
+                self.ended(self._operations[event.op_id], event)
+            case ev.ContributionRefused(cid=cid):
+                for running in [running for running in self._operations.values() if running.cid == cid]:
+                    self.ended(running, None, event.reason)
+            case _:
+                pass
+        if self._actor is not None:
+            self._actor.poke()
+
+    def wait(self, until: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Pass the baton until ``until()`` or the time has passed."""
+        assert self._actor is not None
+        return self._actor.wait(until, timeout_s)
+
+    def clock(self) -> float:
+        """Virtual seconds."""
+        return self._place.world.now
+
+    def sleep(self, seconds: float) -> None:
+        """Let virtual time pass: the script is busy with something else than optimizer steps."""
+        assert self._actor is not None
+        self._actor.sleep(seconds)
+
+    def still_open(self, reason: str) -> Outcome:
+        """An outcome that is none yet."""
+        return Outcome("open", self._node().session.round + 1 if self._process else 0, reason=reason)
+
+    def _node(self) -> NodeProcess:
+        if self._closed or self._process is None:
+            raise SwarmClosedError("this swarm was closed")
+        return self._process
+
+    def traffic(self) -> tuple[int, int]:
+        """Bytes (sent, received) by this member so far."""
+        network = self._place.network
+        return network.bytes_sent.get(self.peer, 0), network.bytes_received.get(self.peer, 0)
+
+    # ---- Swarm
+    def open(self, layout: Layout, initial: Callable[[Tensor], None]) -> Lease:
+        """See Swarm."""
+        node = self._node()
+        session = node.session
+        with node.alive():
+            known = session.attach(self.clock(), layout)
+            if not known and session.machine is None and self.peer == self._place.organiser:
+                values = torch.zeros(layout.numel)
+                initial(values)
+                session.found(self.clock(), layout, values)
+        self.wait(lambda: session.phase == "running" or self._closed, None)
+        with self._node().alive():
+            session.attach(self.clock(), layout)  # now that the run's model is known, it must be this one
+        self._layout = layout
+        return self.anchor()
+
+    def anchor(self) -> Lease:
+        """See Swarm."""
+        replica = cast(ModelReplica, self._node().session.replica)
+        if self._layout is None:
+            raise LocalProtocolError("open() the run first")
+        slots = cast(PlainSlots, replica.slots)
+        assert slots.current is not None
+        return Lease(slots.tensor(slots.current).clone(), replica.generation, lambda: None)
+
+    def contribute(self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None) -> LocalPending:
+        """See Swarm."""
+        node = self._node()
+        if self._layout is None:
+            raise LocalProtocolError("open() the run first")
+        if self._pending is not None:
+            raise LocalProtocolError("a contribution is still undecided", hint="wait() for it, or try again when it is done()")
+        if samples < 1:
+            raise LocalProtocolError(f"a contribution of {samples} samples")
+        vector = torch.zeros(self._layout.numel)
+        write(vector)
+        cid, pending = self._rng.randbytes(16), LocalPending(self, self.clock())
+        self._pending = (cid, pending)
+        with node.alive():
+            node.session.contribute(self.clock(), cid, samples, vector, base)
+        return pending
+
+    def operate(self, call: Call, source: Tensor) -> LocalOperating:
+        """See Swarm."""
+        node = self._node()
+        if source.dtype != torch.float32 or not source.is_contiguous() or not source.numel():
+            raise LocalProtocolError(f"{call.name} takes a non-empty float32 tensor, contiguous and on the CPU")
+        if call.op_id in self._operations:
+            raise LocalProtocolError(f"{call.name} is under way", hint="wait() for it; give every operation its own op_id")
+        operations, cid = node.session.operations, self._rng.randbytes(16)
+        operation = operations.prepare(self.clock(), call, source.numel())
+        vector = operation.place(source.detach().view(-1).clone())
+        running = self._operations[call.op_id] = LocalOperating(self, call, cid, tuple(operation.peers), vector.numel())
+        try:  # `start` may tell at once what the others have reduced
+            with node.alive():
+                operations.start(self.clock(), call, source.numel(), vector, cid)
+                node.session.settle(self.clock())
+        except AtollError:
+            self._operations.pop(call.op_id, None)
+            raise
+        return running
+
+    def all_reduce(
+        self, flat: Tensor, *, op_id: str, op: Literal["mean", "sum", "max"] = "mean", weight: int = 1, deadline_s: float = 60.0,
+        codec: str = "", everyone: bool = False,
+    ) -> Handle[Outcome]:  # fmt: skip
+        """See Swarm."""
+        return all_reduce(self, flat, op_id=op_id, op=op, weight=weight, deadline_s=deadline_s, codec=codec, everyone=everyone)
+
+    def abandon(self, op_id: str, reason: str) -> Outcome:
+        """The caller of an operation waits no longer."""
+        self._operations.pop(op_id, None)
+        with self._node().alive():
+            says = self._node().session.operations.abandon(self.clock(), op_id)
+        return self.still_open(f"{reason}: {says}" if says else reason)
+
+    def ended(self, running: LocalOperating, event: ev.OperationDone | ev.OperationRefused | None, reason: str = "") -> None:
+        """An operation is over."""
+        self._operations.pop(running.call.op_id, None)
+        if not isinstance(event, ev.OperationDone):
+            running.outcome = self.still_open(event.reason if event else reason)
+            return
+        running.result = torch.empty(running.numel)
+        for _ in Grid(event.codec, running.numel, event.chunk_elements).decode(event.result, running.result):
+            pass
+        counted, elapsed = event.cid == running.cid, self.clock() - running.since
+        sent, received = (now - before for now, before in zip(self.traffic(), running.traffic, strict=True))
+        running.outcome = Outcome("committed", 1, event.contributors, counted, (), sent, received, elapsed)
+
+    def members(self) -> Sequence[PeerView]:
+        """See Swarm."""
+        session, now, views = self._node().session, self.clock(), list[PeerView]()
+        for peer in session.config_peers():
+            record = session.membership.record(peer)
+            round_ = session.round if peer == self.peer else max(0, record.round - 1) if record else 0
+            views.append(PeerView(peer, round_, session.membership.live(now, peer), "self" if peer == self.peer else "direct"))
+        return views
+
+    def report(self, metrics: Mapping[str, float]) -> None:
+        """See Swarm. Kept in ``reports``."""
+        self.reports.append({name: float(value) for name, value in metrics.items()})
+
+    def leave(self) -> None:
+        """See Swarm."""
+        node = self._node()
+        with node.alive():
+            node.session.leave(self.clock())
+        self.wait(lambda: self._closed or self.peer not in node.session.config_peers(), LEAVE_S)
+
+    def close(self) -> None:
+        """See Swarm. The node goes on seeding until all scripts have ended."""
+        if not self._closed and self._process is not None:
+            with self._process.alive():
+                self._process.session.detach(self.clock())
+        self._closed = True
