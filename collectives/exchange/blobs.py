@@ -16,7 +16,6 @@ from .events import BadChunk, BlobComplete, BlobProgress, ExchangeEvent
 from .header import BLOB, MAX_PAYLOAD_BYTES, NO_KEY, Header, blob_key, pack
 from .slot import MAX_SPANS
 
-
 Bounds = int | tuple[int, ...]
 """How a blob is cut: the length of a chunk (the last one may be shorter), or where each chunk begins and the last one ends."""
 

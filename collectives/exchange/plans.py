@@ -13,7 +13,6 @@ from ..reduce import Factors, Reducer
 from .events import Report
 from .slot import RoundSlot, spans
 
-
 Source = tuple[Literal["part", "result"], PeerId]
 
 

@@ -13,7 +13,7 @@ from ..errors import RemoteProtocolError
 from ..identifiers import PeerId
 from .events import Spans
 from .header import slot_id
-from .pool import Workspace, Pools, WirePool
+from .pool import Pools, WirePool, Workspace
 
 if TYPE_CHECKING:
     from .plans import PlanState
