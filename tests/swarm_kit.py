@@ -1,4 +1,5 @@
-"""Real peers for fault tests: each a script process and its private node process, on loopback, killed and frozen by pid."""
+"""Real peers for fault tests: each a script process and its private node process, killed and frozen by pid, on loopback or on hosts of a
+laboratory (`netns.lab`)."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import torch
 
@@ -22,6 +23,11 @@ from atoll.node.invite import make_invite
 from atoll.node.manifest import parse_manifest, save_run, sign_manifest
 from atoll.node.paths import find_paths
 from atoll.security.identity import load_or_create
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from netns.lab import Host
 
 PEER_SCRIPT = Path(__file__).parent / "process" / "fault_peer.py"
 MANIFEST = """
@@ -47,8 +53,10 @@ def free_port() -> int:
 class Peer:
     """One peer: its script process, and through it its node."""
 
-    def __init__(self, name: str, home: Path, run: str, numel: int, port: int = 0, script: Path = PEER_SCRIPT) -> None:
-        self.script = script
+    def __init__(
+        self, name: str, home: Path, run: str, numel: int, port: int = 0, script: Path = PEER_SCRIPT, host: Host | None = None
+    ) -> None:
+        self.script, self.host = script, host
         self.name, self.home, self.run, self.numel, self.port = name, home, run, numel, port
         self.peer, self.node_pid = "", 0
         self._answers: queue.Queue[dict[str, Any]] = queue.Queue()
@@ -56,8 +64,11 @@ class Peer:
 
     def start(self) -> None:
         """Start the script (again)."""
-        environment = {**os.environ, "ATOLL_NODE__LISTEN": f"/ip4/127.0.0.1/tcp/{self.port}", "OMP_NUM_THREADS": "1"}
+        address = self.host.address if self.host else "127.0.0.1"
+        environment = {**os.environ, "ATOLL_NODE__LISTEN": f"/ip4/{address}/tcp/{self.port}", "OMP_NUM_THREADS": "1"}
         command = [sys.executable, str(self.script), str(self.home), self.run, str(self.numel)]
+        if self.host:
+            command = self.host.command(command)
         self._close()
         with open(self.home.with_suffix(".log"), "ab") as log:
             self.process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
@@ -88,8 +99,7 @@ class Peer:
         except queue.Empty:
             raise AssertionError(f"{self.name} did not say {event!r} within {timeout_s:g} s; its logs:\n{self.log()}") from None
         assert answer["event"] == event, (self.name, answer, self.log())
-        if event == "ready":
-            self.peer, self.node_pid = answer["peer"], answer["node_pid"]
+        self.peer, self.node_pid = answer.get("peer", self.peer), answer.get("node_pid", self.node_pid)
         return answer
 
     def expect_any(self, timeout_s: float) -> dict[str, Any]:
@@ -127,23 +137,26 @@ class Peer:
 
 
 class Peers:
-    """A swarm of real peers; a context manager."""
+    """A swarm of real peers; a context manager. With ``hosts``, one a peer, each has a network of its own."""
 
-    def __init__(self, folder: Path, count: int, numel: int, script: Path = PEER_SCRIPT) -> None:
+    def __init__(
+        self, folder: Path, count: int, numel: int, script: Path = PEER_SCRIPT, *, hosts: Sequence[Host] = (), manifest: str = MANIFEST
+    ) -> None:
         self.numel = numel
+        on: list[Host | None] = [*hosts] or [None] * count
         home, port = folder / "p0", free_port()
         paths = find_paths(home)
         paths.ensure()
         identity = load_or_create(paths.identity_file)
-        signed = sign_manifest(parse_manifest(MANIFEST), identity)
+        signed = sign_manifest(parse_manifest(manifest), identity)
         save_run(paths, signed)
-        address = f"/ip4/127.0.0.1/tcp/{port}/p2p/{identity.peer}"
+        address = f"/ip4/{on[0].address if on[0] else '127.0.0.1'}/tcp/{port}/p2p/{identity.peer}"
         self.invite = str(make_invite(signed.run_id, [address], identity, now_s=time.time()))
-        self.all = [Peer("p0", home, signed.run_id, numel, port, script)]
+        self.all = [Peer("p0", home, signed.run_id, numel, port, script, on[0])]
         try:
             self.all[0].expect("ready")
             for index in range(1, count):
-                self.all.append(Peer(f"p{index}", folder / f"p{index}", self.invite, numel, script=script))
+                self.all.append(Peer(f"p{index}", folder / f"p{index}", self.invite, numel, script=script, host=on[index]))
             for peer in self.all[1:]:
                 peer.expect("ready")
         except BaseException:

@@ -48,6 +48,12 @@ def digest(swarm: Any, numel: int) -> tuple[int, str]:
         view.release()
 
 
+def node_pid(home: str) -> int:
+    """Of the node as it is now: one that was killed has a successor."""
+    node = read_node_file(find_paths(home))
+    return node.pid if node else 0
+
+
 def _zero(initial: torch.Tensor) -> None:
     initial.zero_()
 
@@ -69,8 +75,7 @@ def main() -> None:
     home, run, numel = sys.argv[1], sys.argv[2], int(sys.argv[3])
     swarm = join(run, home=home, private=True)
     swarm.open(make_layout([("flat", (numel,))]), _zero).release()
-    node = read_node_file(find_paths(home))
-    say(event="ready", peer=swarm.peer, node_pid=node.pid if node else 0)
+    say(event="ready", peer=swarm.peer, node_pid=node_pid(home))
     pending = None
     for line in sys.stdin:
         command = json.loads(line)
@@ -84,10 +89,12 @@ def main() -> None:
         pending = offer(swarm, pending, command["seed"], command["weight"], numel)
         say(event="frozen")
         outcome = pending.wait(command["wait_s"])
+        at = time.monotonic()
         round_, hexdigest = digest(swarm, numel) if outcome.status == "committed" else (-1, "")
         say(
             event="outcome", status=outcome.status, round=outcome.round, counted=outcome.counted, reason=outcome.reason, anchor_round=round_,
-            contributors={share.peer: share.samples for share in outcome.contributors}, digest=hexdigest, elapsed_s=time.monotonic() - since,
+            contributors={share.peer: share.samples for share in outcome.contributors}, digest=hexdigest, elapsed_s=at - since, at=at,
+            node_pid=node_pid(home),
         )  # fmt: skip
     swarm.close()
 

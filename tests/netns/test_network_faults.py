@@ -1,0 +1,52 @@
+"""Four real peers on hosts of their own; the network of one is struck in the middle of a round. Survivors commit an honest mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from faults import Kind, Phase, Target, fault
+from netns.lab import Lab
+from real_faults import Armed, Ledger
+from swarm_kit import Peers
+
+pytestmark = pytest.mark.netns
+
+NUMEL = 2_000_000
+TRIES = 5
+
+
+@pytest.fixture(scope="module")
+def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peers]:
+    """Four peers at 200 Mbit/s each: a round takes a fifth of a second, and a fault meets it."""
+    with Lab(4, mbit=200) as lab, Peers(tmp_path_factory.mktemp("netns"), 4, NUMEL, hosts=lab.hosts) as peers:
+        yield peers
+
+
+@pytest.fixture(scope="module")
+def ledger(swarm: Peers) -> Ledger:
+    """Everybody takes part, and their anchor is known."""
+    found = Ledger(swarm)
+    found.common_round(0)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "target", "phase"),
+    [("blackhole", "owner", "reduce"), ("reset", "convener", "gather"), ("corrupt", "owner", "reduce"), ("slow", "member", "gather")],
+)
+def test_the_network_of_one_peer_fails(swarm: Peers, ledger: Ledger, kind: Kind, target: Target, phase: Phase) -> None:
+    for attempt in range(TRIES):
+        seed = 10_000 * attempt + 100
+        with Armed(swarm, fault(kind).of(target).during(phase), slow_mbit=2.0) as armed:
+            swarm.contribute(seed)
+            outcomes = [peer.expect("outcome", 60) for peer in swarm.all if peer is not armed.victim]
+            assert armed.blow is not None
+            found = ledger.take(seed, outcomes)
+            assert found.committed, outcomes
+            assert found.honest, (found, outcomes)
+            armed.revive()
+        ledger.common_round(seed + 10)
+        if armed.hit:
+            return
+    raise AssertionError(f"{TRIES} times the phase was over before the fault struck")
