@@ -1,11 +1,15 @@
-"""One float32 vector as its codec encodes it: its chunks one after another in one block of memory."""
+"""One float32 vector as its codec encodes it: its chunks one after another in one block of memory; and why one cannot be encoded."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from .codec import Grid, Wire
+from .codec import Grid, Wire, get_codec
+from .codecs import kernels
+from .codecs.mixtures import ranges_of
 from .errors import LocalProtocolError
+from .layout import Layout
 
 
 class EncodedVector:
@@ -43,3 +47,24 @@ class EncodedVector:
         """Read into float32 (numel,), contiguous."""
         for chunk, values in enumerate(out.split(self.grid.chunk_elements)):
             self.grid.codec(chunk).decode(self.wire(chunk), values)
+
+
+def why_refused(flat: Tensor, layout: Layout, codec: str) -> str:
+    """Why a contribution (float32, (numel,), contiguous) cannot be sent: the first tensor that holds NaN or infinity, or else a value
+    that its codec cannot hold. "" when it can be sent. Slow: reads everything once or twice."""
+    for spec in layout.tensors:
+        values = flat[spec.offset : spec.offset + spec.numel]
+        if spec.numel and not kernels.all_finite(values):
+            element = int(torch.isfinite(values).logical_not_().nonzero()[0].item())
+            what = "NaN" if bool(values[element].isnan().item()) else "infinity"
+            return f"{spec.name} holds {what} (element {element} of {spec.numel})"
+    step = 1 << 20
+    for name, first, stop in ranges_of(codec, layout.numel):
+        coder = get_codec(name)
+        for start in range(first, stop, step):
+            values = flat[start : min(start + step, stop)]
+            if not coder.encode(values, coder.wire(memoryview(bytearray(coder.wire_bytes(len(values)))), len(values))):
+                at = start + int(values.abs().argmax().item())
+                spec = next(spec for spec in layout.tensors if spec.offset <= at < spec.offset + spec.numel)
+                return f"{spec.name} holds {flat[at].item():.6g}, too much for {name} (element {at - spec.offset} of {spec.numel})"
+    return ""

@@ -40,6 +40,7 @@ class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     round_s: float | None = None  # seconds a round, when sync_every is None
     outer: OuterSettings = OuterSettings()
     codec: str = "int8"
+    codecs: dict[str, str] = {}  # shell pattern of tensor names -> their codec, where it is another; the longest that matches decides
     rounds: int | None = None  # committed rounds after which the run is done; None: no end
     deadline_s: float | None = None  # how long a script waits for a round before it trains on; None: from measured rates
 

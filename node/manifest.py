@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
+from ..collectives.codecs.names import CODECS
 from ..collectives.errors import BadSignatureError, ConfigError, StorageError, VersionMismatchError
 from ..collectives.group import MAX_PEER_ID
 from ..collectives.identifiers import PeerId, RunId
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 SCHEMA = 1
 MAX_MANIFEST_BYTES = 65_536
 RUN_ID_LENGTH = 26
-CODECS = ("fp32", "fp16", "bf16", "int8")
 DOMAIN = "atoll/manifest/1"
 
 Text = Annotated[str, msgspec.Meta(max_length=2000)]
@@ -90,9 +90,10 @@ class TrainTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ExchangeTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[exchange]``: how contributions travel."""
+    """``[exchange]``: how contributions travel. ``codecs``: other codecs for tensors whose names match a shell pattern."""
 
     codec: str = "int8"
+    codecs: Annotated[dict[Annotated[str, msgspec.Meta(min_length=1, max_length=512)], str], msgspec.Meta(max_length=64)] = {}
     deadline_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] | None = None  # None: from measured rates
 
 
@@ -147,6 +148,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             round_s=self.train.round_s,
             outer=outer,
             codec=self.exchange.codec,
+            codecs=self.exchange.codecs,
             rounds=self.train.rounds,
             deadline_s=self.exchange.deadline_s,
         )
@@ -244,14 +246,18 @@ def _schema_of(data: bytes) -> int:
 
 def _check(manifest: Manifest, name: str) -> None:
     """What types alone do not say."""
-    codec, model = manifest.exchange.codec, manifest.model
-    if codec not in CODECS:
-        raise ConfigError(
-            f"{name}: $.exchange.codec is {codec!r}, which is no codec",
-            key="$.exchange.codec",
-            why="Codecs turn vectors into bytes.",
-            hint=f"Choose one of: {', '.join(CODECS)}",
-        )
+    exchange, model = manifest.exchange, manifest.model
+    for key, codec in [
+        ("$.exchange.codec", exchange.codec),
+        *((f"$.exchange.codecs.{key}", codec) for key, codec in exchange.codecs.items()),
+    ]:
+        if codec not in CODECS:
+            raise ConfigError(
+                f"{name}: {key} is {codec!r}, which is no codec",
+                key=key,
+                why="Codecs turn vectors into bytes.",
+                hint=f"Choose one of: {', '.join(CODECS)}",
+            )
     if model.entry == "builtin:gpt":
         gpt_config(model, name)
     if len(manifest.encode()) > MAX_MANIFEST_BYTES:

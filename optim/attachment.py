@@ -96,7 +96,7 @@ class Attachment:
         self._counter = StepCounter()
         self._schedule = Schedule(swarm.settings, clock)
         self._budget = WaitBudget(swarm.settings.deadline_s)
-        self._replica = Replica(FlatVector(model), swarm, clock, self._drop)
+        self._replica = Replica(FlatVector(model, swarm.settings), swarm, clock, self._drop)
         self._totals = Totals()
         self._declared: int | None = None  # samples told for the step under way
         self._last: Turn | None = None

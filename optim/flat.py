@@ -4,7 +4,8 @@ What it holds, in this order: every parameter that requires a gradient when the 
 variances of normalisation layers that track them (BatchNorm, InstanceNorm, SyncBatchNorm). What it leaves out: frozen
 parameters (every member must construct the same values), integer buffers such as ``num_batches_tracked``, and all other
 buffers, which are constants or a peer's own. A tensor used in several places (tied weights) is there once, under its first
-name. Later changes of ``requires_grad`` do not change the vector.
+name. Later changes of ``requires_grad`` do not change the vector. Where the run's settings give tensors codecs of their own, those of one
+codec are neighbours, parameters and statistics each for themselves.
 
 Values cross in segments of about a million elements through one small scratch, so no second copy of the model is made. Models
 of float16 and bfloat16 have a float32 vector: progress is measured against what the live tensors really started from, the
@@ -21,8 +22,10 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor, nn
 
+from ..collectives.codecs.mixtures import arranged
 from ..collectives.errors import ConfigError
 from ..collectives.layout import MAX_DIMS, MAX_TENSORS, Layout, Role, TensorSpec
+from ..collectives.swarm import RunSettings
 
 SEGMENT_ELEMENTS = 1 << 20
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -72,12 +75,12 @@ class Segment:
 
 
 class FlatVector:
-    """The flat vector of ``model``. Refuses with ConfigError what it cannot represent.
+    """The flat vector of ``model`` in a run with these settings. Refuses with ConfigError what it cannot represent.
 
     ``layout`` names the tensors; ``tensors`` are the live ones, in its order. Nothing is copied when it is made.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, settings: RunSettings | None = None) -> None:
         named = list(_named_tensors(model))
         if not any(role == "parameter" for _, _, role in named):
             raise ConfigError(
@@ -87,15 +90,17 @@ class FlatVector:
                 hint="Unfreeze what is to be trained before attach().",
             )
         specs: list[TensorSpec] = []
-        offset = 0
         for name, tensor, role in named:
             _check_tensor(name, tensor)
-            specs.append(TensorSpec(name, tuple(tensor.shape), offset, role))
-            offset += tensor.numel()
+            specs.append(TensorSpec(name, tuple(tensor.shape), 0, role))
+        settings = settings or RunSettings()
+        specs = arranged(specs, settings.codec, settings.codecs)
+        live = {name: tensor for name, tensor, _ in named}
+        offset = specs[-1].offset + specs[-1].numel
         if len(specs) > MAX_TENSORS or offset == 0:
             raise ConfigError(f"the model has {len(specs)} tensors of {offset} elements in all, limit {MAX_TENSORS} tensors", key="model")
         self.layout = Layout(tuple(specs), offset)
-        self.tensors = [tensor for _, tensor, _ in named]
+        self.tensors = [live[spec.name] for spec in specs]
         self.numel = offset
         self._slots = (_Slot(), _Slot())
 
@@ -171,14 +176,18 @@ class FlatVector:
                 part.copy_(part.to(piece.live.dtype))
 
     @torch.no_grad()
-    def finite(self) -> bool:
-        """Whether all live values are finite. One pass over them; a CUDA device is waited for once."""
-        bounds: dict[torch.device, list[Tensor]] = {}
-        for tensor in self.tensors:
+    def not_finite(self) -> str:
+        """The first tensor that holds NaN or infinity, "" when none does. One pass over the live values; a CUDA device is waited for once."""
+        bounds: dict[torch.device, list[tuple[int, Tensor]]] = {}
+        for index, tensor in enumerate(self.tensors):
             if tensor.numel():
                 low, high = torch.aminmax(tensor.detach())  # NaN spreads to both
-                bounds.setdefault(tensor.device, []).extend((low.float(), high.float()))
-        return all(bool(torch.isfinite(torch.stack(found)).all()) for found in bounds.values())
+                bounds.setdefault(tensor.device, []).append((index, torch.stack((low.float(), high.float()))))
+        bad: list[int] = []
+        for found in bounds.values():
+            finite = torch.isfinite(torch.stack([pair for _, pair in found])).all(1).tolist()
+            bad += [index for (index, _), good in zip(found, finite, strict=True) if not good]
+        return self.layout.tensors[min(bad)].name if bad else ""
 
     def _settle(self) -> None:
         for slot in self._slots:

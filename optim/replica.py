@@ -19,7 +19,7 @@ from .flat import FlatTensor, FlatVector
 from .pseudograd import write_pseudo_gradient
 from .reconcile import adopt, rebase
 
-NOT_FINITE = "parameters are not finite; the model goes back to the anchor (the inner optimizer's state may be damaged, too)"
+NOT_FINITE = "{} holds NaN or infinity; the model goes back to the anchor (the inner optimizer's state may be damaged, too)"
 
 
 @dataclass(slots=True)
@@ -96,8 +96,8 @@ class Replica:
         self._rebase(self.swarm.anchor())  # a contribution is made on the newest anchor, or it is refused
         if self.unsent == 0:
             return
-        if not self.flat.finite():
-            self.drop(self.swarm.anchor(), NOT_FINITE)
+        if bad := self.flat.not_finite():
+            self.drop(self.swarm.anchor(), NOT_FINITE.format(bad))
         else:
             yield self._offer(deadline_s)
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from ..errors import RemoteProtocolError
+from ..codecs.mixtures import ranges_of
+from ..errors import ConfigError, RemoteProtocolError
 from ..group import Certified, Config, is_quorum
 from ..identifiers import PeerId
 
@@ -25,9 +26,13 @@ def genesis_payload(run: str, entry_hash: bytes) -> bytes:
 
 
 def check_genesis(certified: Certified, *, run: str, organiser: PeerId, verify: Verify, peer: PeerId) -> None:
-    """Raise RemoteProtocolError unless the organiser signed this genesis of ``run``."""
+    """Raise RemoteProtocolError unless the organiser signed this genesis of ``run``, and it names a codec that there is."""
     entry = certified.entry
     well_formed = entry.round == 0 and not entry.contributors and entry.next_config and certified.votes
+    try:
+        ranges_of(entry.codec, entry.numel)
+    except ConfigError as error:
+        raise RemoteProtocolError(f"genesis entry: {error.message}", peer=peer) from None
     if not well_formed or not verify(organiser, genesis_payload(run, entry.hash()), certified.votes[0].signature):
         raise RemoteProtocolError("genesis entry is not signed by the run's organiser", peer=peer)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...collectives.codecs.names import BYTES_PER_VALUE
 from ..manifest import Manifest, gpt_config
 from .output import bytes_text, count_text, span_text
 
-BYTES_PER_PARAMETER = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "int8": 1.0 + 4 / 256}  # int8: one fp32 scale for 256 values
 _STATE_BYTES = 8  # float32 anchor and momentum on disk
 _DDP_BYTES = 2  # bf16 gradients in a ring all-reduce every step: the comparison that "less than DDP" means
 
@@ -34,14 +34,15 @@ def describe(manifest: Manifest) -> dict[str, Any]:
         "round_s": settings.round_s,
         "rounds": settings.rounds,
         "codec": settings.codec,
+        "codecs": settings.codecs,
         "outer": {"kind": settings.outer.kind, "lr": settings.outer.lr, "momentum": settings.outer.momentum},
         "join": manifest.join.policy,
     }
     if parameters is not None:
-        one_way = round(2 * parameters * BYTES_PER_PARAMETER[settings.codec])
+        one_way = round(2 * parameters * BYTES_PER_VALUE[settings.codec])
         found |= {"bytes_up_per_round": one_way, "bytes_down_per_round": one_way, "disk_bytes": parameters * _STATE_BYTES}
         if settings.sync_every is not None:
-            found["ddp_ratio"] = BYTES_PER_PARAMETER[settings.codec] / (_DDP_BYTES * settings.sync_every)
+            found["ddp_ratio"] = BYTES_PER_VALUE[settings.codec] / (_DDP_BYTES * settings.sync_every)
     return found
 
 
@@ -62,14 +63,15 @@ def describe_lines(manifest: Manifest) -> list[str]:
         f"rounds   every {every}, {d['method']}, outer {d['outer']['kind']} lr {d['outer']['lr']:g} momentum {d['outer']['momentum']:g}"
         + (f", {d['rounds']} in all" if d["rounds"] else ", without end"),
     ]
+    codecs = ", ".join([d["codec"], *(f"{codec} for {pattern}" for pattern, codec in d["codecs"].items())])
     if d["parameters"]:
-        wire = f"wire     up to {bytes_text(d['bytes_up_per_round'])} up and as much down a round ({d['codec']})"
+        wire = f"wire     up to {bytes_text(d['bytes_up_per_round'])} up and as much down a round ({codecs})"
         lines.append(
             wire + (f"; {100 * (1 - d['ddp_ratio']):.1f}% less than bf16 gradients every step" if d.get("ddp_ratio", 1) < 1 else "")
         )
         lines.append(f"disk     {bytes_text(d['disk_bytes'])} for the newest state, and two rounds of results")
     else:
-        lines.append(f"wire     twice the encoded parameters ({d['codec']}) up and down a round")
+        lines.append(f"wire     twice the encoded parameters ({codecs}) up and down a round")
     lines.append("privacy  members see your averaged update, how much you trained, and your IP address; bytes on the way are encrypted")
     lines.append("code     nothing is downloaded and executed")
     return lines

@@ -44,7 +44,8 @@ lr = 0.7
 momentum = 0.9
 
 [exchange]
-codec = "int8"                     # fp32 | fp16 | bf16 | int8
+codec = "int8"                     # fp32 | fp16 | bf16 | int8 | int8_fp16 | int4 | codebook8
+# codecs = { "*.norm.*" = "fp16" }  # for tensors whose names match
 
 [checkpoint]
 every = 10                         # rounds

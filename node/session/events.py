@@ -112,7 +112,8 @@ class RoundClosing:
 
 @dataclass(frozen=True, slots=True)
 class ContributionRefused:
-    """The own contribution was not offered: it holds NaN or infinity, or it was made on an older anchor."""
+    """The own contribution was not offered: it holds NaN, infinity or a value too large for its codec (the reason names the tensor), or it
+    was made on an older anchor."""
 
     cid: bytes
     reason: str

@@ -17,7 +17,9 @@ from torch import Tensor
 from ...collectives import exchange as x
 from ...collectives import messages as m
 from ...collectives.codec import DEFAULT_CHUNK_ELEMENTS
+from ...collectives.codecs.mixtures import mixture_of
 from ...collectives.digest import merkle_root
+from ...collectives.encoded import why_refused
 from ...collectives.errors import LocalProtocolError, OutOfDateError, RemoteProtocolError, StorageError
 from ...collectives.group import Certified, Entry, Member
 from ...collectives.identifiers import PeerId, RunId
@@ -102,7 +104,7 @@ class Session:
         restore(self, now)
 
     def found(self, now: float, layout: Layout, initial: Tensor) -> None:
-        """Found the run with these initial parameters (float32, (numel,)): only its organiser may, and only once. Raises StorageError."""
+        """Found the run with these parameters (float32, (numel,)): only its organiser may, once. Raises StorageError, ConfigError."""
         self._now = now
         if self.machine is not None or self.me != self.organiser or self.ports.storage.journal().entries:
             raise LocalProtocolError("only the organiser founds a run, and only one that has no state")
@@ -112,7 +114,7 @@ class Session:
         journal = self.ports.storage.journal()
         certified = make_genesis(
             run=self.run, log=self.log, me=Member(self.me, journal.incarnation), replica=replica, chunk_elements=self.chunk_elements,
-            codec=self.settings.codec, sign=self.ports.sign,
+            codec=mixture_of(layout, self.settings.codec, self.settings.codecs), sign=self.ports.sign,
         )  # fmt: skip
         self.ports.storage.found(replica, certified)  # before anybody hears of the run: nobody else could restore it
         journal.append(certified)
@@ -275,12 +277,8 @@ class Session:
         machine = self.machine
         match event:
             case x.ResultComplete():
-                if (
-                    not self.operations.on_result(now, event)
-                    and machine
-                    and machine.open.plan
-                    and machine.open.plan.plan_id == event.plan_id
-                ):
+                plan = machine.open.plan if machine else None
+                if not self.operations.on_result(now, event) and machine and plan and plan.plan_id == event.plan_id:
                     self.actions.results[event.digests] = event.data
                     machine.on_result(now, event.digests, event.plan_id)
             case x.Report():
@@ -302,11 +300,15 @@ class Session:
         self._drain(now)
 
     def _on_non_finite(self, now: float, cid: bytes) -> None:
-        self.ports.emit(ev.ContributionRefused(cid, "it holds NaN or infinity"))
-        machine = self.machine
-        if machine and machine.contribution and machine.contribution[0] == cid:
-            machine.contribution = None
-            self._contributions.popleft()
+        machine, replica = self.machine, self.replica
+        if machine and replica and machine.contribution and machine.contribution[0] == cid:
+            machine.contribution, (_, _, flat, _) = None, self._contributions.popleft()
+            self.ports.offload(
+                lambda: why_refused(flat, replica.layout, machine.shape.codec),
+                lambda _, why: self.ports.emit(ev.ContributionRefused(cid, why)),
+            )
+        else:
+            self.ports.emit(ev.ContributionRefused(cid, "it holds NaN or infinity, or a value too large for its codec"))
         self.operations.refuse(now, cid)
         self.ports.exchange.release(cid)
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from atoll.collectives.codecs.mixtures import mixture_of
 from atoll.collectives.errors import LocalProtocolError, ModelMismatchError, SwarmClosedError
 from atoll.collectives.layout import make_layout
 from atoll.collectives.swarm import Outcome, OuterSettings, RunSettings, Swarm
@@ -236,3 +237,53 @@ def test_local_members_are_swarms() -> None:
     kinds: list[bool] = []
     LocalSwarm(1).run(lambda swarm: kinds.append(isinstance(swarm, Swarm)))
     assert kinds == [True]
+
+
+MIXED = make_layout([("a.norm", (70,)), ("a.mlp", (30, 20)), ("b.norm", (9,)), ("b.mlp", (300,))])
+
+
+def test_tensors_of_one_vector_have_their_own_codecs() -> None:
+    settings = msgspec.structs.replace(ENDLESS, codec="int8", codecs={"*.norm": "fp32"})
+    assert mixture_of(MIXED, "int8", settings.codecs) == "fp32:70+int8:600+fp32:9+int8"
+
+    def script(swarm: LocalMember) -> tuple[int, torch.Tensor]:
+        view = swarm.open(MIXED, lambda out: out.fill_(0.0))
+        while view.round < 6:
+            values = torch.randn(MIXED.numel, generator=torch.Generator().manual_seed(swarm.index))
+            swarm.contribute(samples=1, write=lambda out, values=values: out.copy_(values)).wait(60)
+            swarm.sleep(1.0)
+            view = swarm.anchor()
+        anchor = torch.empty(view.numel)
+        view.copy_into(anchor)
+        return view.round, anchor
+
+    # one is late and takes the state, one was frozen and fetches results in chunks of several codecs
+    swarm = LocalSwarm(4, settings=settings, chunk_elements=64).join_at(3, 4.0).freeze_at(2, 2.5, 3.0)
+    results = swarm.run(script)
+    last = max(round_ for round_, _ in results)
+    newest = [anchor for round_, anchor in results if round_ == last]
+    assert all(torch.equal(anchor, newest[0]) for anchor in newest)
+    assert all(torch.isfinite(anchor).all() for _, anchor in results)
+
+
+@pytest.mark.parametrize(("value", "codec", "why"), [
+    (float("nan"), "int8", "b.norm holds NaN (element 3 of 9)"),
+    (float("-inf"), "fp32", "b.norm holds infinity (element 3 of 9)"),
+    (70_000.0, "fp16", "b.norm holds 70000, too much for fp16 (element 3 of 9)"),
+])  # fmt: skip
+def test_a_contribution_that_cannot_be_sent_is_refused_by_the_tensors_name(value: float, codec: str, why: str) -> None:
+    settings = msgspec.structs.replace(ENDLESS, codec="int8", codecs={"*.norm": codec})
+
+    def script(swarm: LocalMember) -> list[Outcome]:
+        swarm.open(MIXED, lambda out: out.fill_(0.0)).release()
+        values = torch.ones(MIXED.numel)
+        values[673] = value
+        values[900] = value  # only the first is named
+        bad = [swarm.contribute(samples=1, write=lambda out: out.copy_(values)).wait(60)] if swarm.index == 1 else []
+        return [*bad, swarm.contribute(samples=1, write=lambda out: out.fill_(1.0)).wait(60)]
+
+    results = LocalSwarm(2, settings=settings, chunk_elements=64).run(script)
+    refused, after = results[1]
+    assert (refused.status, refused.counted, refused.reason) == ("committed", False, f"refused: {why}")
+    assert after.counted
+    assert "p1" in [share.peer for share in after.contributors]

@@ -43,7 +43,12 @@ manifests = st.builds(
     ),
     data=st.builds(m.DataTable, source=st.sampled_from(["builtin:stdlib-text", "local"]), seed=st.integers(0, 99)),
     train=st.builds(m.TrainTable, sync_every=st.integers(1, 999), outer=st.builds(m.OuterTable, lr=floats, momentum=st.floats(0, 0.99))),
-    exchange=st.builds(m.ExchangeTable, codec=st.sampled_from(m.CODECS), deadline_s=st.none() | floats),
+    exchange=st.builds(
+        m.ExchangeTable,
+        codec=st.sampled_from(m.CODECS),
+        codecs=st.dictionaries(names, st.sampled_from(m.CODECS), max_size=3),
+        deadline_s=st.none() | floats,
+    ),
     network=st.builds(m.NetworkTable, bootstrap=st.lists(st.text(min_size=1, max_size=9), max_size=3).map(tuple)),
 )
 
@@ -53,6 +58,8 @@ def test_defaults_and_settings() -> None:
     assert manifest.settings() == RunSettings(sync_every=20, rounds=35, outer=OuterSettings("nesterov", 0.9, 0.6), codec="int8")
     assert manifest.train.inner.batch == 8
     assert m.parse_manifest('schema = 1\nname = "x"').train.sync_every == 100
+    mixed = m.parse_manifest('schema = 1\nname = "x"\n[exchange]\ncodec = "int4"\n[exchange.codecs]\n"*.norm.*" = "fp16"').settings()
+    assert (mixed.codec, mixed.codecs) == ("int4", {"*.norm.*": "fp16"})
     timed = m.parse_manifest('schema = 1\nname = "x"\ntrain = { round_s = 2.5 }').settings()
     assert (timed.sync_every, timed.round_s) == (None, 2.5)
 
@@ -89,6 +96,7 @@ def test_garbage_bytes_are_refused(data: bytes) -> None:
         ('[train.outer]\nlr = "big"', "$.train.outer.lr", "Change $.train.outer.lr"),
         ("[train.outer]\nmomentum = 1.0", "$.train.outer.momentum", "Change $.train.outer.momentum"),
         ('[exchange]\ncodec = "int7"', "$.exchange.codec", "fp32, fp16, bf16, int8"),
+        ('[exchange.codecs]\n"*.norm.*" = "half"', "$.exchange.codecs.*.norm.*", "fp32, fp16, bf16, int8, int8_fp16, int4, codebook8"),
         ("[model.config]\nwidht = 8", "$.model.config.widht", "Did you mean `width`?"),
         ("[model.config]\nwidth = 100\nheads = 3", "$.model.config.heads", "heads = 2"),
         ("[model]\nparameters = 7", "$.model.parameters", "parameters = 865024"),

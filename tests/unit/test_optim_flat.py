@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from atoll.collectives.codecs.mixtures import mixture_of
 from atoll.collectives.errors import ConfigError
+from atoll.collectives.swarm import RunSettings
 from atoll.optim import flat as flat_module
 from atoll.optim.flat import FlatTensor, FlatVector
 from atoll.optim.pseudograd import write_pseudo_gradient
@@ -126,14 +128,34 @@ def test_names_do_not_depend_on_wrappers() -> None:
     assert FlatVector(nn.DataParallel(copy.deepcopy(model))).layout == names
 
 
-def test_finite_sees_nan_and_infinity_anywhere() -> None:
+def test_nan_and_infinity_are_seen_anywhere_and_the_first_tensor_named() -> None:
     model = Mixed()
     flat = FlatVector(model)
-    assert flat.finite()  # the constant mask is not part of it
+    assert flat.not_finite() == ""  # the constant mask is not part of it
     for bad in (float("nan"), float("inf"), float("-inf")):
         with torch.no_grad():
             model.norm.bias[3] = bad
-        assert not flat.finite()
+        assert flat.not_finite() == "norm.bias"
+    with torch.no_grad():
+        model.norm.running_var[0] = float("nan")
+    assert flat.not_finite() == "norm.bias"
+
+
+def test_tensors_of_one_codec_are_neighbours() -> None:
+    plain = FlatVector(Mixed())
+    flat = FlatVector(Mixed(), RunSettings(codecs={"norm.*": "fp16"}))
+    names, before = [spec.name for spec in flat.layout.tensors], [spec.name for spec in plain.layout.tensors]
+    assert flat.layout.check() is None
+    assert mixture_of(flat.layout, "int8", {"norm.*": "fp16"}) == "fp16:8+int8:44+fp16"
+    parameters = sum(spec.role == "parameter" for spec in plain.layout.tensors)
+    assert names[:parameters] == sorted(before[:parameters], key=lambda name: not name.startswith("norm."))
+    assert names[parameters:] == before[parameters:]
+    for spec, tensor in zip(flat.layout.tensors, flat.tensors, strict=True):
+        assert tuple(tensor.shape) == spec.shape
+    out, again = torch.empty(flat.numel), FlatVector(Mixed(), RunSettings(codecs={"norm.*": "fp16"}))
+    flat.write_to(out)
+    again.read_from(FlatTensor(out))
+    assert all(torch.equal(a, b) for a, b in zip(flat.tensors, again.tensors, strict=True))
 
 
 @pytest.mark.parametrize(
