@@ -293,6 +293,15 @@ def words_of(tensor: Tensor) -> Tensor:
     return flat.view(torch.float32)
 
 
+def placed(source: Tensor, numel: int, members: Sequence[PeerId], me: PeerId) -> Tensor:
+    """The whole vector of ``numel`` elements in which ``source`` is what one member gives: of a gather, its slot."""
+    if source.numel() == numel:
+        return source
+    vector, start = source.new_zeros(numel), list(members).index(me) * (numel // len(members))
+    vector[start : start + source.numel()] = source
+    return vector
+
+
 def _read(operating: Operating, start: int, dtype: Any, shape: Sequence[int]) -> Tensor:
     """A tensor out of the words of a result, from word ``start`` on."""
     import torch

@@ -17,6 +17,7 @@ from blake3 import blake3
 from exchange_kit import cid_of, make_plan, ref_digests, ref_result, vector
 from torch import Tensor
 
+from atoll.collectives import api
 from atoll.collectives.digest import chunk_hash
 from atoll.collectives.errors import LocalProtocolError, ModelMismatchError, SwarmClosedError
 from atoll.collectives.exchange import BlobComplete, BlobProgress, ExchangeEvent, NonFinite, PartReduced, Report, ResultComplete
@@ -284,6 +285,79 @@ def swarm_an_operation_is_called_once_and_others_beside_it(case: SwarmCase) -> N
     assert (bits(one), bits(two)) == (bits(START), bits(DELTA))
 
 
+def swarm_collectives_over_one_member_give_back_what_was_given(case: SwarmCase) -> None:
+    swarm, _ = opened(case)
+    contributed(swarm, DELTA)
+    alone = (Share(swarm.peer, 1),)
+    flat, whole = DELTA.clone(), torch.tensor([5, -1, 1 << 40])
+    for op in ("mean", "sum", "max"):
+        assert swarm.all_reduce(flat, op_id=op, op=op).wait(60).contributors == alone
+    assert api.modular_sum(swarm, whole, op_id="modular", bits=4).wait(60).contributors == alone
+    assert (bits(flat), whole.tolist()) == (bits(DELTA), [5, 15, 0])
+    strange = torch.tensor([0x7F800001, -1, 3], dtype=torch.int32).to(torch.int32)  # as a float: a signalling NaN
+    gathered = api.all_gather(swarm, strange, op_id="gather").wait(60)
+    assert (gathered.outcome.contributors, list(gathered.tensors)) == (alone, [swarm.peer])
+    assert gathered.tensors[swarm.peer].tolist() == strange.tolist()
+    large = torch.arange(200_003, dtype=torch.float64).view(1, -1)
+    assert torch.equal(api.all_gather(swarm, large, op_id="large").wait(60).tensors[swarm.peer], large)
+    scattered = api.reduce_scatter(swarm, flat, op_id="scatter", op="sum").wait(60)
+    assert scattered.values is not None
+    assert (scattered.start, bits(scattered.values)) == (0, bits(DELTA))
+    assert api.broadcast(swarm, strange, root=swarm.peer, op_id="broadcast").wait(60).counted
+    assert strange.tolist() == [0x7F800001, -1, 3]
+    if case.alone:  # else it waits for the others' scripts
+        assert api.barrier(swarm, op_id="barrier").wait(60).contributors == alone
+    check = api.check_state(swarm, {"x": flat, "y": large}, op_id="check").wait(60)
+    assert (check.agreed, check.holders, check.differing) == (True, (swarm.peer,), {})
+    with pytest.raises(LocalProtocolError, match="nothing to repair"):
+        api.repair_state(swarm, {"x": flat}, check, op_id="repair")
+
+
+def swarm_a_collective_that_cannot_be_is_refused_or_open_and_touches_nothing(case: SwarmCase) -> None:
+    swarm, _ = opened(case)
+    contributed(swarm, DELTA)
+    flat = DELTA.clone()
+    assert swarm.all_reduce(flat, op_id="once").wait(60).status == "committed"
+    with pytest.raises(LocalProtocolError, match="called already"):
+        swarm.all_reduce(flat, op_id="once").wait(60)
+    for options in ({"op": "sum", "weight": 2}, {"op": "median"}, {"op_id": ""}, {"op_id": "x" * 65}, {"deadline_s": -1.0}):
+        with pytest.raises(LocalProtocolError):
+            swarm.all_reduce(flat, **{"op_id": "free", **options})  # type: ignore[arg-type]
+    with pytest.raises(LocalProtocolError, match="int64"):
+        api.modular_sum(swarm, flat, op_id="free")
+    poisoned = DELTA.clone()
+    poisoned[3] = float("inf")
+    outcome = swarm.all_reduce(poisoned, op_id="poison", op="max").wait(60)
+    assert (outcome.status, outcome.contributors) == ("open", ())
+    assert "NaN or infinity" in outcome.reason
+    assert bits(poisoned)[:3] == bits(DELTA)[:3]
+    assert poisoned[3] == float("inf")
+    words = torch.tensor([1, 2])
+    outcome = api.broadcast(swarm, words, root=PeerId("nobody"), op_id="rootless", deadline_s=0.2).wait(60)
+    assert (outcome.status, words.tolist()) == ("open", [1, 2])
+    assert swarm.all_reduce(flat, op_id="free", op="sum").wait(60).status == "committed"
+    assert bits(flat) == bits(DELTA)
+
+
+def swarm_a_cancelled_collective_is_open_or_decided(case: SwarmCase) -> None:
+    swarm, _ = opened(case)
+    contributed(swarm, DELTA)
+    if case.hold is not None:
+        case.hold(True)
+    flat = DELTA.clone()
+    pending = swarm.all_reduce(flat, op_id="cancelled", everyone=True)
+    pending.cancel()
+    pending.cancel()
+    outcome = pending.wait(60)
+    assert outcome.status == "committed" or outcome.reason.startswith("cancelled by its caller")
+    assert (outcome.status == "committed") == outcome.counted
+    assert pending.wait() == outcome
+    if case.hold is not None:
+        case.hold(False)
+    assert bits(flat) == bits(DELTA)
+    assert swarm.all_reduce(flat, op_id="after").wait(60).status == "committed"
+
+
 def swarm_members_name_me(case: SwarmCase) -> None:
     swarm, _ = opened(case)
     outcome = contributed(swarm, DELTA)
@@ -339,6 +413,9 @@ SWARM = (
     swarm_work_on_an_old_anchor_is_refused_visibly,
     swarm_all_reduce_over_one_member_leaves_the_bits,
     swarm_an_operation_is_called_once_and_others_beside_it,
+    swarm_collectives_over_one_member_give_back_what_was_given,
+    swarm_a_collective_that_cannot_be_is_refused_or_open_and_touches_nothing,
+    swarm_a_cancelled_collective_is_open_or_decided,
     swarm_members_name_me,
     swarm_reports_never_raise,
     swarm_leave_and_close_may_be_called_again,

@@ -23,9 +23,11 @@ import trio
 from blake3 import blake3
 
 from atoll.collectives.errors import AtollError, ConfigError, LocalProtocolError, ModelMismatchError, NotAdmittedError
+from atoll.collectives.group import Member
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.layout import Layout, differences
-from atoll.collectives.swarm import Outcome, OuterSettings, PeerView, RunSettings, Share
+from atoll.collectives.reduce import works_on_bits
+from atoll.collectives.swarm import Call, Outcome, OuterSettings, PeerView, RunSettings, Share
 from atoll.node.control.parent import watch_parent
 from atoll.node.control.protocol import JoinRequest, RunInfo
 from atoll.node.control.server import ControlServer
@@ -34,6 +36,7 @@ from atoll.node.lifecycle import NodeFile, NodeLock
 from atoll.node.paths import Paths, find_paths
 from atoll.node.private_node import ParentLink
 from atoll.node.service.buffers import PooledBuffer
+from atoll.node.session.naming import spec_of
 from atoll.node.shared_memory import AnchorSlots, SharedBuffer
 
 if TYPE_CHECKING:
@@ -127,7 +130,8 @@ class ReferenceSession:
         self.contribution = SharedBuffer(layout.numel * 4)
         self.metrics: dict[str, float] = {}
         self.left = False
-        self.reductions: dict[str, PooledBuffer] = {}
+        self.reductions: dict[str, tuple[Call, PooledBuffer]] = {}
+        self.called: set[str] = set()
 
     async def found(self) -> None:
         if not self.founding:
@@ -159,22 +163,35 @@ class ReferenceSession:
     async def leave(self) -> None:
         self.left = True
 
-    def reduce_open(self, op_id: str, numel: int) -> ReduceMemory:
-        if op_id in self.reductions:
-            raise LocalProtocolError(f"{op_id} is open")
-        self.reductions[op_id] = PooledBuffer(4 * numel, None)
-        return ReduceMemory(self.reductions[op_id], "fp32", 65_536)
+    def reduce_open(self, call: Call, numel: int) -> ReduceMemory:
+        if call.op_id in self.called:
+            raise LocalProtocolError(f"{call.op_id} was called already")
+        shape = spec_of(call, numel, "fp32").shape((Member(PEER, 0),))
+        self.called.add(call.op_id)
+        self.reductions[call.op_id] = call, PooledBuffer(4 * shape.numel, None)
+        grid = (shape.codec, shape.chunk_elements, shape.numel)
+        return ReduceMemory(self.reductions[call.op_id][1], grid, (PEER,))
 
-    def reduce_start(self, op_id: str, weight: int, deadline_s: float) -> None:
+    def reduce_start(self, op_id: str) -> None:
         assert self.events is not None
-        if deadline_s == 0:
+        call, memory = self.reductions[op_id]
+        if call.deadline_s == 0:
             self.events.reduced(op_id, Outcome("open", 0, reason="the deadline passed"))
-        else:
-            self.events.reduced(op_id, Outcome("committed", 0, (Share(PEER, weight),), True), self.reductions[op_id])
+        elif not call.weight:
+            self.events.reduced(op_id, Outcome("open", 0, reason="the deadline passed: nobody has given anything"))
+        elif not works_on_bits(call.reducer) and not bool(memory.tensor().isfinite().all()):
+            self.events.reduced(op_id, Outcome("open", 0, reason="the tensor holds NaN or infinity"))
+        elif not self.run.hold:
+            self.events.reduced(op_id, Outcome("committed", 0, (Share(PEER, call.weight),), True), memory)
+
+    def reduce_cancel(self, op_id: str) -> None:
+        assert self.events is not None
+        if self.run.hold and op_id in self.reductions:
+            self.events.reduced(op_id, Outcome("open", 0, reason="cancelled by its caller"))
 
     def reduce_close(self, op_id: str) -> None:
         if op_id in self.reductions:
-            self.reductions.pop(op_id).close()
+            self.reductions.pop(op_id)[1].close()
 
     def detached(self) -> None:
         self.events = None

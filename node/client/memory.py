@@ -67,6 +67,23 @@ class ReductionMemory:
         return vector
 
 
+def copy_range(vector: EncodedVector, destination: Tensor, start: int) -> None:
+    """Decode elements [start, start + destination.numel()) into ``destination``: float32, contiguous, on the CPU."""
+    import torch  # the caller has it
+
+    grid, out = vector.grid, destination.detach().view(-1)
+    if start == 0 and out.numel() == grid.numel:
+        return vector.decode(out)
+    scratch = torch.empty(min(grid.chunk_elements, grid.numel))
+    for chunk in range(start // grid.chunk_elements, -(-(start + out.numel()) // grid.chunk_elements)):
+        first = chunk * grid.chunk_elements
+        values = scratch[: min(grid.chunk_elements, grid.numel - first)]
+        grid.codec(chunk).decode(vector.wire(chunk), values)
+        low, high = max(start, first), min(start + out.numel(), first + values.numel())
+        out[low - start : high - start] = values[low - first : high - first]
+    return None
+
+
 class SlotView:
     """An AnchorView on one leased slot. The node never writes it before `release`, not even when the connection is lost."""
 

@@ -1,19 +1,22 @@
-"""What `contribute` and `all_reduce` return."""
+"""What `contribute` and `operate` return."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from ...collectives.errors import AtollError
+from ...collectives.errors import AtollError, LocalProtocolError
+from ...collectives.identifiers import PeerId
 from ...collectives.swarm import Outcome
 from ..shared_memory import received
 from .link import Call
+from .memory import copy_range
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ...collectives.encoded import EncodedVector
     from .memory import Grid, ReductionMemory
 
 
@@ -31,6 +34,14 @@ class Waiter(Protocol):
     def still_open(self) -> Outcome:
         """An "open" outcome that says why."""
         ...
+
+
+class Hooks(NamedTuple):
+    """What a reduction needs of its connection."""
+
+    lost: Callable[[], bool]
+    close: Callable[[], None]
+    cancel: Callable[[], None]
 
 
 class Ticket:
@@ -70,31 +81,26 @@ class Ticket:
 
 
 class ReduceTicket:
-    """A free-standing reduction (a Pending[Outcome]). A lost node ends it as "open": its votes do not survive a node."""
+    """A free-standing operation (an Operating). A lost node ends it as "open": its votes do not survive a node."""
 
-    def __init__(
-        self, swarm: Waiter, memory: ReductionMemory, grid: Grid, flat: Tensor, lost: Callable[[], bool], close: Callable[[], None]
-    ) -> None:
+    def __init__(self, swarm: Waiter, memory: ReductionMemory, grid: Grid, members: tuple[PeerId, ...], hooks: Hooks) -> None:
         self.outcome: Outcome | None = None
         self.call: Call | None = None
-        self._swarm = swarm
-        self._memory = memory
-        self._grid = grid
-        self._flat = flat
-        self._result: tuple[int, int] | None = None  # number and descriptor of its memory, until the result is decoded
-        self._lost = lost
-        self._close = close
+        self.members, self.numel = members, grid.numel
+        self._swarm, self._memory, self._grid, self._hooks = swarm, memory, grid, hooks
+        self._fd: tuple[int, int] | None = None  # number and descriptor of the result's memory, until it is mapped
+        self._result: EncodedVector | None = None
         self._open = True
 
     def resolve(self, outcome: Outcome, number: int, fds: list[int]) -> None:
         """The node's last word."""
         if fds:
-            self._result = (number, received(fds, 1)[0])
+            self._fd = (number, received(fds, 1)[0])
         self.outcome = outcome
 
     def resolved(self) -> bool:
         """Whether the result is final; looks at nothing new."""
-        return self.outcome is not None or self._lost() or (self.call is not None and self.call.refused)
+        return self.outcome is not None or self._hooks.lost() or (self.call is not None and self.call.refused)
 
     def done(self) -> bool:
         """See Pending."""
@@ -103,24 +109,36 @@ class ReduceTicket:
         return self.resolved()
 
     def wait(self, timeout_s: float | None = None) -> Outcome:
-        """See Pending; the first wait that sees "committed" writes the mean into the caller's tensor."""
+        """See Operating."""
         self._swarm.wait_until(self.resolved, timeout_s)
-        if self.outcome is None:
-            if self.call is not None and self.call.refused and self.call.error is not None:
-                self._finish()
-                raise self.call.error
-            return self._swarm.still_open()
-        if self._result is not None:
-            (number, fd), self._result = self._result, None
-            self._memory.result(number, fd, self._grid).decode(self._flat)
-        self._finish()
-        return self.outcome
+        if self.outcome is None and self.call is not None and self.call.refused and self.call.error is not None:
+            self.release()
+            raise self.call.error
+        return self.outcome or self._swarm.still_open()
 
-    def _finish(self) -> None:
+    def copy_into(self, destination: Tensor, start: int = 0) -> None:
+        """See Operating. Raises LocalProtocolError when there is no result, or after `release`."""
+        if self._fd is not None:
+            (number, fd), self._fd = self._fd, None
+            self._result = self._memory.result(number, fd, self._grid)
+        if self._result is None or start < 0 or start + destination.numel() > self.numel:
+            raise LocalProtocolError(f"no elements [{start}, {start + destination.numel()}) of a result")
+        copy_range(self._result, destination, start)
+
+    def release(self) -> None:
+        """See Operating."""
+        if self._fd is not None:
+            os.close(self._fd[1])
+        self._fd = self._result = None
         if self._open:
             self._open = False
-            self._close()
+            self._hooks.close()
+
+    def cancel(self) -> None:
+        """See Operating."""
+        if self._open and not self.resolved():
+            self._hooks.cancel()
 
     def __del__(self) -> None:
-        if self._result is not None:  # nobody waited for it
-            os.close(self._result[1])
+        if self._fd is not None:  # nobody waited for it
+            os.close(self._fd[1])

@@ -18,22 +18,23 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from ...collectives.api import Handle, all_reduce, placed
 from ...collectives.errors import DeadlineExceededError, LocalProtocolError, SwarmClosedError
-from ...collectives.group import MAX_CODEC_NAME
 from ...collectives.layout import Layout
-from ...collectives.swarm import Outcome, PeerView
+from ...collectives.swarm import Call, Outcome, PeerView
 from ..control import protocol as p
 from ..shared_memory import AnchorSlot, received
 from .link import Link, closed
 from .memory import Grid, ReductionMemory, RunMemory, SlotView
-from .pending import ReduceTicket, Ticket
+from .pending import Hooks, ReduceTicket, Ticket
 from .reattach import Entry, Reattach, open_session
 
 if TYPE_CHECKING:
@@ -192,38 +193,53 @@ class RunSwarm:
         self.take_in()
         return self._closing
 
-    def all_reduce(self, flat: Tensor, *, weight: int, op_id: str, deadline_s: float) -> ReduceTicket:
-        """See Swarm. ``flat`` is written by the `wait` that first sees "committed". Raises SwarmClosedError without a node."""
+    def operate(self, call: Call, source: Tensor) -> ReduceTicket:
+        """See Swarm. Raises SwarmClosedError without a node."""
         import torch  # the caller has it
 
-        if flat.dtype != torch.float32 or flat.device.type != "cpu" or not flat.is_contiguous() or not flat.numel():
-            raise LocalProtocolError("all_reduce takes a non-empty float32 tensor, contiguous and on the CPU")
-        if not 1 <= weight < 1 << 48 or not 0 < len(op_id) <= MAX_CODEC_NAME or not 0 <= deadline_s <= 1e9:
-            raise LocalProtocolError(f"all_reduce: weight {weight}, deadline {deadline_s} s, op_id of {len(op_id)} characters")
-        at = self._ready()
-        values = flat.detach().view(-1)
+        if source.dtype != torch.float32 or source.device.type != "cpu" or not source.is_contiguous() or not source.numel():
+            raise LocalProtocolError(f"{call.name} takes a non-empty float32 tensor, contiguous and on the CPU")
+        at, values = self._ready(), source.detach().view(-1)
         try:
-            call = at.link.submit(lambda id_: p.ReduceOpen(id_, op_id, values.numel()))
-            opened = at.link.finish(call, p.ReduceOpened, timeout_s=ANSWER_S)
-            grid = Grid(opened.codec, values.numel(), opened.chunk_elements)
-            at.reductions.contribution(opened.number, received(call.fds, p.REDUCE_FDS)[0], grid).encode(values)
-            ticket = ReduceTicket(
-                self, at.reductions, grid, values, lambda: at.link.lost is not None, lambda: self._end_reduction(at, op_id)
+            asked = at.link.submit(lambda id_: p.ReduceOpen(id_, call, values.numel()))
+            opened = at.link.finish(asked, p.ReduceOpened, timeout_s=ANSWER_S)
+            grid = Grid(opened.codec, opened.numel, opened.chunk_elements)
+            hooks = Hooks(
+                lambda: at.link.lost is not None,
+                lambda: self._end_reduction(at, call.op_id),
+                lambda: self._tell(at, lambda id_: p.ReduceCancel(id_, call.op_id)),
             )
-            self._reductions[op_id] = ticket
-            ticket.call = at.link.submit(lambda id_: p.ReduceStart(id_, op_id, weight, deadline_s))
+            ticket = ReduceTicket(self, at.reductions, grid, opened.members, hooks)
+            try:
+                memory = at.reductions.contribution(opened.number, received(asked.fds, p.REDUCE_FDS)[0], grid)
+                if call.weight:
+                    memory.encode(placed(values, opened.numel, opened.members, self.peer))
+                self._reductions[call.op_id] = ticket
+                ticket.call = at.link.submit(lambda id_: p.ReduceStart(id_, call.op_id))
+            except BaseException:
+                ticket.release()
+                raise
         except DeadlineExceededError as error:
             self._lose(at, error.message)
             raise closed(error.message) from None
         return ticket
 
+    def all_reduce(
+        self, flat: Tensor, *, op_id: str, op: Literal["mean", "sum", "max"] = "mean", weight: int = 1, deadline_s: float = 60.0,
+        codec: str = "", everyone: bool = False,
+    ) -> Handle[Outcome]:  # fmt: skip
+        """See Swarm. ``flat`` is written by the `wait` that first sees "committed"."""
+        return all_reduce(self, flat, op_id=op_id, op=op, weight=weight, deadline_s=deadline_s, codec=codec, everyone=everyone)
+
+    def _tell(self, at: _Attached, make: Callable[[int], p.Request]) -> None:
+        """A request whose answer nobody waits for."""
+        if at.link.lost is None:
+            with contextlib.suppress(SwarmClosedError):  # and with the connection goes what it was about
+                at.link.submit(make).abandoned = True
+
     def _end_reduction(self, at: _Attached, op_id: str) -> None:
         self._reductions.pop(op_id, None)
-        if at.link.lost is None:
-            try:
-                at.link.submit(lambda id_: p.ReduceClose(id_, op_id)).abandoned = True
-            except SwarmClosedError:
-                return  # and with it the memory
+        self._tell(at, lambda id_: p.ReduceClose(id_, op_id))
 
     # ── the rest of Swarm ──
 

@@ -21,7 +21,7 @@ from ...collectives.errors import AtollError, LocalProtocolError, RemoteProtocol
 from ...collectives.group import Cid
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import Layout
-from ...collectives.swarm import Outcome, PeerView, RunSettings
+from ...collectives.swarm import Call, Outcome, PeerView, RunSettings
 from ..shared_memory import SLOTS
 
 VERSION = 1
@@ -187,10 +187,10 @@ class Depart(msgspec.Struct, frozen=True, tag="depart"):
 
 
 class ReduceOpen(msgspec.Struct, frozen=True, tag="reduce_open"):
-    """→ ReduceOpened with a descriptor: memory for a contribution to a free-standing weighted mean of float32 (numel,)."""
+    """→ ReduceOpened with a descriptor: memory for what this script gives to a free-standing operation, float32 (numel,)."""
 
     id: Id
-    op_id: Name
+    call: Call
     numel: Positive
 
 
@@ -199,8 +199,13 @@ class ReduceStart(msgspec.Struct, frozen=True, tag="reduce_start"):
 
     id: Id
     op_id: Name
-    weight: Positive
-    deadline_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+
+
+class ReduceCancel(msgspec.Struct, frozen=True, tag="reduce_cancel"):
+    """→ Done. The script waits no longer: unless it is decided, the Reduced push comes now, and says "open"."""
+
+    id: Id
+    op_id: Name
 
 
 class ReduceClose(msgspec.Struct, frozen=True, tag="reduce_close"):
@@ -212,7 +217,7 @@ class ReduceClose(msgspec.Struct, frozen=True, tag="reduce_close"):
 
 Request = (
     Hello | Status | Runs | Peers | Join | FindRun | Leave | Down | Subscribe | Open | Found | Lease | Release | Contribute | Resume
-    | Members | Report | Depart | ReduceOpen | ReduceStart | ReduceClose
+    | Members | Report | Depart | ReduceOpen | ReduceStart | ReduceCancel | ReduceClose
 )  # fmt: skip
 
 # ── replies ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -276,12 +281,14 @@ class MemberList(msgspec.Struct, frozen=True, tag="members"):
 
 class ReduceOpened(msgspec.Struct, frozen=True, tag="reduce_opened"):
     """The contribution's memory comes beside this (read-write): encode it there, chunk after chunk. The same memory whenever ``number``
-    is the same."""
+    is the same. ``numel``: length of the whole vector; of a gather, a slot for each of ``members``, who have been asked."""
 
     id: Id
     number: int
     codec: str
     chunk_elements: int
+    numel: int
+    members: tuple[PeerId, ...]
     fds: int = REDUCE_FDS
 
 

@@ -51,6 +51,7 @@ class Requests:
             p.Depart: self._depart,
             p.ReduceOpen: self._reduce_open,
             p.ReduceStart: self._reduce_start,
+            p.ReduceCancel: self._reduce_cancel,
             p.ReduceClose: self._reduce_close,
         }
 
@@ -198,11 +199,16 @@ class Requests:
         self._done(request.id)
 
     async def _reduce_open(self, request: p.ReduceOpen) -> None:
-        memory = self._attached().reduce_open(request.op_id, request.numel)
-        self._post(p.ReduceOpened(request.id, memory.source.number, memory.codec, memory.chunk_elements), [memory.source.fd])
+        memory = self._attached().reduce_open(request.call, request.numel)
+        number, grid = memory.source.number, memory.grid
+        self._post(p.ReduceOpened(request.id, number, *grid, members=memory.members), [memory.source.fd])
 
     async def _reduce_start(self, request: p.ReduceStart) -> None:
-        self._attached().reduce_start(request.op_id, request.weight, request.deadline_s)
+        self._attached().reduce_start(request.op_id)
+        self._done(request.id)
+
+    async def _reduce_cancel(self, request: p.ReduceCancel) -> None:
+        self._attached().reduce_cancel(request.op_id)
         self._done(request.id)
 
     async def _reduce_close(self, request: p.ReduceClose) -> None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 from ...collectives.errors import AtollError
 from ...collectives.identifiers import PeerId
 from ...collectives.layout import Layout
-from ...collectives.swarm import Outcome, PeerView
+from ...collectives.swarm import Call, Outcome, PeerView
 from ..shared_memory import AnchorSlots, SharedBuffer
 from .protocol import JoinRequest, RunInfo
 
@@ -68,8 +68,10 @@ class ReduceMemory(NamedTuple):
     """Memory for the contribution to one free-standing reduction: the script encodes it there, chunk after chunk."""
 
     source: NumberedBuffer
-    codec: str
-    chunk_elements: int
+    grid: tuple[str, int, int]
+    """Codec, chunk_elements and numel of the whole vector."""
+    members: tuple[PeerId, ...]
+    """The configuration it is called under."""
 
 
 class ScriptSession(Protocol):
@@ -125,11 +127,15 @@ class ScriptSession(Protocol):
         """Finish or hand over the open round, contribute no more, keep seeding. Idempotent."""
         ...
 
-    def reduce_open(self, op_id: str, numel: int) -> ReduceMemory:
-        """Memory for a contribution. Raises StorageError, or LocalProtocolError when ``op_id`` is open already."""
+    def reduce_open(self, call: Call, numel: int) -> ReduceMemory:
+        """Memory for a contribution. Raises StorageError, and what `Swarm.operate` raises."""
         ...
 
-    def reduce_start(self, op_id: str, weight: int, deadline_s: float) -> None:
+    def reduce_cancel(self, op_id: str) -> None:
+        """The script waits no longer: `ScriptEvents.reduced` says "open" now, unless it has said something. Idempotent."""
+        ...
+
+    def reduce_start(self, op_id: str) -> None:
         """``source`` is written and stays frozen until `ScriptEvents.reduced`."""
         ...
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import trio
 
-from ...collectives.codec import DEFAULT_CHUNK_ELEMENTS, Grid
+from ...collectives.codec import Grid
 from ...collectives.encoded import EncodedVector
 from ...collectives.errors import LocalProtocolError
 from ...collectives.swarm import Call, Outcome
@@ -20,6 +20,8 @@ from .run import RunService
 
 @dataclass(eq=False)
 class _Reduction:
+    call: Call
+    numel: int  # of what the script gives
     source: EncodedVector
     result: memoryview | None = None  # lent to the script
     cid: bytes = b""
@@ -37,21 +39,22 @@ class Reductions:
         self._open: dict[str, _Reduction] = {}
         self._sources = BufferPool(run.node.paths.run_dir(run.run_id))
 
-    def open(self, op_id: str, numel: int) -> ReduceMemory:
-        """Memory for a contribution. Raises StorageError, or LocalProtocolError when ``op_id`` is open already."""
-        if op_id in self._open:
-            raise LocalProtocolError(f"operation {op_id!r} is open already", hint="give every all_reduce its own op_id")
+    def open(self, call: Call, numel: int) -> ReduceMemory:
+        """Memory for a contribution. Raises StorageError, and what `Operations.prepare` raises."""
+        if call.op_id in self._open:
+            raise LocalProtocolError(f"{call.name} is open already", hint="give every operation its own op_id")
         session = self.run.session
         assert session is not None
-        codec = session.settings.codec
-        grid = Grid(codec, numel, DEFAULT_CHUNK_ELEMENTS[codec])
+        operation = session.operations.prepare(trio.current_time(), call, numel)
+        shape = operation.machine.shape
+        grid = Grid(shape.codec, shape.numel, shape.chunk_elements)
         memory = self._sources.take(grid.nbytes)
         buffer = self._sources.buffer_of(memory)
         assert buffer is not None
-        self._open[op_id] = _Reduction(EncodedVector(grid, memory))
-        return ReduceMemory(buffer, codec, grid.chunk_elements)
+        self._open[call.op_id] = _Reduction(call, numel, EncodedVector(grid, memory))
+        return ReduceMemory(buffer, (shape.codec, shape.chunk_elements, shape.numel), tuple(operation.peers))
 
-    def start(self, op_id: str, weight: int, deadline_s: float) -> None:
+    def start(self, op_id: str) -> None:
         """The script wrote its contribution: call the operation."""
         reduction, session = self._open.get(op_id), self.run.session
         if reduction is None or reduction.running or reduction.cid:
@@ -61,25 +64,36 @@ class Reductions:
         reduction.cid, reduction.started_at, reduction.running = os.urandom(16), now, True
         reduction.traffic = self.run.traffic()
         try:
-            session.operations.start(now, Call(op_id, weight=weight), reduction.source.numel(), reduction.source, reduction.cid)
+            session.operations.start(now, reduction.call, reduction.numel, reduction.source, reduction.cid)
         except BaseException:
             reduction.running = False
             raise
         self.run.guard(lambda: session.settle(now))
-        self.run.node.nursery.start_soon(self._expire, op_id, reduction, deadline_s)
+        self.run.node.nursery.start_soon(self._expire, op_id, reduction)
         self.run.wake()
 
-    async def _expire(self, op_id: str, reduction: _Reduction, deadline_s: float) -> None:
-        with reduction.deadline:
-            await trio.sleep(deadline_s)
-            self.run.guard(lambda: self._abandon(op_id))
-            self._end(op_id, reduction, "the deadline passed")
+    def cancel(self, op_id: str) -> None:
+        """The script waits no longer."""
+        reduction = self._open.get(op_id)
+        if reduction is not None:
+            self._give_up(op_id, reduction, "cancelled by its caller")
 
-    def _abandon(self, op_id: str) -> None:
-        session, now = self.run.session, trio.current_time()
-        if session is not None:
-            session.operations.abandon(now, op_id)
-            session.settle(now)
+    async def _expire(self, op_id: str, reduction: _Reduction) -> None:
+        with reduction.deadline:
+            await trio.sleep(reduction.call.deadline_s)
+            self._give_up(op_id, reduction, "the deadline passed")
+
+    def _give_up(self, op_id: str, reduction: _Reduction, reason: str) -> None:
+        session, now, says = self.run.session, trio.current_time(), list[str]()
+
+        def abandon() -> None:
+            if session is not None:
+                says.append(session.operations.abandon(now, op_id))
+                session.settle(now)
+
+        if reduction.running:
+            self.run.guard(abandon)
+            self._end(op_id, reduction, ": ".join([reason, *filter(None, says)]))
 
     def _end(self, op_id: str, reduction: _Reduction, reason: str) -> None:
         """Not committed, as far as this script will know."""
@@ -95,6 +109,12 @@ class Reductions:
         for op_id, reduction in list(self._open.items()):
             if reduction.cid == cid:
                 self._end(op_id, reduction, "the tensor holds NaN or infinity, or a value its codec cannot hold")
+
+    def hopeless(self, event: ev.OperationRefused) -> None:
+        """Others have called something else under this id."""
+        reduction = self._open.get(event.op_id)
+        if reduction is not None:
+            self._end(event.op_id, reduction, event.reason)
 
     def done(self, event: ev.OperationDone) -> None:
         """An operation is decided: the script decodes its result, out of the memory it was received in."""
@@ -130,7 +150,8 @@ class Reductions:
 
     def detached(self) -> None:
         """The script is gone, or has lost us: it may still be decoding."""
-        for reduction in self._open.values():
+        for op_id, reduction in list(self._open.items()):
             if reduction.result is not None:
                 self.run.node.results.abandon(reduction.result)
+            self._give_up(op_id, reduction, "the script has ended")
         self._open.clear()

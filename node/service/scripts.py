@@ -8,7 +8,7 @@ import trio
 
 from ...collectives.errors import LocalProtocolError, StorageError
 from ...collectives.layout import Layout
-from ...collectives.swarm import Outcome, PeerView
+from ...collectives.swarm import Call, Outcome, PeerView
 from ..control.service import ReduceMemory, ScriptEvents
 from ..session import Session
 from ..session import events as ev
@@ -138,6 +138,8 @@ class AttachedScript:
                 self._reductions.refused(event.cid)
             case ev.OperationDone():
                 self._reductions.done(event)
+            case ev.OperationRefused():
+                self._reductions.hopeless(event)
             case RunFailed():
                 self.events.failed(event.error)
             case _:
@@ -160,13 +162,17 @@ class AttachedScript:
                 self.events.decided(cid, outcome(self.run.find_share(cid) is not None, trio.current_time()))
 
     # ---- free-standing reductions
-    def reduce_open(self, op_id: str, numel: int) -> ReduceMemory:
+    def reduce_open(self, call: Call, numel: int) -> ReduceMemory:
         """Memory for a contribution."""
-        return self._reductions.open(op_id, numel)
+        return self._reductions.open(call, numel)
 
-    def reduce_start(self, op_id: str, weight: int, deadline_s: float) -> None:
+    def reduce_start(self, op_id: str) -> None:
         """Begin."""
-        self._reductions.start(op_id, weight, deadline_s)
+        self._reductions.start(op_id)
+
+    def reduce_cancel(self, op_id: str) -> None:
+        """The script waits no longer."""
+        self._reductions.cancel(op_id)
 
     def reduce_close(self, op_id: str) -> None:
         """The script no longer needs the memory."""

@@ -114,15 +114,6 @@ class Operation:
         self.offered = m.Ready(self.machine.base, cid, weight, False)
         self.machine.contribute(now, cid, weight)
 
-    def place(self, source: Tensor) -> Tensor:
-        """The vector in which ``source``, float32 (spec.numel,), is what this member gives: of a gather, its slot."""
-        numel = self.machine.shape.numel
-        if self.spec.reducer != "gather":
-            return source
-        vector, start = source.new_zeros(numel), self.peers.index(self.session.me) * (numel // len(self.peers))
-        vector[start : start + source.numel()] = source
-        return vector
-
     def withdraw(self, now: float) -> None:
         """The caller waits no longer: take the contribution back unless a plan names it."""
         self.op_id, plan, contribution = None, self.machine.open.plan, self.machine.contribution

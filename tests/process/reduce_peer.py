@@ -47,14 +47,17 @@ def reduce(swarm: Any, ops: list[dict[str, Any]]) -> None:
         if op.get("poison"):
             flat[7] = float("nan")
         before = tensor_digest(flat)
-        begun.append((op, flat, before, swarm.all_reduce(flat, weight=op["weight"], op_id=op["op"], deadline_s=op["deadline_s"])))
+        try:
+            pending = swarm.all_reduce(flat, weight=op["weight"], op_id=op["op"], deadline_s=op["deadline_s"])
+        except AtollError as error:
+            pending = error
+        begun.append((op, flat, before, pending))
     say(event="started")
     for op, flat, before, pending in begun:
-        try:
-            outcome = pending.wait()
-        except AtollError as error:
-            say(event="refused", op=op["op"], message=error.message)
+        if isinstance(pending, AtollError):
+            say(event="refused", op=op["op"], message=pending.message)
             continue
+        outcome = pending.wait()
         digest = tensor_digest(flat)
         say(
             event="reduced", op=op["op"], status=outcome.status, counted=outcome.counted, reason=outcome.reason, digest=digest,

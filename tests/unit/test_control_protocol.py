@@ -13,7 +13,7 @@ from atoll.collectives import errors
 from atoll.collectives.errors import AtollError, ConfigError, LocalProtocolError, MisbehaviourError, PeerLostError, RemoteProtocolError
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.layout import make_layout
-from atoll.collectives.swarm import Outcome, PeerView, RunSettings, Share
+from atoll.collectives.swarm import Call, Outcome, PeerView, RunSettings, Share
 from atoll.node.control import protocol as p
 
 CID = bytes(range(16))
@@ -37,9 +37,10 @@ REQUESTS = [
     p.Members(15),
     p.Report({"loss": 1.5}),
     p.Depart(16),
-    p.ReduceOpen(17, "op", 5),
-    p.ReduceStart(18, "op", 1, 2.5),
-    p.ReduceClose(19, "op"),
+    p.ReduceOpen(17, Call("op", "max", "fp32", 1, 2.5, True, "tag"), 5),
+    p.ReduceStart(18, "op"),
+    p.ReduceCancel(19, "op"),
+    p.ReduceClose(20, "op"),
 ]
 OUTCOME = Outcome("committed", 3, (Share(PeerId("a"), 5),), True, (PeerId("b"),), 10, 11, 0.5, "why")
 ANSWERS = [
@@ -50,7 +51,7 @@ ANSWERS = [
     p.Opened(5, 16, True),
     p.Leased(6, 2, 41, "ab"),
     p.MemberList(7, (PeerView(PeerId("me"), 3, True, "self"),)),
-    p.ReduceOpened(8),
+    p.ReduceOpened(8, 3, "bits", 65_536, 12, (PeerId("a"), PeerId("b"))),
     p.Failure(9, "ConfigError", "E400", "no", "because", "do", 78, False, "", "$.x"),
     p.Progress(10, "fetching state", 4, 10),
     p.Decided(CID, OUTCOME),
@@ -108,7 +109,11 @@ def test_oversized_frames_are_refused_by_their_length(size: int) -> None:
         {"type": "report", "metrics": {f"m{n}": 0.0 for n in range(65)}},
         {"type": "report", "metrics": {"m" * 65: 0.0}},
         {"type": "hello", "id": -1, "versions": [1], "pid": 1},
-        {"type": "reduce_start", "id": 1, "op_id": "a", "weight": 1, "deadline_s": -1.0},
+        *(
+            {"type": "reduce_open", "id": 1, "call": {"op_id": "a", **wrong}, "numel": 5}
+            for wrong in ({"weight": -1}, {"deadline_s": -1.0}, {"tag": "A/B"}, {"tag": "x" * 17}, {"op_id": ""}, {"more": 1})
+        ),
+        {"type": "reduce_open", "id": 1, "call": {"op_id": "a"}, "numel": 0},
         {"type": "open", "id": 1, "run_id": RUN, "layout": [[["w", [1] * 9, 0]], 1]},
         {"type": "nonsense", "id": 1},
         {"id": 1},

@@ -170,7 +170,8 @@ def test_all_reduce(node: Node, swarm: RunSwarm) -> None:
     assert pending.wait() is outcome
     late = swarm.all_reduce(flat, weight=1, op_id="late", deadline_s=0)
     assert late.wait(60).status == "open"
-    swarm.all_reduce(torch.ones(1), weight=1, op_id="mean", deadline_s=5).wait()  # the id is free again
+    with pytest.raises(LocalProtocolError, match="called already"):
+        swarm.all_reduce(torch.ones(1), weight=1, op_id="mean", deadline_s=5)
     for bad in (torch.ones(2, dtype=torch.float64), torch.ones(2, 3).t(), torch.empty(0)):
         with pytest.raises(LocalProtocolError):
             swarm.all_reduce(bad, weight=1, op_id="bad", deadline_s=1)
