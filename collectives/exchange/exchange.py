@@ -95,8 +95,7 @@ class Exchange:
             known.members = slot.members
 
     def freeze(self, log: str, round_: int, cid: bytes, vector: Tensor | EncodedVector) -> None:
-        """Offer my contribution: float32, shape (numel,), contiguous, on the CPU; or encoded with the round's codec on its grid. It must
-        not change until `release` (cid).
+        """Offer my contribution: float32 (numel,), contiguous, on the CPU; or encoded on the round's grid. Untouched until `release`.
 
         Nothing is copied or encoded here. Raises LocalProtocolError for another kind of tensor.
         """
@@ -209,8 +208,7 @@ class Exchange:
     # ---- blobs
 
     def provide(self, name: bytes, data: memoryview, bounds: Bounds) -> None:
-        """Have these bytes ready for `send_blob`, until `withdraw`. They must not change until then. ``bounds``: the length of a chunk,
-        or where each begins and the last one ends."""
+        """Have these bytes ready for `send_blob`, until `withdraw`. They must not change until then."""
         self._blobs.provide(name, data, bounds)
 
     def withdraw(self, name: bytes) -> None:
