@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from . import kernels
+from . import kernels, native
 from .wire import Scratch, Wire, check_length, padded, tail_of, view
 
 BLOCK = 256  # +1.6 % wire against 0.4 % for 1024, no measurable time, and half the damage of an outlier
@@ -24,17 +24,20 @@ SMALLEST_RATIO = 2.0**-14  # of fp16's normal numbers: below them a scale would 
 
 
 class BlockCodec:
-    """A codec of one block length, kind of scale and number of bits."""
+    """A codec of one block length, kind of scale and number of bits. ``compiled``: kernels for int8, used on the CPU."""
 
     zero_copy = False
 
-    def __init__(self, name: str, block: int, *, half_scales: bool = False, packed: bool = False) -> None:
+    def __init__(
+        self, name: str, block: int, *, half_scales: bool = False, packed: bool = False, compiled: native.Kernels | None = native.KERNELS
+    ) -> None:
         self.name = name
         self._block = block
         self._half = half_scales
         self._packed = packed
         self._share = 1 / 7 if packed else 1 / 127
         self._limit = kernels.FLOAT_MAX / (8 if packed else 128)  # a scale beyond it could decode to infinity
+        self._compiled = compiled if (block, half_scales, packed) == (native.BLOCK, False, False) else None
         self._scratch = Scratch(lambda elements, device: _Space(elements, block, packed, device))
 
     def wire_bytes(self, elements: int) -> int:
@@ -53,11 +56,17 @@ class BlockCodec:
 
     def encode(self, x: Tensor, out: Wire) -> bool:
         """Quantise; False when a value is infinite, NaN, or within 1 % (int4: 13 %) of float32's limit."""
+        if self._compiled is not None and x.is_cpu:
+            self._compiled.encode(x, self._share, out.values, _need(out.scales))
+            return self._ended(out)
         return self._encode(x, out, 1.0)
 
     def decode(self, wire: Wire, out: Tensor) -> None:
         """Value times scale, one rounding."""
-        self.accumulate(wire, 1.0, out, first=True)
+        if self._compiled is not None and out.is_cpu:
+            self._compiled.decode(wire, out)
+        else:
+            self.accumulate(wire, 1.0, out, first=True)
 
     def accumulate(self, wire: Wire, weight: float, acc: Tensor, *, first: bool = False) -> None:
         """The weight goes into the scales: no pass over the values for it."""
@@ -75,6 +84,9 @@ class BlockCodec:
 
     def weighted_mean(self, wires: Sequence[Wire], weights: Sequence[float], divisor: float, out: Wire) -> bool:
         """Sum in float32, then one quantisation; the division goes into the scales."""
+        if self._compiled is not None and out.values.is_cpu:
+            self._compiled.mean(wires, weights, divisor, self._share, out)
+            return self._ended(out)
         total = self._space(out).total
         for index, wire in enumerate(wires):
             self.accumulate(wire, weights[index], total, first=index == 0)
@@ -83,7 +95,9 @@ class BlockCodec:
     def finite(self, wire: Wire) -> bool:
         """The scales tell."""
         if not self._half:
-            return kernels.within(_need(wire.scales), self._limit)
+            scales = _need(wire.scales)
+            compiled = self._compiled if scales.is_cpu else None
+            return (compiled or kernels).within(scales, self._limit)
         space = self._space(wire)
         self._scales(wire, space, 1.0)
         return kernels.within(space.scales, self._limit)
@@ -110,6 +124,9 @@ class BlockCodec:
             out.values.copy_(space.codes)
         if divisor != 1.0:
             _need(out.unit if self._half else out.scales).div_(space.number.fill_(divisor))
+        return self._ended(out)
+
+    def _ended(self, out: Wire) -> bool:
         if out.tail is not None:
             out.tail.zero_()
         return self.finite(out)

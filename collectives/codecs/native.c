@@ -1,0 +1,99 @@
+/* The arithmetic of int8 (see kernels.py and blocks.py), a block of 256 values at a time, so that a value is read from memory once.
+
+   Bits: every operation is rounded by itself, in the order of the torch kernels; built with -ffp-contract=off, without -ffast-math.
+   A NaN or an infinity makes its block's scale non-finite; the codes of such a block mean nothing. */
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define BLOCK 256
+#define TINY 1e-30f
+#define AHEAD (4 * BLOCK) /* values; the first of the two passes over a block is too short for the hardware to see a stream */
+
+#if defined(__x86_64__) && defined(__linux__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+#define WIDE __attribute__((target_clones("arch=skylake-avx512", "avx2", "default"))) /* chosen when the library is loaded */
+#else
+#define WIDE
+#endif
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE float absmax(const float *restrict x, size_t n)
+{
+    uint32_t most = 0; /* magnitudes are ordered like their bits, and NaN is the largest of all */
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, x + i, 4);
+        bits &= 0x7fffffffu;
+        most = bits > most ? bits : most;
+    }
+    float found;
+    memcpy(&found, &most, 4);
+    return found;
+}
+
+INLINE float encode_block(const float *restrict x, size_t n, float share, float divisor, int8_t *restrict codes)
+{
+    float scale = absmax(x, n) * share;
+    scale = scale < TINY ? TINY : scale;
+    const float factor = 1.0f / scale, half = 12582912.0f; /* 1.5 * 2^23: adding it rounds to the nearest even integer */
+    for (size_t i = 0; i < n; i++)
+        codes[i] = (int8_t)(int32_t)((x[i] * factor + half) - half);
+    return scale / divisor;
+}
+
+/* 1 when no scale exceeds the limit or is NaN. */
+WIDE int atoll_within(const float *scales, size_t blocks, float limit)
+{
+    int ok = 1;
+    for (size_t b = 0; b < blocks; b++)
+        ok &= scales[b] >= -limit && scales[b] <= limit;
+    return ok;
+}
+
+WIDE void atoll_encode(const float *x, size_t n, float share, float divisor, int8_t *codes, float *scales)
+{
+    size_t whole = n / BLOCK, rest = n % BLOCK;
+    for (size_t b = 0; b < whole; b++, x += BLOCK, codes += BLOCK) {
+        for (size_t i = 0; i < BLOCK; i += 16)
+            __builtin_prefetch(x + AHEAD + i);
+        scales[b] = encode_block(x, BLOCK, share, divisor, codes);
+    }
+    if (rest)
+        scales[whole] = encode_block(x, rest, share, divisor, codes);
+}
+
+WIDE void atoll_decode(const int8_t *restrict codes, const float *restrict scales, size_t n, float *restrict out)
+{
+    size_t whole = n / BLOCK, rest = n % BLOCK;
+    for (size_t b = 0; b < whole; b++, codes += BLOCK, out += BLOCK)
+        for (size_t i = 0; i < BLOCK; i++)
+            out[i] = (float)codes[i] * scales[b];
+    for (size_t i = 0; i < rest; i++)
+        out[i] = (float)codes[i] * scales[whole];
+}
+
+/* Encodes (sum of weights[k] * decoded k) / divisor, in this order. */
+WIDE void atoll_mean(const int8_t *const *codes, const float *const *scales, const float *weights, size_t count, size_t n, float share,
+                     float divisor, int8_t *out_codes, float *out_scales)
+{
+    float sum[BLOCK];
+    for (size_t b = 0, at = 0; at < n; b++, at += BLOCK) {
+        for (size_t k = 0; k < count; k++) {
+            const float scale = scales[k][b] * weights[k];
+            const int8_t *restrict from = codes[k] + at;
+            if (n - at >= BLOCK) { /* lengths known to the compiler */
+                if (k == 0)
+                    for (size_t i = 0; i < BLOCK; i++)
+                        sum[i] = (float)from[i] * scale;
+                else
+                    for (size_t i = 0; i < BLOCK; i++)
+                        sum[i] += (float)from[i] * scale;
+            } else
+                for (size_t i = 0; i < n - at; i++)
+                    sum[i] = k == 0 ? (float)from[i] * scale : sum[i] + (float)from[i] * scale;
+        }
+        out_scales[b] = n - at >= BLOCK ? encode_block(sum, BLOCK, share, divisor, out_codes + at)
+                                        : encode_block(sum, n - at, share, divisor, out_codes + at);
+    }
+}
