@@ -2,6 +2,7 @@
 
 settings    EngineSettings, socket options
 poller      poll, or selectors
+packing     which records are compressed
 lane        one socket: records, heartbeats
 proxy       EngineExchange: commands from other threads
 thread      EngineThread

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import time
 from typing import Protocol
 
 from ..errors import PeerLostError, RemoteProtocolError
@@ -16,6 +17,7 @@ from ..exchange import header as wire_header
 from ..exchange.header import BEAT, BEAT_HEADER, HEADER_BYTES
 from ..identifiers import PeerId
 from ..record_layer import CLEAR, TAG_BYTES, LaneKeys, Opener, Sealer
+from .packing import Packer, full_length, unpack
 
 BATCH_BYTES = 65_536  # small records are sent and received together up to this
 EMPTY = memoryview(b"")
@@ -61,6 +63,7 @@ class Lane:
         self._tx = memoryview(bytearray(2 * BATCH_BYTES))
         self._pending = EMPTY
         self._broken = False
+        self.packer = Packer(time.perf_counter)
         self._rx = memoryview(bytearray(2 * BATCH_BYTES))
         self._have = 0
         self._limit = BATCH_BYTES  # read at most this far
@@ -81,6 +84,7 @@ class Lane:
         if not self.can_write or self._broken:
             return False
         if not self._pending and (not self.up or not self._fill(source)):
+            self.packer.idle()
             return False
         try:
             count = self.sock.send(self._pending)
@@ -92,6 +96,7 @@ class Lane:
             self.can_read = True
             return True
         self.bytes_sent += count
+        self.packer.sent(count, now)
         self.spoke_at = now
         if count < len(self._pending):
             self.can_write = False
@@ -132,7 +137,11 @@ class Lane:
             record = source.next_record(self.peer)
             if record is None:
                 break
-            size = self._append(size, record.header, record.payload)
+            packed = self.packer.pack(record.payload)
+            if packed is None:
+                size = self._append(size, record.header, record.payload)
+            else:
+                size = self._append(size, wire_header.repack(record.header, len(packed), packed=True), memoryview(packed))
         self._pending = self._tx[:size]
         return size > 0
 
@@ -158,7 +167,7 @@ class Lane:
         total = HEADER_BYTES
         while self._have - position >= HEADER_BYTES:
             header = bytes(self._rx[position : position + HEADER_BYTES])
-            total = HEADER_BYTES + wire_header.parse(header, self.peer).length + self._tag
+            total = HEADER_BYTES + wire_header.parse(header, self.peer, packed_too=True).length + self._tag
             if self._have - position < total:
                 break
             self._open(source, header, self._rx[position + HEADER_BYTES : position + total])
@@ -181,14 +190,23 @@ class Lane:
             self._decrypt(header, sealed, plain)
             self.up = True
             return
+        packed = header[2] != 0
+        if packed:  # how long it is in full stands inside
+            self._decrypt(header, sealed, plain)
         try:
             if not self.up:
                 raise RemoteProtocolError("data before the first heartbeat", peer=self.peer)
+            if packed:
+                header = wire_header.repack(header, full_length(plain, self.peer), packed=False)
             target = source.destination(self.peer, header)
+            if packed and target is not None:
+                unpack(plain, target, self.peer)
         except RemoteProtocolError as error:
-            self._decrypt(header, sealed, plain)  # a forged header is nobody's fault but the path's
+            if not packed:
+                self._decrypt(header, sealed, plain)  # a forged header is nobody's fault but the path's
             raise PeerFaultError(error.message, peer=self.peer) from None
-        self._decrypt(header, sealed, plain if target is None else target)
+        if not packed:
+            self._decrypt(header, sealed, plain if target is None else target)
         if target is not None:
             source.received(self.peer, header)
 

@@ -1,11 +1,13 @@
 """The fixed 48-byte header of every record on a lane.
 
-version u8 | kind u8 | zero u16 | length u32 | chunk u64 | key 16 bytes | sub 16 bytes     (little endian)
+version u8 | kind u8 | packed u16 | length u32 | chunk u64 | key 16 bytes | sub 16 bytes     (little endian)
 
 PART     key = slot (log and round), sub = cid of the contribution
 RESULT   key = plan id, sub = slot
 BLOB     key = first 16 bytes of blake3(name), sub = zeros
 BEAT     everything zero, no payload; used by the lane itself
+
+packed   1: the payload is compressed and ``length`` is that of the compressed bytes; the lane unpacks it, nobody else sees such headers
 """
 
 from __future__ import annotations
@@ -45,19 +47,25 @@ def pack(kind: int, length: int, chunk: int, key: bytes, sub: bytes) -> bytes:
     return _layout.pack(VERSION, kind, 0, length, chunk, key, sub)
 
 
+def repack(header: bytes, length: int, *, packed: bool) -> bytes:
+    """The same header for a payload that was packed or unpacked."""
+    version, kind, _, _, chunk, key, sub = _layout.unpack(header)
+    return _layout.pack(version, kind, int(packed), length, chunk, key, sub)
+
+
 BEAT_HEADER = pack(BEAT, 0, 0, NO_KEY, NO_KEY)
 
 
-def parse(data: bytes | bytearray | memoryview, peer: PeerId) -> Header:
-    """A header from a peer, all fields in bounds. Raises RemoteProtocolError."""
+def parse(data: bytes | bytearray | memoryview, peer: PeerId, *, packed_too: bool = False) -> Header:
+    """A header from a peer, all fields in bounds; that of a packed record only with ``packed_too``. Raises RemoteProtocolError."""
     if len(data) != HEADER_BYTES:
         raise RemoteProtocolError(f"record header of {len(data)} bytes", peer=peer)
-    version, kind, zero, length, chunk, key, sub = _layout.unpack(data)
-    if version != VERSION or zero or not PART <= kind <= BEAT:
+    version, kind, packed, length, chunk, key, sub = _layout.unpack(data)
+    if version != VERSION or packed > packed_too or not PART <= kind <= BEAT:
         raise RemoteProtocolError(f"unknown record: version {version}, kind {kind}", peer=peer)
     if length > MAX_PAYLOAD_BYTES:
         raise RemoteProtocolError(f"record of {length} bytes, limit {MAX_PAYLOAD_BYTES}", peer=peer)
-    if kind == BEAT and (length or chunk or key != NO_KEY or sub != NO_KEY):
+    if kind == BEAT and (packed or length or chunk or key != NO_KEY or sub != NO_KEY):
         raise RemoteProtocolError("heartbeat with content", peer=peer)
     return Header(kind, length, chunk, key, sub)
 
