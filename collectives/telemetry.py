@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from .identifiers import PeerId
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
@@ -18,6 +20,38 @@ class Event:
     def name(self) -> str:
         """The event's name: that of its class."""
         return type(self).__name__
+
+
+PHASES = ("ready", "part", "result", "vote")
+"""Of a reduction: a contribution is offered; it has come to the owner of a part; the part's result has come; a member has voted."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReductionTimed(Event):
+    """Where the time of one decided reduction went, as member ``peer`` saw it. Seconds after the first contribution was offered.
+
+    ``op_id``: "" for a training round. ``ballot`` and ``revision`` count what was begun anew, ``asked_again`` how often this member asked for
+    bytes that did not come. ``phases``: by phase (PHASES), when the last of it came from each peer. ``slowest``: who was furthest
+    behind the others' median, in which phase, by how many seconds; None where there is nobody to compare.
+    """
+
+    peer: PeerId
+    log: str
+    round: int
+    op_id: str
+    reducer: str
+    codec: str
+    numel: int
+    contributors: tuple[PeerId, ...]
+    ballot: int
+    revision: int
+    asked_again: int
+    planned_s: float
+    reduced_s: float
+    decided_s: float
+    elapsed_s: float
+    phases: dict[str, dict[PeerId, float]]
+    slowest: tuple[PeerId, str, float] | None
 
 
 Sink = Callable[[Event], None]

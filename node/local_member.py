@@ -9,6 +9,7 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
+from ..collectives import telemetry
 from ..collectives.api import Handle, all_reduce, placed
 from ..collectives.codec import Grid
 from ..collectives.errors import AtollError, LocalProtocolError, SwarmClosedError
@@ -128,6 +129,8 @@ class LocalMember:
                 pending = self._pending[1]
                 self._pending = None
                 pending.outcome = Outcome("committed", self._node().session.round, reason=f"refused: {event.reason}")
+            case ev.Timed():
+                telemetry.emit(event.timing)
             case ev.RoundClosing():
                 self.closing = max(self.closing, event.round)
             case ev.OperationDone() | ev.OperationRefused() if event.op_id in self._operations:

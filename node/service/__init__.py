@@ -5,6 +5,7 @@ buffers      memory for results of free-standing operations, used again
 troubles     what is wrong with a run, and how an exception becomes a coded error
 ports        SessionPorts over libp2p streams, the engine thread, files and worker threads
 phases       how far each reduction is at this node, for subscribers
+timings      where the time of each reduction went, for subscribers
 run          RunService: one run
 reductions   free-standing reductions of a script
 scripts      AttachedScript: the node's side of a script's Swarm

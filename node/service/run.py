@@ -25,6 +25,7 @@ from ..storage import RunFiles
 from .context import NodeContext
 from .phases import Phases
 from .ports import RunPorts
+from .timings import Timings
 from .troubles import Troubles, coded, described
 
 log = logging.getLogger("atoll")
@@ -61,6 +62,7 @@ class RunService:
         self.refusals: dict[PeerId, tuple[str, str]] = {}
         self.troubles = Troubles(run_id, node.publish)
         self.phases = Phases(run_id, node.publish)
+        self.timings = Timings(run_id, node.publish, self._lane_bytes)
         self.ended = trio.Event()  # `run` has returned, and everything of the run is closed
         self._slots: AnchorSlots | None = None
         self._wake = trio.Event()
@@ -296,6 +298,9 @@ class RunService:
         sent, received = self._node_traffic()
         return sent - self._traffic_before[0], received - self._traffic_before[1]
 
+    def _lane_bytes(self) -> dict[PeerId, tuple[int, int]]:
+        return {peer: (lane.bytes_sent, lane.bytes_received) for peer, lane in self.node.engine.stats().items()}
+
     def _node_traffic(self) -> tuple[int, int]:
         lanes, control = self.node.engine.totals(), self.node.network.traffic()
         return lanes[0] + control[0], lanes[1] + control[1]
@@ -311,6 +316,9 @@ class RunService:
         match event:
             case ev.PlanTaken():
                 self.phases.planned(trio.current_time(), event)
+                self.timings.planned(event)
+            case ev.Timed():
+                self.timings.timed(trio.current_time(), event)
             case ev.RoundCommitted():
                 self.rounds = [*self.rounds[-HISTORY:], self._describe(event)]
                 self.troubles.clear()

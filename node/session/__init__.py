@@ -6,6 +6,7 @@ replica         anchor generations and momentum; the outer step of a decided ent
 memory_storage  Storage in memory
 transfer        fetching results and states from other members, chunk-verified
 serving         answering other members, from copies
+timeline        where the time of a reduction goes
 actions         what the log's state machine asks of the session
 naming          names of free-standing operations: what all their callers must agree in
 operations      free-standing operations

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 from ...collectives import messages as m
 from ...collectives.errors import StorageError
+from ...collectives.exchange import ResultComplete
 from ...collectives.group import Certified, Entry, Plan
 from ...collectives.identifiers import PeerId
 from ...collectives.layout import Layout
 from . import events as ev
+from .timeline import Timeline
 
 if TYPE_CHECKING:
     from .ports import DataPlane
@@ -30,6 +32,8 @@ class LogActions:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.results: dict[tuple[bytes, ...], memoryview] = {}  # complete result bytes of the open round, by part digests
+        self._timelines: dict[int, Timeline] = {}  # of the open round and the next
+        self._decided_at = 0.0
 
     @property
     def exchange(self) -> DataPlane:
@@ -40,6 +44,8 @@ class LogActions:
     def send(self, peer: PeerId, log: str, round_: int, body: m.Body) -> None:
         """Send a control message; one to oneself is delivered after the present input."""
         session = self.session
+        if log == session.log:
+            self.timeline(round_).said(session.clock(), session.me, body)
         incarnation = session.machine.me.incarnation if session.machine else 0
         envelope = m.Envelope(log, round_, incarnation, body)
         if peer == session.me:
@@ -51,11 +57,27 @@ class LogActions:
         """Send on the main log."""
         self.send(peer, self.session.log, round_, body)
 
+    def timeline(self, round_: int) -> Timeline:
+        """That of a round of the main log; one that nobody looks at for rounds that are not open soon."""
+        machine = self.session.machine
+        if machine is None or not machine.round <= round_ <= machine.round + 1:
+            return Timeline()
+        return self._timelines.setdefault(round_, Timeline())
+
     # ---- data plane
+    def on_result(self, now: float, event: ResultComplete) -> None:
+        """All result bytes of a plan are here."""
+        machine = self.session.machine
+        if machine is not None and machine.open.plan is not None and machine.open.plan.plan_id == event.plan_id:
+            self.results[event.digests] = event.data
+            self.timeline(machine.round).reduced(now, event.since)
+            machine.on_result(now, event.digests, event.plan_id)
+
     def execute(self, plan: Plan, audience: Sequence[PeerId]) -> None:
         """Let the data plane carry out a plan."""
         machine = self.session.machine
         assert machine is not None
+        self.timeline(plan.round).planned(self.session.clock(), plan)
         self.session.ports.emit(ev.PlanTaken(plan, machine.convener_of(plan.ballot).peer))
         self.exchange.execute(plan, audience)
 
@@ -95,6 +117,7 @@ class LogActions:
             machine.open.applying = False
             return session.diverged(session.clock(), entry, machine.root)
         data = self.results.get(entry.part_digests) if entry.contributors else None
+        self._decided_at = session.clock()
 
         def step() -> StorageError | None:
             try:
@@ -119,8 +142,13 @@ class LogActions:
 
     def decided(self, certified: Certified, counted: bool) -> None:
         """The entry is applied."""
-        machine = self.session.machine
+        session, machine = self.session, self.session.machine
         assert machine is not None
+        timeline = self._timelines.pop(certified.entry.round, None)
+        self._timelines = {round_: kept for round_, kept in self._timelines.items() if round_ > certified.entry.round}
+        timed = timeline.finish(session.clock(), session.me, self._decided_at) if timeline is not None else None
+        if timed is not None:
+            session.ports.emit(ev.Timed(*timed))
         cid = machine.contribution[0] if machine.contribution and certified.entry.contributors else None
         self.session.decided(self.session.clock(), certified, counted, cid)
 

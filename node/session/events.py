@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ...collectives.group import Plan
 from ...collectives.identifiers import PeerId
 from ...collectives.swarm import Share
+from ...collectives.telemetry import ReductionTimed
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,14 @@ class OperationDone:
     """From the plan's arrival here to the last byte of the result."""
     decision_s: float = 0.0
     """From the last byte of the result to its being decided."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A reduction is over; it began at ``began``, in the session's time."""
+
+    began: float
+    timing: ReductionTimed
 
 
 @dataclass(frozen=True, slots=True)

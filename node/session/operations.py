@@ -30,6 +30,7 @@ from ...collectives.round import MemoryJournal, RoundMachine, Timing
 from ...collectives.swarm import Call, Share
 from . import events as ev
 from .naming import Spec, config_key, describe, operation_key, parse, spec_of
+from .timeline import Timeline
 
 if TYPE_CHECKING:
     from .session import Session
@@ -78,6 +79,7 @@ class Operation:
         self.session, self.spec, self.key, self.touched_at = session, spec, key, now
         self.log = log = spec.log_name(key, config)
         self.op_id: str | None = None  # None: this member only votes
+        self.timeline = Timeline()
         self.results: dict[tuple[bytes, ...], memoryview] = {}
         self.holders: set[PeerId] = set()  # who voted, and so has all bytes
         self.offered: m.Ready | None = None  # what this member said when it called
@@ -191,10 +193,12 @@ class Operation:
     # ---- RoundActions
     def send(self, peer: PeerId, log: str, round_: int, body: m.Body) -> None:
         """Send a control message."""
+        self.timeline.said(self.session.clock(), self.session.me, body)
         self.session.actions.send(peer, log, round_, body)
 
     def execute(self, plan: Plan, audience: Sequence[PeerId]) -> None:
         """Carry out a plan."""
+        self.timeline.planned(self.session.clock(), plan)
         self.session.ports.emit(ev.PlanTaken(plan, self.machine.convener_of(plan.ballot).peer, self.op_id or ""))
         self.session.ports.exchange.execute(plan, audience)
 
@@ -225,6 +229,9 @@ class Operation:
         now = self.touched_at = session.clock()
         self.entry, self.done, self.decision_s = entry, True, max(0.0, now - self.complete_at)
         contribution = self.machine.contribution
+        timed = self.timeline.finish(now, session.me, now, self.op_id or "")
+        if timed is not None:
+            session.ports.emit(ev.Timed(*timed))
         if self.op_id is not None:
             self.serve(contribution[0] if contribution else None)
         if contribution is not None:
@@ -373,6 +380,7 @@ class Operations:
             operation.holders.add(peer)
             if operation.done:
                 self.trim()
+        operation.timeline.heard(now, peer, body)
         operation.machine.on_message(now, peer, envelope.incarnation, envelope.round, body)
 
     def _of(self, now: float, log: str, caller: PeerId | None = None) -> Operation | None:
@@ -424,6 +432,7 @@ class Operations:
         if operation is not None:
             operation.results[event.digests] = event.data
             operation.complete_at = now
+            operation.timeline.reduced(now, event.since)
             operation.machine.on_result(now, event.digests, event.plan_id)
         return operation is not None
 

@@ -261,6 +261,7 @@ class Session:
         elif isinstance(body, m.Gone):
             self.transfer.on_gone(now, peer, body.name)
         elif self.machine is not None:
+            self.actions.timeline(envelope.round).heard(now, peer, body)
             self.machine.on_message(now, peer, envelope.incarnation, envelope.round, body)
             if isinstance(body, m.Catch) and self.machine.open.decided and self.machine.round < body.results_from:
                 self.transfer.seek_state()
@@ -277,10 +278,8 @@ class Session:
         machine = self.machine
         match event:
             case x.ResultComplete():
-                plan = machine.open.plan if machine else None
-                if not self.operations.on_result(now, event) and machine and plan and plan.plan_id == event.plan_id:
-                    self.actions.results[event.digests] = event.data
-                    machine.on_result(now, event.digests, event.plan_id)
+                if not self.operations.on_result(now, event):
+                    self.actions.on_result(now, event)
             case x.Report():
                 if not self.operations.on_report(now, event) and machine:
                     machine.on_report(now, event.plan_id, event.missing, event.lacking)
