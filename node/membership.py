@@ -31,6 +31,7 @@ class Timing(msgspec.Struct, frozen=True):
     skew_s: float = 300.0  # how far the wall clocks of honest members may differ
     beat_s: float = 0.2
     detect_s: float = 1.0  # silence after which a watched peer is suspected
+    lost_s: float = 0.3  # the same once its connection has ended: time to ask for it through others
     push_s: float = 0.25  # own changes are pushed at most this often
     gossip_peers: int = 2
     push_peers: int = 4
@@ -84,6 +85,7 @@ class Membership:
         self._heard: dict[PeerId, float] = {}
         self._seen: dict[PeerId, float] = {}  # vouched for by another peer
         self._probed: dict[PeerId, float] = {}
+        self._lost: dict[PeerId, float] = {}  # when the connection of a watched peer ended
         self._sent: dict[PeerId, float] = {}  # when anything of this protocol went to the peer last
         self._outbox: deque[tuple[PeerId, bytes]] = deque()
 
@@ -102,21 +104,24 @@ class Membership:
         wanted = set(peers) - {self.me}
         for peer in [p for p in self._watched if p not in wanted]:
             del self._watched[peer]
+            self._lost.pop(peer, None)
         for peer in sorted(wanted - self._watched.keys()):  # sorted: the same order in every process
             self._watched[peer] = now
             self._beat_at = self._due = now
 
     def live(self, now: float, peer: PeerId) -> bool:
-        """Whether ``peer`` gave a sign of life within ``detect_s``, to us or to one who vouches for it."""
+        """Whether ``peer`` gave a sign of life within ``detect_s``, to us or to one who vouches for it; within ``lost_s`` and since then, once
+        its connection has ended: a process that is killed says so by that, and its silence needs no proof as long."""
         if peer == self.me:
             return True
         last = max(self._heard.get(peer, float("-inf")), self._seen.get(peer, float("-inf")))
-        return now - last <= self.timing.detect_s
+        lost = self._lost.get(peer, float("inf"))
+        return now - last <= self.timing.detect_s and (last > lost or now - lost <= self.timing.lost_s)
 
     def suspected(self, now: float, peer: PeerId) -> bool:
-        """Whether ``peer`` was watched for ``detect_s`` and is not `live`. One that is not watched is never suspected."""
+        """Whether ``peer`` was watched for ``detect_s``, or lost its connection, and is not `live`. Without being watched it never is."""
         since = self._watched.get(peer)
-        return since is not None and now - since > self.timing.detect_s and not self.live(now, peer)
+        return since is not None and (now - since > self.timing.detect_s or peer in self._lost) and not self.live(now, peer)
 
     # ---- inputs
     def announce(self, now: float, **fields: Any) -> None:
@@ -136,7 +141,10 @@ class Membership:
 
     def link(self, now: float, peer: PeerId, up: bool) -> None:
         """The connection to ``peer`` came or went. A lost one is asked for through others at once."""
-        if not up and peer in self._watched:
+        if up:
+            self._lost.pop(peer, None)
+        elif peer in self._watched:
+            self._lost.setdefault(peer, now)
             self._probe(now, peer)
 
     def learn(self, now: float, data: Sequence[SignedRecord], sender: PeerId) -> None:
@@ -306,7 +314,7 @@ class Membership:
         """After a pause of this process nobody else was silent: the pause does not count against them."""
         if now - self._due > self.timing.detect_s / 2:
             pause = now - self._ticked
-            for times in (self._heard, self._seen, self._watched):
+            for times in (self._heard, self._seen, self._watched, self._lost):
                 for peer, then in times.items():
                     if then <= self._ticked:
                         times[peer] = then + pause

@@ -266,6 +266,28 @@ def test_a_lost_connection_is_asked_for_at_once_and_a_stranger_is_never_suspecte
     assert m.suspected(99.0, PeerId("a"))
 
 
+def test_an_ended_connection_shortens_the_patience_unless_others_hear_the_peer() -> None:
+    swarm = Swarm(5, watch=True)
+    a, dead, cut = swarm.members[PeerId("p000")], PeerId("p001"), PeerId("p002")
+    swarm.world.run(until=5.0)
+    swarm.stopped.add(dead)
+    swarm.network.detach(dead)
+    swarm.network.cut(cut, PeerId("p000"))
+    for peer in (dead, cut):
+        a.link(5.0, peer, up=False)
+    swarm.world.run(until=5.25)
+    assert not a.suspected(5.25, dead)
+    swarm.world.run(until=5.45)
+    assert a.suspected(5.45, dead)
+    for until in (5.45, 6.0, 8.0):
+        swarm.world.run(until=until)
+        assert not a.suspected(until, cut)
+    a.link(8.0, dead, up=True)  # it has come back, and has as long as anybody to say something
+    assert a.suspected(8.0, dead)
+    a.heard(8.1, dead)
+    assert not a.suspected(9.0, dead)
+
+
 def test_one_that_does_not_watch_answers_a_beat_once() -> None:
     m = member("x")
     m.on_message(0.0, PeerId("a"), wire.encode(wire.Beat(True)))
