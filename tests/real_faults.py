@@ -175,6 +175,24 @@ class Armed:
         self.blow = Blow(victim, convener, round_)
 
     # ---- afterwards
+    def outcomes(self, timeout_s: float = BACK_S) -> dict[Peer, dict[str, Any]]:
+        """The next outcome of everybody but the victim (that of the victim too, if it came before it was known who is struck).
+
+        Raises AssertionError when somebody does not tell in time, or tells something else.
+        """
+        told: dict[Peer, dict[str, Any]] = {}
+        until = time.monotonic() + timeout_s
+        while missing := [peer for peer in self.others if peer not in told]:
+            for peer in missing:
+                with contextlib.suppress(queue.Empty):
+                    answer = peer.expect_any(0.02)
+                    assert answer["event"] == "outcome", (peer.name, answer, peer.log())
+                    told[peer] = answer
+            assert time.monotonic() < until, (
+                f"no outcome of {', '.join(peer.name for peer in missing)}; the first one's log:\n{missing[0].log()}"
+            )
+        return told
+
     @property
     def hit(self) -> bool:
         """Whether the victim was still in the phase when it was struck, as far as it could tell."""

@@ -44,6 +44,7 @@ BURST = "32k"  # of a token bucket: 2.6 ms of 100 Mbit/s
 QUEUE_MS = 100
 MAX_HOSTS = 64
 PINGS = 15
+PATIENCE_S = 60.0  # a bound for hangs
 
 _serial = itertools.count()
 
@@ -344,7 +345,34 @@ class Lab:
         # With a delay router each packet is forwarded twice: count it where it comes from a host.
         _run(["ip", "netns", "exec", self.hub, "nft", "-f", "-"], _table("loss", "forward", [f'iifname != "tun0" {_drop(share)}']))
 
-    # ---- checking
+    # ---- using and checking
+    def connect(self, a: int = 0, b: int = 1) -> tuple[socket.socket, socket.socket]:
+        """A TCP connection from host ``a`` to host ``b``: both ends."""
+        near, far = self.hosts[a], self.hosts[b]
+        with far.inside(lambda: socket.create_server((far.address, 0))) as server:
+            port = server.getsockname()[1]
+            dialled = near.inside(lambda: socket.create_connection((far.address, port), timeout=PATIENCE_S))
+            accepted, _ = server.accept()
+            accepted.settimeout(PATIENCE_S)
+            return dialled, accepted
+
+    def transfer(self, data: bytes, a: int = 0, b: int = 1) -> tuple[bytes, float]:
+        """Send ``data`` from host ``a`` to host ``b`` by plain TCP: what arrives, and the seconds until its last byte."""
+        near, far = self.connect(a, b)
+
+        def send() -> None:
+            with near:
+                near.sendall(data)
+
+        sender = threading.Thread(target=send)
+        began = time.perf_counter()
+        sender.start()
+        with far:
+            pieces = list(iter(lambda: far.recv(1 << 18), b""))
+        elapsed = time.perf_counter() - began
+        sender.join()
+        return b"".join(pieces), elapsed
+
     def ping_ms(self, a: int = 0, b: int = 1, count: int = PINGS) -> float:
         """Median round-trip time from host ``a`` to host ``b``; infinite when half of the packets do not come back."""
         sender, target = self.hosts[a], self.hosts[b]
