@@ -1,4 +1,4 @@
-"""Makes the kits of tests/ (real peers, faults, the network laboratory) importable for the scripts that measure with them."""
+"""The kits of tests/ for the scripts that measure with them: real peers, faults, the network laboratory."""
 
 from __future__ import annotations
 
@@ -8,3 +8,13 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parent.parent / "tests"
 if str(TESTS) not in sys.path:
     sys.path.append(str(TESTS))
+
+from faults import KINDS, PARTS, PHASES, TARGETS, Fault, Part, fault  # noqa: E402
+from netns.lab import Lab, missing  # noqa: E402
+from real_faults import NETWORK, Armed, Ledger, Seen, Watch  # noqa: E402
+from swarm_kit import Peer, Peers  # noqa: E402
+
+__all__ = [
+    "KINDS", "NETWORK", "PARTS", "PHASES", "TARGETS", "TESTS", "Armed", "Fault", "Lab", "Ledger", "Part", "Peer", "Peers",
+    "Seen", "Watch", "fault", "missing",
+]  # fmt: skip

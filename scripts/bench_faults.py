@@ -30,12 +30,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
 
-import _kits  # noqa: F401
 from _bench import emit, progress
-from faults import KINDS, PARTS, PHASES, TARGETS, Fault, Part, fault
-from netns.lab import Lab, missing
-from real_faults import NETWORK, Armed, Ledger, Watch
-from swarm_kit import Peer, Peers
+from _kits import KINDS, NETWORK, PARTS, PHASES, TARGETS, Armed, Fault, Lab, Ledger, Part, Peer, Peers, Watch, fault, missing
 
 LONG_NAMES = {"reduce-scatter": "reduce", "all-gather": "gather", "decision": "decide"}
 NOTICED = ("stop", "blackhole", "slow")  # found out by silence

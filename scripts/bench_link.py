@@ -25,11 +25,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import _kits
 from _bench import emit, progress
-from netns.lab import Lab, OffTargetError, missing
-from real_faults import Seen, Watch
-from swarm_kit import Peers
+from _kits import TESTS, Lab, Peers, Seen, Watch, missing
 
 from atoll.collectives.codec import CODECS, DEFAULT_CHUNK_ELEMENTS, get_codec
 
@@ -134,28 +131,15 @@ def run(options: argparse.Namespace, folder: Path) -> int:
     nbytes = encoded_bytes(options.codec, options.elements)
     bound = bound_s(nbytes, rates)
     with Lab(options.peers, mbit=rates, rtt_ms=options.rtt_ms) as lab:
-        pings, valid = list[float](), True
-        try:
-            pings.append(lab.check())
-            plain = bytes(round(nbytes * 2 * (options.peers - 1) / options.peers))
-            plain_s = lab.transfer(plain)[1]
-            progress(f"ping {pings[0]:.2f} ms; plain TCP uses {len(plain) * 8e-6 / plain_s / options.mbit:.1%} of the link")
-            manifest = MANIFEST.format(codec=options.codec)
-            with Peers(
-                folder,
-                options.peers,
-                options.elements,
-                script=_kits.TESTS / "process" / "reduce_peer.py",
-                hosts=lab.hosts,
-                manifest=manifest,
-            ) as swarm:
-                runs = measure(options, Bench(swarm, options.elements), bound)
-            pings.append(lab.check())
-        except OffTargetError as error:
-            progress(f"void: {error}")
-            valid = False
-            if len(pings) < 1:
-                return 1
+        before = lab.ping_ms()
+        plain = bytes(round(nbytes * 2 * (options.peers - 1) / options.peers))
+        plain_use = len(plain) * 8e-6 / lab.transfer(plain)[1] / options.mbit
+        progress(f"ping {before:.2f} ms; plain TCP uses {plain_use:.1%} of the link")
+        manifest, script = MANIFEST.format(codec=options.codec), TESTS / "process" / "reduce_peer.py"
+        with Peers(folder, options.peers, options.elements, script, hosts=lab.hosts, manifest=manifest) as swarm:
+            runs = measure(options, Bench(swarm, options.elements), bound)
+        after = lab.ping_ms()
+        valid = lab.on_target(before) and lab.on_target(after)
     good = [found for found in runs if found["ok"]]
     if not good:
         raise FailedError("no operation counted everybody")
@@ -164,8 +148,8 @@ def run(options: argparse.Namespace, folder: Path) -> int:
     emit(
         "bench_link", {**vars(options), "rates": rates, "fifo": lab.fifo}, runs, valid=valid, link_use=round(bound / seconds, 4),
         seconds=round(seconds, 4), bound_s=round(bound, 4), ratio_to_bound=round(seconds / bound, 4), end_to_end_s=round(whole, 4),
-        link_use_end_to_end=round(bound / whole, 4), plain_tcp_use=round(len(plain) * 8e-6 / plain_s / options.mbit, 4),
-        bit_equal=all(found["bit_equal"] for found in good), incomplete=len(runs) - len(good), ping_ms=[round(ping, 3) for ping in pings],
+        link_use_end_to_end=round(bound / whole, 4), plain_tcp_use=round(plain_use, 4), bit_equal=all(found["bit_equal"] for found in good),
+        incomplete=len(runs) - len(good), ping_ms=[round(before, 3), round(after, 3)],
     )  # fmt: skip
     return 0
 
