@@ -12,6 +12,7 @@ from typing import Any
 import click
 import pytest
 
+from atoll.collectives.codecs.names import BYTES_PER_VALUE, CODECS
 from atoll.collectives.errors import AtollError, ConfigError
 from atoll.node.cli import COMMANDS, cli, run
 from atoll.node.cli.child import Child
@@ -120,6 +121,18 @@ def test_example_is_a_valid_manifest(atoll: Cli, tmp_path: Path) -> None:
     found = atoll.json("validate", "example.toml")
     assert (found["valid"], found["name"], found["parameters"]) == (True, "my-run", 865_024)
     assert found["bytes_up_per_round"] == round(2 * 865_024 * (1 + 4 / 256))
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_validate_knows_all_codecs(atoll: Cli, tmp_path: Path, codec: str) -> None:
+    (tmp_path / "run.toml").write_text(RUN + f'[exchange]\ncodec = "{codec}"\n[exchange.codecs]\n"*.norm.*" = "fp16"\n')
+    found = atoll.json("validate", "run.toml")
+    assert (found["codec"], found["codecs"]) == (codec, {"*.norm.*": "fp16"})
+    assert found["bytes_up_per_round"] == round(2 * found["parameters"] * BYTES_PER_VALUE[codec])
+    assert atoll("validate", "run.toml") == 0
+    assert f"({codec}, fp16 for *.norm.*)" in atoll.out
+    assert atoll("new", "--example") == 0
+    assert codec in atoll.out
 
 
 def test_validate_names_the_key(atoll: Cli, tmp_path: Path) -> None:

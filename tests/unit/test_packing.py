@@ -148,7 +148,7 @@ def test_a_slow_lane_carries_packed_records_and_hands_out_plain_ones() -> None:
     ]
     payloads = [SPARSE, DENSE, SPARSE, SPARSE]
     source, sink = Records(list(payloads), 65_536), Records([], 65_536)
-    lanes[0].packer.rate = 1e6
+    lanes[0].packer = at_rate(1e6)
 
     def move(times: int) -> None:
         for _ in range(times):
