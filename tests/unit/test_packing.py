@@ -142,10 +142,7 @@ def test_a_slow_lane_carries_packed_records_and_hands_out_plain_ones() -> None:
     for end in ends:
         end.setblocking(False)
     secrets = (b"a" * 32, b"b" * 32)
-    lanes = [
-        Lane("x", end, derive_lane_keys(secrets[i], secrets[1 - i], b"t", initiator=i == 0), "", 0.0)
-        for i, end in enumerate(ends)
-    ]
+    lanes = [Lane("x", end, derive_lane_keys(secrets[i], secrets[1 - i], b"t", initiator=i == 0), "", 0.0) for i, end in enumerate(ends)]
     payloads = [SPARSE, DENSE, SPARSE, SPARSE]
     source, sink = Records(list(payloads), 65_536), Records([], 65_536)
     lanes[0].packer = at_rate(1e6)
