@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from . import kernels, native
-from .wire import Scratch, Wire, check_length, padded, tail_of, view
+from .wire import LazyWire, Scratch, Wire, check_length, padded, tail_of, view
 
 BLOCK = 256  # +1.6 % wire against 0.4 % for 1024, no measurable time, and half the damage of an outlier
 NIBBLE_BLOCK = 64  # 10 % error on Gaussian values; 256 has 12 %, 32 has 9.5 % and 6 % more wire
@@ -47,6 +47,11 @@ class BlockCodec:
     def wire(self, data: memoryview | Tensor, elements: int) -> Wire:
         """Views of a buffer."""
         check_length(self, data, elements)
+        if self._compiled is not None and isinstance(data, memoryview):
+            return LazyWire(data, elements, self._views)
+        return self._views(data, elements)
+
+    def _views(self, data: memoryview | Tensor, elements: int) -> Wire:
         blocks, head, body = -(-elements // self._block), self._head(elements), self._body(elements)
         values, tail = view(data, torch.int8, body, head), tail_of(data, head + body)
         if self._half:
@@ -56,14 +61,13 @@ class BlockCodec:
 
     def encode(self, x: Tensor, out: Wire) -> bool:
         """Quantise; False when a value is infinite, NaN, or within 1 % (int4: 13 %) of float32's limit."""
-        if self._compiled is not None and x.is_cpu:
-            self._compiled.encode(x, self._share, out.values, _need(out.scales))
-            return self._ended(out)
+        if self._compiled is not None and isinstance(out, LazyWire):
+            return self._compiled.encode(x, self._share, self._limit, out)
         return self._encode(x, out, 1.0)
 
     def decode(self, wire: Wire, out: Tensor) -> None:
         """Value times scale, one rounding."""
-        if self._compiled is not None and out.is_cpu:
+        if self._compiled is not None and isinstance(wire, LazyWire):
             self._compiled.decode(wire, out)
         else:
             self.accumulate(wire, 1.0, out, first=True)
@@ -84,9 +88,8 @@ class BlockCodec:
 
     def weighted_mean(self, wires: Sequence[Wire], weights: Sequence[float], divisor: float, out: Wire) -> bool:
         """Sum in float32, then one quantisation; the division goes into the scales."""
-        if self._compiled is not None and out.values.is_cpu:
-            self._compiled.mean(wires, weights, divisor, self._share, out)
-            return self._ended(out)
+        if self._compiled is not None and isinstance(out, LazyWire):
+            return self._compiled.mean(wires, weights, divisor, self._share, self._limit, out)
         total = self._space(out).total
         for index, wire in enumerate(wires):
             self.accumulate(wire, weights[index], total, first=index == 0)
@@ -94,10 +97,10 @@ class BlockCodec:
 
     def finite(self, wire: Wire) -> bool:
         """The scales tell."""
+        if self._compiled is not None and isinstance(wire, LazyWire):
+            return self._compiled.within(wire, self._limit)
         if not self._half:
-            scales = _need(wire.scales)
-            compiled = self._compiled if scales.is_cpu else None
-            return (compiled or kernels).within(scales, self._limit)
+            return kernels.within(_need(wire.scales), self._limit)
         space = self._space(wire)
         self._scales(wire, space, 1.0)
         return kernels.within(space.scales, self._limit)
@@ -124,9 +127,6 @@ class BlockCodec:
             out.values.copy_(space.codes)
         if divisor != 1.0:
             _need(out.unit if self._half else out.scales).div_(space.number.fill_(divisor))
-        return self._ended(out)
-
-    def _ended(self, out: Wire) -> bool:
         if out.tail is not None:
             out.tail.zero_()
         return self.finite(out)

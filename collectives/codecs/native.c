@@ -42,29 +42,46 @@ INLINE float encode_block(const float *restrict x, size_t n, float share, float 
     return scale / divisor;
 }
 
+/* A wire: a scale a started block, a code a value, padding to 4 bytes. */
+INLINE size_t blocks_of(size_t n) { return (n + BLOCK - 1) / BLOCK; }
+INLINE int8_t *codes_of(void *wire, size_t n) { return (int8_t *)wire + 4 * blocks_of(n); }
+
 /* 1 when no scale exceeds the limit or is NaN. */
-WIDE int atoll_within(const float *scales, size_t blocks, float limit)
+WIDE int atoll_within(const void *wire, size_t n, float limit)
 {
+    const float *scales = wire;
     int ok = 1;
-    for (size_t b = 0; b < blocks; b++)
+    for (size_t b = 0; b < blocks_of(n); b++)
         ok &= scales[b] >= -limit && scales[b] <= limit;
     return ok;
 }
 
-WIDE void atoll_encode(const float *x, size_t n, float share, float divisor, int8_t *codes, float *scales)
+INLINE int finish(void *wire, size_t n, float limit)
 {
+    for (size_t i = n; i % 4; i++)
+        codes_of(wire, n)[i] = 0; /* hashed like the rest */
+    return atoll_within(wire, n, limit);
+}
+
+WIDE int atoll_encode(const float *x, size_t n, float share, float limit, void *wire)
+{
+    float *scales = wire;
+    int8_t *codes = codes_of(wire, n);
     size_t whole = n / BLOCK, rest = n % BLOCK;
     for (size_t b = 0; b < whole; b++, x += BLOCK, codes += BLOCK) {
         for (size_t i = 0; i < BLOCK; i += 16)
             __builtin_prefetch(x + AHEAD + i);
-        scales[b] = encode_block(x, BLOCK, share, divisor, codes);
+        scales[b] = encode_block(x, BLOCK, share, 1.0f, codes);
     }
     if (rest)
-        scales[whole] = encode_block(x, rest, share, divisor, codes);
+        scales[whole] = encode_block(x, rest, share, 1.0f, codes);
+    return finish(wire, n, limit);
 }
 
-WIDE void atoll_decode(const int8_t *restrict codes, const float *restrict scales, size_t n, float *restrict out)
+WIDE void atoll_decode(void *wire, size_t n, float *restrict out)
 {
+    const float *restrict scales = wire;
+    const int8_t *restrict codes = codes_of(wire, n);
     size_t whole = n / BLOCK, rest = n % BLOCK;
     for (size_t b = 0; b < whole; b++, codes += BLOCK, out += BLOCK)
         for (size_t i = 0; i < BLOCK; i++)
@@ -74,26 +91,26 @@ WIDE void atoll_decode(const int8_t *restrict codes, const float *restrict scale
 }
 
 /* Encodes (sum of weights[k] * decoded k) / divisor, in this order. */
-WIDE void atoll_mean(const int8_t *const *codes, const float *const *scales, const float *weights, size_t count, size_t n, float share,
-                     float divisor, int8_t *out_codes, float *out_scales)
+WIDE int atoll_mean(void *const *wires, const float *weights, size_t count, size_t n, float share, float divisor, float limit, void *out)
 {
-    float sum[BLOCK];
+    float sum[BLOCK], *scales = out;
     for (size_t b = 0, at = 0; at < n; b++, at += BLOCK) {
+        const size_t length = n - at < BLOCK ? n - at : BLOCK;
         for (size_t k = 0; k < count; k++) {
-            const float scale = scales[k][b] * weights[k];
-            const int8_t *restrict from = codes[k] + at;
-            if (n - at >= BLOCK) { /* lengths known to the compiler */
-                if (k == 0)
-                    for (size_t i = 0; i < BLOCK; i++)
-                        sum[i] = (float)from[i] * scale;
-                else
-                    for (size_t i = 0; i < BLOCK; i++)
-                        sum[i] += (float)from[i] * scale;
-            } else
-                for (size_t i = 0; i < n - at; i++)
+            const float scale = ((const float *)wires[k])[b] * weights[k];
+            const int8_t *restrict from = codes_of(wires[k], n) + at;
+            if (length < BLOCK)
+                for (size_t i = 0; i < length; i++)
                     sum[i] = k == 0 ? (float)from[i] * scale : sum[i] + (float)from[i] * scale;
+            else if (k == 0) /* lengths known to the compiler */
+                for (size_t i = 0; i < BLOCK; i++)
+                    sum[i] = (float)from[i] * scale;
+            else
+                for (size_t i = 0; i < BLOCK; i++)
+                    sum[i] += (float)from[i] * scale;
         }
-        out_scales[b] = n - at >= BLOCK ? encode_block(sum, BLOCK, share, divisor, out_codes + at)
-                                        : encode_block(sum, n - at, share, divisor, out_codes + at);
+        int8_t *codes = codes_of(out, n) + at;
+        scales[b] = length < BLOCK ? encode_block(sum, length, share, divisor, codes) : encode_block(sum, BLOCK, share, divisor, codes);
     }
+    return finish(out, n, limit);
 }

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -43,6 +44,22 @@ class Wire:
         self.unit = unit
         self.tail = tail
         self.parts = parts
+
+
+class LazyWire(Wire):
+    """A wire whose views are made when somebody looks at them: compiled kernels need only its address, and views cost more than short work."""
+
+    __slots__ = ("_make", "address")
+
+    def __init__(self, data: memoryview, elements: int, make: Callable[[memoryview, int], Wire]) -> None:
+        self.data, self.elements, self._make = data, elements, make
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(data))
+
+    def __getattr__(self, name: str) -> Any:  # only for a slot that is still empty
+        wire = self._make(self.data, self.elements)
+        for slot in Wire.__slots__:
+            setattr(self, slot, getattr(wire, slot))
+        return object.__getattribute__(self, name)
 
 
 class Codec(Protocol):
