@@ -16,6 +16,7 @@ from blake3 import blake3
 from torch import Tensor
 
 from ..collectives.api import Handle, all_reduce
+from ..collectives.encoded import why_refused
 from ..collectives.errors import LocalProtocolError, ModelMismatchError, OutOfDateError, SwarmClosedError
 from ..collectives.identifiers import PeerId, RunId
 from ..collectives.layout import Layout, differences
@@ -208,7 +209,7 @@ class SoloSwarm:
             self._frozen = torch.empty(store.layout.numel, dtype=torch.float32)
         write(self._frozen)
         if not bool(torch.isfinite(self._frozen).all()):
-            raise LocalProtocolError("the contribution holds values that are not finite; nothing was committed")
+            raise LocalProtocolError(f"not finite: {why_refused(self._frozen, store.layout, 'fp32')}; nothing was committed")
         store.commit(self._frozen)
         share = Share(self.peer, samples)
         return Done(Outcome("committed", store.round, (share,), counted=True, elapsed_s=time.monotonic() - started))
