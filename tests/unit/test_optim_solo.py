@@ -92,7 +92,7 @@ def test_a_contribution_that_fails_commits_nothing() -> None:
         swarm.contribute(samples=1, write=fails)
     with pytest.raises(LocalProtocolError, match="samples"):
         swarm.contribute(samples=0, write=lambda out: None)
-    with pytest.raises(LocalProtocolError, match="not finite: .* holds NaN"):
+    with pytest.raises(LocalProtocolError, match=r"not finite: .* holds NaN"):
         swarm.contribute(samples=1, write=lambda out: out.fill_(float("nan")))
     assert torch.equal(values(swarm), START)
     assert swarm.anchor().round == 0
