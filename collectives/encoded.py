@@ -46,7 +46,7 @@ class EncodedVector:
     def decode(self, out: Tensor) -> None:
         """Read into float32 (numel,), contiguous."""
         for chunk, values in enumerate(out.split(self.grid.chunk_elements)):
-            self.grid.codec(chunk).decode(self.wire(chunk), values)
+            self.grid.codec(chunk).decode(self.wire(chunk), values, cold=True)
 
 
 def why_refused(flat: Tensor, layout: Layout, codec: str) -> str:

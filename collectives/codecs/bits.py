@@ -31,7 +31,7 @@ class BitsCodec:
         _words(out.values).copy_(_words(x))
         return True
 
-    def decode(self, wire: Wire, out: Tensor) -> None:
+    def decode(self, wire: Wire, out: Tensor, *, cold: bool = False) -> None:
         """Copy."""
         _words(out).copy_(_words(wire.values))
 

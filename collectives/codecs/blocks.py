@@ -65,10 +65,10 @@ class BlockCodec:
             return self._compiled.encode(x, self._share, self._limit, out)
         return self._encode(x, out, 1.0)
 
-    def decode(self, wire: Wire, out: Tensor) -> None:
+    def decode(self, wire: Wire, out: Tensor, *, cold: bool = False) -> None:
         """Value times scale, one rounding."""
         if self._compiled is not None and isinstance(wire, LazyWire):
-            self._compiled.decode(wire, out)
+            self._compiled.decode(wire, out, cold=cold)
         else:
             self.accumulate(wire, 1.0, out, first=True)
 

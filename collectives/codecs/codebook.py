@@ -71,7 +71,7 @@ class CodebookCodec:
         out.scales.copy_(space.means)
         return self.finite(out)
 
-    def decode(self, wire: Wire, out: Tensor) -> None:
+    def decode(self, wire: Wire, out: Tensor, *, cold: bool = False) -> None:
         """Look every bucket up."""
         assert wire.scales is not None
         bucket = self._space(wire).bucket

@@ -10,17 +10,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from . import kernels
-from .wire import Scratch, Wire, check_length, padded, tail_of, view
+from . import kernels, native
+from .wire import LazyWire, Scratch, Wire, check_length, padded, tail_of, view
 
 
 class FloatCodec:
-    """A codec of one floating-point format. A value beyond the range of fp16 counts as not finite."""
+    """A codec of one floating-point format. A value beyond the range of fp16 counts as not finite. ``compiled``: kernels for fp32 on the
+    CPU."""
 
-    def __init__(self, name: str, dtype: torch.dtype) -> None:
+    def __init__(self, name: str, dtype: torch.dtype, *, compiled: native.Kernels | None = native.KERNELS) -> None:
         self.name = name
         self.zero_copy = dtype == torch.float32
         self._dtype = dtype
+        self._compiled = compiled if self.zero_copy else None
         self._scratch = Scratch(lambda elements, device: _Space(elements, device))
 
     def wire_bytes(self, elements: int) -> int:
@@ -30,18 +32,28 @@ class FloatCodec:
     def wire(self, data: memoryview | Tensor, elements: int) -> Wire:
         """Views of a buffer."""
         check_length(self, data, elements)
+        if self._compiled is not None and isinstance(data, memoryview):
+            return LazyWire(data, elements, self._views)
+        return self._views(data, elements)
+
+    def _views(self, data: memoryview | Tensor, elements: int) -> Wire:
         return Wire(data, elements, view(data, self._dtype, elements), tail=tail_of(data, elements * self._dtype.itemsize))
 
     def encode(self, x: Tensor, out: Wire) -> bool:
         """Round every value; False when one is or becomes infinite or NaN."""
+        if self._compiled is not None and isinstance(out, LazyWire):
+            return self._compiled.copy(x.data_ptr(), out.elements, out.address)
         out.values.copy_(x)
         if out.tail is not None:
             out.tail.zero_()
         return self.finite(out)
 
-    def decode(self, wire: Wire, out: Tensor) -> None:
+    def decode(self, wire: Wire, out: Tensor, *, cold: bool = False) -> None:
         """Widen to float32; exact."""
-        out.copy_(wire.values)
+        if cold and self._compiled is not None and isinstance(wire, LazyWire):
+            self._compiled.copy(wire.address, wire.elements, out.data_ptr())
+        else:
+            out.copy_(wire.values)
 
     def accumulate(self, wire: Wire, weight: float, acc: Tensor, *, first: bool = False) -> None:
         """acc += weight * decoded."""
@@ -58,6 +70,8 @@ class FloatCodec:
 
     def weighted_mean(self, wires: Sequence[Wire], weights: Sequence[float], divisor: float, out: Wire) -> bool:
         """fp32 accumulates in the result's own memory."""
+        if self._compiled is not None and isinstance(out, LazyWire):
+            return self._compiled.float_mean(wires, weights, divisor, out)
         space = self._space(out)
         acc = out.values if self.zero_copy else space.total
         start = 1
@@ -74,6 +88,8 @@ class FloatCodec:
 
     def finite(self, wire: Wire) -> bool:
         """One pass over the values."""
+        if self._compiled is not None and isinstance(wire, LazyWire):
+            return self._compiled.finite(wire)
         return kernels.all_finite(wire.values)
 
     def _space(self, wire: Wire) -> _Space:

@@ -37,10 +37,10 @@ class MixedCodec:
         """Each piece by its codec."""
         return all(codec.encode(piece, part) for codec, piece, part in self._of(x, out))
 
-    def decode(self, wire: Wire, out: Tensor) -> None:
+    def decode(self, wire: Wire, out: Tensor, *, cold: bool = False) -> None:
         """Each piece by its codec."""
         for codec, piece, part in self._of(out, wire):
-            codec.decode(part, piece)
+            codec.decode(part, piece, cold=cold)
 
     def accumulate(self, wire: Wire, weight: float, acc: Tensor, *, first: bool = False) -> None:
         """Each piece by its codec."""

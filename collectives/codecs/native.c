@@ -1,4 +1,5 @@
-/* The arithmetic of int8 (see kernels.py and blocks.py), a block of 256 values at a time, so that a value is read from memory once.
+/* The arithmetic of int8 and fp32 (see kernels.py, blocks.py, floats.py), a block of 256 values at a time, so that a value is read from
+   memory once.
 
    Bits: every operation is rounded by itself, in the order of the torch kernels; built with -ffp-contract=off, without -ffast-math.
    A NaN or an infinity makes its block's scale non-finite; the codes of such a block mean nothing. */
@@ -6,6 +7,9 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 #define BLOCK 256
 #define TINY 1e-30f
@@ -17,6 +21,26 @@
 #define WIDE
 #endif
 #define INLINE static inline __attribute__((always_inline))
+
+/* Copies a block to memory that nobody reads soon: past the caches, which would first fetch what is overwritten. */
+INLINE void store(float *restrict out, const float *restrict block, size_t n)
+{
+#ifdef __SSE2__
+    if (n == BLOCK && (uintptr_t)out % 16 == 0) {
+        for (size_t i = 0; i < BLOCK; i += 4)
+            _mm_stream_ps(out + i, _mm_loadu_ps(block + i));
+        return;
+    }
+#endif
+    memcpy(out, block, 4 * n);
+}
+
+INLINE void stored(void)
+{
+#ifdef __SSE2__
+    _mm_sfence();
+#endif
+}
 
 INLINE float absmax(const float *restrict x, size_t n)
 {
@@ -78,16 +102,26 @@ WIDE int atoll_encode(const float *x, size_t n, float share, float limit, void *
     return finish(wire, n, limit);
 }
 
-WIDE void atoll_decode(void *wire, size_t n, float *restrict out)
+/* ``cold``: nobody reads ``out`` soon. */
+WIDE void atoll_decode(void *wire, size_t n, float *restrict out, int cold)
 {
     const float *restrict scales = wire;
     const int8_t *restrict codes = codes_of(wire, n);
-    size_t whole = n / BLOCK, rest = n % BLOCK;
-    for (size_t b = 0; b < whole; b++, codes += BLOCK, out += BLOCK)
-        for (size_t i = 0; i < BLOCK; i++)
-            out[i] = (float)codes[i] * scales[b];
-    for (size_t i = 0; i < rest; i++)
-        out[i] = (float)codes[i] * scales[whole];
+    float block[BLOCK];
+    for (size_t b = 0; n; b++, codes += BLOCK, out += BLOCK) {
+        const size_t length = n < BLOCK ? n : BLOCK;
+        float *restrict values = cold ? block : out;
+        if (length == BLOCK)
+            for (size_t i = 0; i < BLOCK; i++)
+                values[i] = (float)codes[i] * scales[b];
+        else
+            for (size_t i = 0; i < length; i++)
+                values[i] = (float)codes[i] * scales[b];
+        if (cold)
+            store(out, block, length);
+        n -= length;
+    }
+    stored();
 }
 
 /* Encodes (sum of weights[k] * decoded k) / divisor, in this order. */
@@ -113,4 +147,57 @@ WIDE int atoll_mean(void *const *wires, const float *weights, size_t count, size
         scales[b] = length < BLOCK ? encode_block(sum, length, share, divisor, codes) : encode_block(sum, BLOCK, share, divisor, codes);
     }
     return finish(out, n, limit);
+}
+
+#define INFINITE 0x7f800000u /* the magnitude's bits; NaN is above */
+
+INLINE uint32_t magnitude(const float *x, size_t n)
+{
+    float most = absmax(x, n);
+    uint32_t bits;
+    memcpy(&bits, &most, 4);
+    return bits;
+}
+
+/* 1 when all values are finite. */
+WIDE int atoll_finite(const float *x, size_t n)
+{
+    return magnitude(x, n) < INFINITE;
+}
+
+/* Copies values to where nobody reads them soon; 1 when all are finite. */
+WIDE int atoll_copy(const float *x, size_t n, float *out)
+{
+    int ok = 1;
+    for (size_t length; n; n -= length, x += length, out += length) {
+        length = n < BLOCK ? n : BLOCK;
+        ok &= (length == BLOCK ? magnitude(x, BLOCK) : magnitude(x, length)) < INFINITE;
+        store(out, x, length);
+    }
+    stored();
+    return ok;
+}
+
+/* out = (sum of weights[k] * wires[k]) / divisor, in this order; 1 when all of it is finite. */
+WIDE int atoll_float_mean(void *const *wires, const float *weights, size_t count, size_t n, float divisor, float *out)
+{
+    int ok = 1;
+    for (size_t at = 0; at < n; at += BLOCK) {
+        const size_t length = n - at < BLOCK ? n - at : BLOCK;
+        float *restrict sum = out + at;
+        for (size_t k = 0; k < count; k++) {
+            const float *restrict x = (const float *)wires[k] + at;
+            const float weight = weights[k];
+            if (k == 0)
+                for (size_t i = 0; i < length; i++)
+                    sum[i] = x[i] * weight;
+            else
+                for (size_t i = 0; i < length; i++)
+                    sum[i] += x[i] * weight;
+        }
+        for (size_t i = 0; i < length; i++)
+            sum[i] /= divisor;
+        ok &= magnitude(sum, length) < INFINITE;
+    }
+    return ok;
 }

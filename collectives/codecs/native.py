@@ -1,4 +1,4 @@
-"""int8's kernels, compiled (`native.c`): the same bits as those of `kernels` in a third of the time. None where the package was installed
+"""Kernels of int8 and fp32, compiled (`native.c`): the same bits as torch's in a third of the time. None where the package was installed
 without a C compiler; nothing but speed depends on it."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ADDRESS, _LENGTH, _FLOAT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_float
 
 
 class Kernels:
-    """The library's functions, for float32 tensors on the CPU, contiguous, and int8 wires. They give up the interpreter lock meanwhile."""
+    """The library's functions, for float32 tensors on the CPU, contiguous, and lazy wires. They give up the interpreter lock meanwhile."""
 
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))
@@ -26,9 +26,15 @@ class Kernels:
         self._encode, self._decode, self._mean = library.atoll_encode, library.atoll_decode, library.atoll_mean
         self._within.argtypes = [_ADDRESS, _LENGTH, _FLOAT]
         self._encode.argtypes = [_ADDRESS, _LENGTH, _FLOAT, _FLOAT, _ADDRESS]
-        self._decode.argtypes = [_ADDRESS, _LENGTH, _ADDRESS]
+        self._decode.argtypes = [_ADDRESS, _LENGTH, _ADDRESS, ctypes.c_int]
         self._mean.argtypes = [_ADDRESS, _ADDRESS, _LENGTH, _LENGTH, _FLOAT, _FLOAT, _FLOAT, _ADDRESS]
         self._decode.restype = None
+        self._finite, self._copy, self._float_mean = library.atoll_finite, library.atoll_copy, library.atoll_float_mean
+        self._finite.argtypes = [_ADDRESS, _LENGTH]
+        self._copy.argtypes = [_ADDRESS, _LENGTH, _ADDRESS]
+        self._float_mean.argtypes = [_ADDRESS, _ADDRESS, _LENGTH, _LENGTH, _FLOAT, _ADDRESS]
+
+    # ---- int8
 
     def within(self, wire: LazyWire, limit: float) -> bool:
         """Whether no scale is NaN or beyond ±limit."""
@@ -38,15 +44,32 @@ class Kernels:
         """Scales of ``share`` of each block's largest magnitude, and codes. Whether all scales are `within` the limit."""
         return bool(self._encode(x.data_ptr(), out.elements, share, limit, out.address))
 
-    def decode(self, wire: LazyWire, out: Tensor) -> None:
-        """Codes times scales."""
-        self._decode(wire.address, wire.elements, out.data_ptr())
+    def decode(self, wire: LazyWire, out: Tensor, *, cold: bool) -> None:
+        """Codes times scales; ``cold``: past the caches."""
+        self._decode(wire.address, wire.elements, out.data_ptr(), cold)
 
     def mean(self, wires: Sequence[Wire], weights: Sequence[float], divisor: float, share: float, limit: float, out: LazyWire) -> bool:
         """Encode (sum of weights[i] * decoded i) / divisor; whether the result is `within` the limit."""
-        count = len(wires)
-        sources = (_ADDRESS * count)(*[cast(LazyWire, wire).address for wire in wires])
-        return bool(self._mean(sources, (_FLOAT * count)(*weights), count, out.elements, share, divisor, limit, out.address))
+        count, factors = len(wires), (_FLOAT * len(weights))(*weights)
+        return bool(self._mean(_addresses(wires), factors, count, out.elements, share, divisor, limit, out.address))
+
+    # ---- fp32
+    def finite(self, wire: LazyWire) -> bool:
+        """Whether all values are finite."""
+        return bool(self._finite(wire.address, wire.elements))
+
+    def copy(self, source: int, elements: int, destination: int) -> bool:
+        """Copy float32 values between addresses, past the caches; whether all are finite."""
+        return bool(self._copy(source, elements, destination))
+
+    def float_mean(self, wires: Sequence[Wire], weights: Sequence[float], divisor: float, out: LazyWire) -> bool:
+        """(sum of weights[i] * values i) / divisor; whether the result is finite."""
+        factors = (_FLOAT * len(weights))(*weights)
+        return bool(self._float_mean(_addresses(wires), factors, len(wires), out.elements, divisor, out.address))
+
+
+def _addresses(wires: Sequence[Wire]) -> ctypes.Array[ctypes.c_void_p]:
+    return (_ADDRESS * len(wires))(*[cast(LazyWire, wire).address for wire in wires])
 
 
 def _load() -> Kernels | None:

@@ -85,8 +85,8 @@ class Codec(Protocol):
         """Encode x (float32, shape (elements,), contiguous). False when an encoded value is not finite: such bytes must not be sent."""
         ...
 
-    def decode(self, wire: Wire, out: Tensor) -> None:
-        """Decode into out (float32, shape (elements,), contiguous)."""
+    def decode(self, wire: Wire, out: Tensor, *, cold: bool = False) -> None:
+        """Decode into out (float32, shape (elements,), contiguous). ``cold``: nobody will read it soon, so it need not pass the caches."""
         ...
 
     def accumulate(self, wire: Wire, weight: float, acc: Tensor, *, first: bool = False) -> None:

@@ -171,7 +171,7 @@ class Frozen:
         if self._data is None:
             self._data = vector.numpy().data.cast("B")
         start = 4 * chunk * size
-        wire = Wire(self._data[start : start + 4 * values.shape[0]], values.shape[0], values)
+        wire = codec.wire(self._data[start : start + 4 * values.shape[0]], values.shape[0])
         return wire, codec.finite(wire)
 
 

@@ -1,44 +1,52 @@
-"""int8's compiled kernels give the bits of the torch kernels, for every length, weight and kind of value. Compiled here, whatever is installed."""
+"""The compiled kernels of int8 and fp32 give the bits of torch's, for every length, weight and kind of value. Compiled here, whatever is installed."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
 import tomllib
-from pathlib import Path
 
 import pytest
 import torch
 from house import ROOT
 
 from atoll.collectives.codecs.blocks import BLOCK, BlockCodec
+from atoll.collectives.codecs.floats import FloatCodec
 from atoll.collectives.codecs.native import Kernels
-from atoll.collectives.codecs.wire import Wire
+from atoll.collectives.codecs.wire import Codec, Wire
 
 LENGTHS = (1, 2, 3, 5, 255, 256, 257, 511, 512, 1000, 131_072 + 7)
 WEIGHTS = (((1.0, 1.0, 1.0, 1.0), 4.0), ((1.0, 2.0, 3.0, 5.0), 11.0), ((0.1, 0.7, 1e5, 3.0), 7.0))
 
 
 @pytest.fixture(scope="module")
-def codecs(tmp_path_factory: pytest.TempPathFactory) -> tuple[BlockCodec, BlockCodec]:
-    """int8 with the compiled kernels, and without."""
+def library(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
+    """The compiled kernels."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler")
     (extension,) = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["ext-modules"]
-    library = tmp_path_factory.mktemp("native") / "native.so"
-    command = [compiler, *extension["extra-compile-args"], "-shared", "-fPIC", *extension["sources"], "-o", library]
+    path = tmp_path_factory.mktemp("native") / "native.so"
+    command = [compiler, *extension["extra-compile-args"], "-shared", "-fPIC", *extension["sources"], "-o", path]
     subprocess.run(command, cwd=ROOT, check=True)
-    return BlockCodec("int8", BLOCK, compiled=Kernels(Path(library))), BlockCodec("int8", BLOCK, compiled=None)
+    return Kernels(path)
 
 
-def wires(codec: BlockCodec, elements: int, count: int) -> list[Wire]:
+@pytest.fixture(params=["int8", "fp32"])
+def codecs(request: pytest.FixtureRequest, library: Kernels) -> tuple[Codec, Codec]:
+    """A codec with the compiled kernels, and without."""
+    if request.param == "fp32":
+        return FloatCodec("fp32", torch.float32, compiled=library), FloatCodec("fp32", torch.float32, compiled=None)
+    return BlockCodec("int8", BLOCK, compiled=library), BlockCodec("int8", BLOCK, compiled=None)
+
+
+def wires(codec: Codec, elements: int, count: int) -> list[Wire]:
     """Buffers of bytes that must all be overwritten."""
     return [codec.wire(memoryview(bytearray(b"\x55" * codec.wire_bytes(elements))), elements) for _ in range(count)]
 
 
 @pytest.mark.parametrize("magnitude", [0.0, 1e-42, 1e-38, 1e-20, 1.0, 1e30, "halves"])
-def test_the_bits_are_those_of_torch(codecs: tuple[BlockCodec, BlockCodec], magnitude: float | str) -> None:
+def test_the_bits_are_those_of_torch(codecs: tuple[Codec, Codec], magnitude: float | str) -> None:
     generator = torch.Generator().manual_seed(7)
     for elements in LENGTHS:
         vectors = [torch.randn(elements, generator=generator) * (magnitude if isinstance(magnitude, float) else 1.0) for _ in range(4)]
@@ -52,8 +60,10 @@ def test_the_bits_are_those_of_torch(codecs: tuple[BlockCodec, BlockCodec], magn
             bits: list[bytes] = []
             for vector, wire in zip(vectors, encoded, strict=True):
                 assert codec.encode(vector, wire)
-                codec.decode(wire, decoded)
-                bits += [bytes(wire.data), decoded.numpy().tobytes()]
+                bits.append(bytes(wire.data))
+                for cold in (False, True):
+                    codec.decode(wire, decoded.fill_(-7.0), cold=cold)
+                    bits.append(decoded.numpy().tobytes())
             for weights, divisor in WEIGHTS:
                 (out,) = wires(codec, elements, 1)
                 assert codec.weighted_mean(encoded, weights, divisor, out)
@@ -62,8 +72,8 @@ def test_the_bits_are_those_of_torch(codecs: tuple[BlockCodec, BlockCodec], magn
         assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 3.4e38])
-def test_what_cannot_be_encoded_is_found(codecs: tuple[BlockCodec, BlockCodec], bad: float) -> None:
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_what_cannot_be_encoded_is_found(codecs: tuple[Codec, Codec], bad: float) -> None:
     for codec in codecs:
         for place in (0, 300, 999):
             vector, (wire, out) = torch.randn(1000), wires(codec, 1000, 2)
@@ -73,3 +83,11 @@ def test_what_cannot_be_encoded_is_found(codecs: tuple[BlockCodec, BlockCodec], 
             assert not codec.encode(vector, wire)
             assert not codec.finite(wire)
             assert not codec.weighted_mean([wire], (1.0,), 1.0, out)
+
+
+def test_a_mean_beyond_the_range_is_found(codecs: tuple[Codec, Codec]) -> None:
+    for codec in codecs:
+        large, out = wires(codec, 700, 1)[0], wires(codec, 700, 1)[0]
+        assert codec.encode(torch.full((700,), 3.3e38), large)
+        assert codec.weighted_mean([large], (1.0,), 1.0, out)
+        assert not codec.weighted_mean([large, large], (1.0, 1.0), 1.0, out)
