@@ -361,7 +361,7 @@ class RunSwarm:
         self.take_in()
         if self._at is None:
             if self._layout is None:
-                raise LocalProtocolError("open() the run first")
+                raise LocalProtocolError("open() the run first", hint="attach() does; without a model: atoll.collectives.enter(swarm)")
             raise closed(self.trouble)
         return self._at
 

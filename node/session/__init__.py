@@ -9,6 +9,7 @@ serving         answering other members, from copies
 timeline        where the time of a reduction goes
 actions         what the log's state machine asks of the session
 naming          names of free-standing operations: what all their callers must agree in
+volatile        their journal, which is not kept
 operations      free-standing operations
 beginning       the genesis; what the last life left on disk; whose model it is
 session         Session: all of it tied together

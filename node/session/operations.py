@@ -12,8 +12,7 @@ where no plan names it yet.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -26,11 +25,12 @@ from ...collectives.encoded import EncodedVector
 from ...collectives.errors import LocalProtocolError, NotEnoughPeersError
 from ...collectives.group import Certified, Config, Entry, Plan, is_quorum
 from ...collectives.identifiers import HASH_BYTES, PeerId
-from ...collectives.round import MemoryJournal, RoundMachine, Timing
+from ...collectives.round import RoundMachine
 from ...collectives.swarm import Call, Share
 from . import events as ev
 from .naming import Spec, config_key, describe, operation_key, parse, spec_of
 from .timeline import Timeline
+from .volatile import VolatileJournal, patient
 
 if TYPE_CHECKING:
     from .session import Session
@@ -41,35 +41,8 @@ LIFETIME_S = 120.0  # how long a decided or abandoned operation is remembered fo
 KEPT_BYTES = 256 << 20  # results of decided operations that somebody may still lack; the newest is kept whatever its size
 RECENT_CONFIGS = 4  # entries whose configurations an operation may be called under: a caller may be that far behind
 NO_STATE = bytes(HASH_BYTES)
-
-
-def patient(timing: Timing) -> Timing:
-    """The same durations, but everybody is waited for."""
-    return msgspec.structs.replace(timing, ready_grace_min_s=math.inf, ready_grace_s=math.inf)
-
-
-class VolatileJournal(MemoryJournal):
-    """Tells before the first promise or vote: from then on forgetting what was said could decide twice."""
-
-    def __init__(self, incarnation: int, spend: Callable[[], None]) -> None:
-        super().__init__(incarnation)
-        self.spent = False
-        self._spend = spend
-
-    def promise(self, ballot: int) -> None:
-        """Record a promise."""
-        self._use()
-        super().promise(ballot)
-
-    def accept(self, ballot: int, entry: Entry) -> None:
-        """Record a vote."""
-        self._use()
-        super().accept(ballot, entry)
-
-    def _use(self) -> None:
-        if not self.spent:
-            self.spent = True
-            self._spend()
+Given = tuple[bytes, int, Tensor | EncodedVector]
+"""cid, weight, vector."""
 
 
 class Operation:
@@ -83,6 +56,7 @@ class Operation:
         self.results: dict[tuple[bytes, ...], memoryview] = {}
         self.holders: set[PeerId] = set()  # who voted, and so has all bytes
         self.offered: m.Ready | None = None  # what this member said when it called
+        self.given: Given | None = None  # and what it called with
         self.callers: set[PeerId] = set()
         self.others: dict[PeerId, str] = {}  # who called the same operation otherwise, and the name of that log
         self.entry: Entry | None = None
@@ -107,7 +81,7 @@ class Operation:
     # ---- the caller
     def call(self, now: float, op_id: str, cid: bytes, weight: int, vector: Tensor | EncodedVector) -> None:
         """This member's script calls. The others hear of it: those who have nothing to add say so at once. Weight 0: it only listens."""
-        self.op_id, self.touched_at = op_id, now
+        self.op_id, self.touched_at, self.given = op_id, now, (cid, weight, vector)
         if not weight:
             self.machine.set_idle(now, True)
             return
@@ -133,8 +107,13 @@ class Operation:
     @property
     def hopeless(self) -> bool:
         """Whether those who called something else leave no quorum for this."""
-        config = self.machine.config
-        return not self.done and not is_quorum(config, {who for who in config if who.peer not in self.others}, self.session.organiser)
+        config, others = self.machine.config, {peer for peer, log in self.others.items() if not self.alike(log)}
+        return not self.done and not is_quorum(config, {who for who in config if who.peer not in others}, self.session.organiser)
+
+    def alike(self, log: str) -> bool:
+        """Whether a log is of the same operation, under another configuration."""
+        found = parse(log)
+        return found is not None and found[0] == self.spec
 
     def leave_out(self, now: float, peer: PeerId) -> None:
         """A member will give nothing here."""
@@ -397,11 +376,33 @@ class Operations:
             return known if known.log == log else None
         if key in self.spent:
             return None
-        for certified in reversed(main.journal.entries[-RECENT_CONFIGS:]):
-            config = certified.entry.next_config
-            if main.me in config and config_key(config) == config_name and spec.log_name(key, config) == log:
-                return self._make(now, spec, key, config)
-        return None
+        config = self._config(config_name)
+        return self._make(now, spec, key, config) if config is not None and main.me in config else None
+
+    def _config(self, name: str) -> Config | None:
+        """A recent configuration of the run, by name."""
+        assert self.session.machine is not None
+        recent = [certified.entry.next_config for certified in self.session.machine.journal.entries[-RECENT_CONFIGS:]]
+        return next((config for config in reversed(recent) if config_key(config) == name), None)
+
+    def _follow(self, now: float, known: Operation) -> None:
+        """Others called the operation under the configuration that is the newest by now: come along, unless this one is under way."""
+        main = self.session.machine
+        under_way = known.done or known.journal.spent or known.machine.open.plan is not None
+        if main is None or under_way or not main.is_member or known.machine.config == main.config:
+            return
+        newest = known.spec.log_name(known.key, main.config)
+        if newest not in known.others.values():
+            return
+        op_id, given = known.op_id, known.given
+        self._forget(known)
+        fresh = self._make(now, known.spec, known.key, main.config)
+        if fresh is None or op_id is None or given is None:
+            return
+        if given[2].numel() == fresh.machine.shape.numel:
+            fresh.call(now, op_id, *given)
+        else:  # a gather's slots are others
+            self.session.ports.emit(ev.OperationRefused(op_id, "the members of the run have just changed: call it again"))
 
     def _called_otherwise(self, now: float, known: Operation, caller: PeerId, log: str) -> None:
         """A member calls the operation with other words than those we know."""
@@ -409,6 +410,8 @@ class Operations:
         known.callers.discard(caller)
         if known.offered is not None:  # it must not wait for us, nor we for it
             self.session.actions.send(caller, known.log, 1, known.offered)
+        if known.alike(log):
+            return self._follow(now, known)
         known.leave_out(now, caller)
         self._give_up(now, known)
         if not known.bound and sum(other == log for other in known.others.values()) > len(known.callers):
@@ -483,7 +486,11 @@ class Operations:
         for operation in list(self.by_key.values()):
             if (operation.done or operation.op_id is None) and now - operation.touched_at > LIFETIME_S:
                 self._forget(operation)
-            elif not operation.done and (operation.op_id is not None or operation.machine.engaged):
+                continue
+            if operation.others:
+                self._follow(now, operation)
+            operation = self.by_key[operation.key]
+            if not operation.done and (operation.op_id is not None or operation.machine.engaged):
                 operation.machine.tick(now)
 
     def _forget(self, operation: Operation) -> None:

@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from atoll.collectives import api
+from atoll.collectives import messages as m
 from atoll.collectives.errors import ConfigError, LocalProtocolError
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.swarm import Outcome, RunSettings, Share
 from atoll.node.local import LocalSwarm
 from atoll.node.local_member import LocalMember
+from atoll.node.session.naming import config_key, operation_key
 
 SETTINGS = RunSettings(codec="fp32")
 P = [PeerId(f"p{index}") for index in range(8)]
@@ -213,6 +215,30 @@ def test_handles_may_be_waited_for_in_any_order_and_again() -> None:
     assert play(3, body) == [[3.0, 6.0, 9.0, 12.0, 15.0]] * 3
 
 
+def test_callers_under_different_configurations_come_together() -> None:
+    """A third member joins; the organiser knows it first and calls, and so does the second member, which has not heard of it yet."""
+    seen = dict[int, int]()
+
+    def script(member: Any) -> Any:
+        api.enter(member)
+        if member.index == 2:
+            return member.sleep(15.0)
+
+        def config() -> int:
+            return len(member._node().session.machine.config)
+
+        while (config() < 3) if member.index == 0 else (0 not in seen):
+            member.sleep(0.002)
+        seen[member.index] = config()
+        flat = torch.full((3,), 2.0**member.index)
+        return member.all_reduce(flat, op_id="op", op="sum").wait(), flat.tolist()
+
+    results = LocalSwarm(3, settings=SETTINGS, latency_s=0.05).join_at(2, 5.0).run(script, limit_s=100.0)
+    assert seen == {0: 3, 1: 2}
+    for outcome, flat in results[:2]:
+        assert (names(outcome), flat) == (P[:2], [3.0] * 3)
+
+
 # ── what goes wrong ──
 
 
@@ -297,6 +323,29 @@ def test_arguments_that_cannot_be_are_typed_errors_and_nothing_happens() -> None
         assert member.all_reduce(fine, op_id="x", op="sum").wait().status == "committed"  # the id was not used up
 
     play(2, body)
+
+
+@pytest.mark.parametrize(
+    "log", ["op/3/zfp/sum/any/{key}/{config}", "op/3/fp32/median/any/{key}/{config}", "op/3/fp32/sum/any/{key}/strange"]
+)
+def test_what_only_a_newer_version_knows_is_not_answered_and_harms_nothing(log: str) -> None:
+    """p0 hears p1 call the operation in words it does not know; later all call it in words it does."""
+
+    def body(member: LocalMember) -> None:
+        session = member._node().session
+        if member.index == 0:
+            assert session.machine is not None
+            name = log.format(key=operation_key(session.run, "op"), config=config_key(session.machine.config))
+            sent = member._place.network.bytes_sent[P[0]]
+            envelope = m.Envelope(name, 1, 0, m.Ready(bytes(32), bytes(16), 1, False))
+            session.on_message(member.clock(), P[1], b"R" + m.encode(envelope))
+            assert session.operations.by_key == {}
+            assert member._place.network.bytes_sent[P[0]] == sent
+        flat = torch.ones(3)
+        assert names(member.all_reduce(flat, op_id="op", op="sum").wait()) == P[:3]
+        assert flat.tolist() == [3.0] * 3
+
+    play(3, body)
 
 
 @pytest.mark.parametrize("op", ["mean", "sum", "max"])
