@@ -43,8 +43,11 @@ class RunFailed:
 class RunService:
     """One run. Owned by the node's service; everything happens in its trio thread."""
 
-    def __init__(self, node: NodeContext, run_id: RunId, organiser: PeerId, signed: SignedManifest | None, token: bytes) -> None:
-        self.node, self.run_id, self.organiser = node, run_id, organiser
+    def __init__(
+        self, node: NodeContext, run_id: RunId, organiser: PeerId, signed: SignedManifest | None, token: bytes, *, seeding: bool = True
+    ) -> None:
+        """``seeding``: take part also while no script is attached."""
+        self.node, self.run_id, self.organiser, self.seeding = node, run_id, organiser, seeding
         self.signed, self.token = signed, token
         self.manifest: Manifest | None = None
         self.session: Session | None = None
@@ -161,7 +164,7 @@ class RunService:
         self.session = Session(
             run=self.run_id, me=self.node.identity.peer, organiser=self.organiser, settings=settings, ports=self.ports,
             rng=random.Random(self.node.rng.random()), now=now, unix_offset_s=time.time() - now,
-            checkpoint_every=self.manifest.checkpoint.every,
+            checkpoint_every=self.manifest.checkpoint.every, seeding=self.seeding,
         )  # fmt: skip
         self.session.start(now)
         if self.session.machine is not None and self.session.phase != "running":

@@ -85,7 +85,7 @@ class LogActions:
         replica, machine = session.replica, session.machine
         assert replica is not None
         assert machine is not None
-        if session.installing:
+        if session.installing.under_way:
             machine.open.applying = False
             return None
         if machine.root is not None and machine.root != entry.base_state:
@@ -167,7 +167,7 @@ class LogActions:
 
     def state_arrived(self, round_: int, root: bytes, layout: Layout, data: memoryview) -> None:
         """A verified state."""
-        self.session.state_arrived(self.session.clock(), round_, root, layout, data)
+        self.session.installing.arrived(self.session.clock(), round_, root, layout, data)
 
     def state_progress(self, have: int, total: int, sources: tuple[PeerId, ...]) -> None:
         """How far the state is."""

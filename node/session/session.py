@@ -18,7 +18,7 @@ from ...collectives import exchange as x
 from ...collectives import messages as m
 from ...collectives.codec import DEFAULT_CHUNK_ELEMENTS
 from ...collectives.digest import merkle_root
-from ...collectives.errors import LocalProtocolError, OutOfDateError, RemoteProtocolError, StorageError
+from ...collectives.errors import LocalProtocolError, OutOfDateError, RemoteProtocolError
 from ...collectives.group import Certified, Entry, Member
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import Layout
@@ -29,6 +29,7 @@ from ..membership import Timing as MembershipTiming
 from . import events as ev
 from .actions import LogActions, main_log
 from .beginning import check_model, make_genesis, restore
+from .installing import Installing
 from .operations import Operations
 from .ports import Replica, SessionPorts
 from .serving import Serving
@@ -44,12 +45,13 @@ class Session:
     def __init__(
         self, *, run: RunId, me: PeerId, organiser: PeerId, settings: RunSettings, ports: SessionPorts, rng: Random, now: float,
         timing: Timing | None = None, unix_offset_s: float = 0.0, checkpoint_every: int = 10,
-        chunk_elements: int | None = None,
+        chunk_elements: int | None = None, seeding: bool = True,
     ) -> None:  # fmt: skip
+        """With ``seeding`` this member takes part also while no script is attached."""
         self.run, self.me, self.organiser, self.settings, self.ports, self.rng = run, me, organiser, settings, ports, rng
         self.log = main_log(run)
         self.timing = timing or Timing()
-        self.checkpoint_every = checkpoint_every
+        self.checkpoint_every, self.seeding = checkpoint_every, seeding
         self.chunk_elements = chunk_elements or DEFAULT_CHUNK_ELEMENTS[settings.codec]
         watch = MembershipTiming(beat_s=self.timing.heartbeat_s, detect_s=self.timing.detect_s)
         self.membership = Membership(me, run, sign=ports.sign, verify=ports.verify, rng=rng, timing=watch, unix_offset_s=unix_offset_s)
@@ -59,15 +61,13 @@ class Session:
         self.transfer = Transfer(self.actions, organiser, self.timing, rng)
         self.serving = Serving(self)
         self.operations = Operations(self)
+        self.installing = Installing(self)
         self.left = False
         self.script: Layout | None = None  # layout of the attached script, if any
         self.loop: deque[m.Envelope] = deque()  # messages to oneself
         self._contributions: deque[tuple[bytes, int, Tensor, int | None]] = deque()
         self._contacts: list[PeerId] = []
         self._draining = False
-        self.installing = False  # a fetched state is being taken over: nothing may be applied meanwhile
-        self._half_installed = False
-        self._arrived: tuple[int, bytes, Layout, memoryview] | None = None  # a state that came while an entry was being applied
         self._unrecorded: Entry | None = None  # applied, but the disk was full
         self._asked_at = self._ticked_at = -1e9
         self._now = now
@@ -348,49 +348,33 @@ class Session:
         if machine is None:
             for peer in targets[:3]:
                 self.actions.tell(peer, 0, m.Fetch())
-        elif not machine.stateless and not machine.is_member and not machine.leaving and not machine.frontier:
+        elif not machine.stateless and not machine.is_member and not machine.leaving and not machine.frontier and self._belongs():
             for peer in self.config_peers():
                 self.actions.tell(peer, machine.round, m.Join())
 
+    def _belongs(self) -> bool:
+        """Whether this member may ask to be let in: a script of another model would be counted in quorums, and then end."""
+        return self.seeding if self.script is None else self.replica is not None and self.script == self.replica.layout
+
     # ---- progress
-    def state_arrived(self, now: float, round_: int, root: bytes, layout: Layout, data: memoryview) -> None:
-        """A verified state was fetched: install it, then take over the entries up to it."""
+    def adopt(self, now: float, round_: int, root: bytes) -> None:
+        """A fetched state is in the replica: take over the entries up to it. Raises StorageError, and may be called again then."""
+        self._now = now
         machine = self.machine
         assert machine is not None
-        if self.installing or not self.actions.wants_state(round_):
-            return self.transfer.seek_state() if machine.stateless else None
-        if machine.open.applying:  # not both at once: `applied` comes back to it
-            self._arrived = (round_, root, layout, data)
-            return None
-        certified = self.actions.entry_at(round_)
-        assert certified is not None
-        replica = self.replica or self.ports.storage.replica(layout, restore=False)
-        self.installing = True
+        machine.adopt_snapshot(now, [c for c in machine.frontier if machine.round <= c.entry.round <= round_], root)
 
-        def install() -> None:
-            replica.install(data, round_)
-            self.ports.storage.checkpoint(replica, certified)
-
-        def installed(later: float, _: None) -> None:
-            self._now = later
-            try:
-                self.ports.storage.save_layout(layout)
-                replica.publish(round_)
-                machine.adopt_snapshot(later, [c for c in machine.frontier if machine.round <= c.entry.round <= round_], root)
-            except StorageError:
-                self._arrived, self._half_installed = (round_, root, layout, data), True  # `tick` tries again, nothing else is applied
-                raise
-            self.installing = False
-            self.replica = replica
-            self.ports.storage.installed(round_)
-            self.actions.results.clear()
-            self.opened(later)
-            machine.resume(later)
-            self.ports.emit(ev.StateReady(round_))
-            self._drain(later)
-
-        self.ports.offload(install, installed)
-        return None
+    def installed(self, now: float, replica: Replica, round_: int) -> None:
+        """A fetched state and its entries are in place: the next round opens."""
+        machine = self.machine
+        assert machine is not None
+        self.replica = replica
+        self.ports.storage.installed(round_)
+        self.actions.results.clear()
+        self.opened(now)
+        machine.resume(now)
+        self.ports.emit(ev.StateReady(round_))
+        self._drain(now)
 
     def applied(self, now: float, entry: Entry) -> None:
         """The outer step of the decided entry is done: the next round opens."""
@@ -419,11 +403,7 @@ class Session:
         """What had to wait for another job, or for room on the disk."""
         if self._unrecorded is not None:
             self.applied(now, self._unrecorded)
-        arrived, self._arrived = self._arrived, None
-        if arrived is not None:
-            if self._half_installed:
-                self.installing = self._half_installed = False
-            self.state_arrived(now, *arrived)
+        self.installing.retry(now)
 
     def decided(self, now: float, certified: Certified, counted: bool, cid: bytes | None) -> None:
         """Tell the script what the entry counts, and take back its contribution."""
