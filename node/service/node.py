@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -72,8 +73,7 @@ class Node:
         self.ending = trio.Event()
         self.end_now = False
         self._started = time.time()
-        self._scripts: dict[RunId, AttachedScript] = {}
-        self._opening: set[RunId] = set()
+        self._scripts: set[RunId] = set()  # runs to which a script is attached, or about to be
         self._ended: dict[RunId, RunService] = {}  # on their way out
         self.error: AtollError | None = None  # the node itself cannot go on
         self.troubles: list[StorageError] = []  # files that belong to no run
@@ -218,7 +218,7 @@ class Node:
             if not token and organiser == self.peer:
                 token = make_invite(run_id, (), self.identity, now_s=time.time()).token_bytes()
             self.context.network.add_bootstrap(admission.bootstrap)
-            run = self.by_id[run_id] = RunService(self.context, run_id, organiser, signed or stored, token)
+            run = self.by_id[run_id] = RunService(self.context, run_id, organiser, signed or stored, token, seeding=not self.private)
             self.context.nursery.start_soon(run.run)
         return run
 
@@ -297,34 +297,26 @@ class Node:
             raise run.error
         if run is None or run.session is None:
             raise ConfigError(f"this node is not in run {run_id}", hint="Join it first: atoll join INVITE")
-        if run.run_id in self._scripts or run.run_id in self._opening:
+        if run.run_id in self._scripts:
             raise ConfigError(
                 f"a script is attached to run {run_id} already", hint="One script a node. A second peer: give it its own ATOLL_HOME."
             )
-        self._opening.add(run.run_id)
+        self._scripts.add(run.run_id)
+        ended = partial(self._scripts.discard, run.run_id)
         try:
             founding = await self._await_state(run, progress)
-            if not founding:
-                self._attach(run, run.session, layout)
-        finally:
-            self._opening.discard(run.run_id)
-        script = AttachedScript(run, layout, events, founding=founding)
-        self._scripts[run.run_id] = script
-        ended = script.detached
-
-        def detached() -> None:
+            script = AttachedScript(run, layout, events, founding=founding, ended=ended)
+        except BaseException:
             ended()
-            self._scripts.pop(run.run_id, None)
-
-        script.detached = detached  # type: ignore[method-assign]
+            raise
         run.wake()
-        return script
-
-    def _attach(self, run: RunService, session: Session, layout: Layout) -> None:
         try:
-            session.attach(trio.current_time(), layout)
-        except StorageError as error:  # it is attached; what could not be written will be tried again
-            run.troubles.tell(error)
+            if not founding:  # its model is the run's: only now a private node asks to be let in
+                await self._await_admission(run.session, progress)
+        except BaseException:
+            script.detached()
+            raise
+        return script
 
     async def _await_state(self, run: RunService, progress: ProgressSink) -> bool:
         """Wait for the state; True: there is none and this member founds the run."""
@@ -346,11 +338,13 @@ class Node:
             await trio.sleep(POLL_S)
             if run.error is not None:
                 raise run.error
+        return False
+
+    async def _await_admission(self, session: Session, progress: ProgressSink) -> None:
         with trio.move_on_after(ADMISSION_PATIENCE_S):  # what is trained before cannot be counted in the round that is open
             while not (session.machine and session.machine.is_member):
                 progress("waiting to be admitted", 0, 0)
                 await trio.sleep(POLL_S / 2)
-        return False
 
     # ---- inputs from network and engine
     def on_link(self, peer: PeerId, up: bool) -> None:

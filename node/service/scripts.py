@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import trio
 
@@ -22,7 +22,10 @@ FLOAT_BYTES = 4
 class AttachedScript:
     """One script of one run; lives in the node's trio thread."""
 
-    def __init__(self, run: RunService, layout: Layout, events: ScriptEvents, *, founding: bool) -> None:
+    def __init__(
+        self, run: RunService, layout: Layout, events: ScriptEvents, *, founding: bool, ended: Callable[[], None] = lambda: None
+    ) -> None:
+        """``ended`` is called when the script is gone. Raises StorageError, ModelMismatchError."""
         self.run, self.layout, self.events, self.founding = run, layout, events, founding
         folder = run.node.paths.run_dir(run.run_id)
         self.contribution = SharedBuffer(FLOAT_BYTES * layout.numel, folder=folder)
@@ -31,7 +34,9 @@ class AttachedScript:
         self._resumed: dict[bytes, int] = {}  # cid -> the round whose decision settles it
         self._reductions = Reductions(run, events)
         self._told = run.traffic()
-        self._attached = True
+        self._ended = ended
+        if not founding:
+            self._attach()
         run.listeners.append(self._on_event)
 
     @property
@@ -50,8 +55,14 @@ class AttachedScript:
         await trio.lowlevel.checkpoint()
         if self.session.machine is None:
             self.session.found(trio.current_time(), self.layout, self.contribution.tensor())
-            self.session.attach(trio.current_time(), self.layout)
+            self._attach()
         self.founding = False
+
+    def _attach(self) -> None:
+        try:
+            self.session.attach(trio.current_time(), self.layout)
+        except StorageError as error:  # it is attached; what could not be written will be tried again
+            self.run.troubles.tell(error)
 
     def contribute(self, cid: bytes, samples: int, base: int | None = None) -> None:
         """Offer what the script wrote."""
@@ -87,7 +98,11 @@ class AttachedScript:
 
     def members(self) -> Sequence[PeerView]:
         """The members of the configuration."""
-        return [PeerView(row["peer"], row["round"] or 0, row["live"], row["path"]) for row in self.run.peers() if row["member"]]
+        return [
+            PeerView(row["peer"], row["round"] or 0, bool(row["live"]), row["path"], row["organiser"])
+            for row in self.run.peers()
+            if row["member"]
+        ]
 
     def report(self, metrics: Mapping[str, float]) -> None:
         """Training metrics."""
@@ -118,11 +133,12 @@ class AttachedScript:
             self.run.listeners.remove(on_event)
 
     def detached(self) -> None:
-        """The script is gone."""
-        self._attached = False
+        """The script is gone, and with it its memory; what the engine still reads goes when the engine lets go of it."""
         self.run.listeners.remove(self._on_event)
         self._detach()
         self._reductions.detached()
+        self.contribution.close()
+        self._ended()
 
     # ---- events
     def _on_event(self, event: object) -> None:

@@ -247,5 +247,6 @@ class RunFiles:
             return 0
 
     def close(self) -> None:
-        """End of the process. Raises StorageError."""
+        """End of the run at this node; nothing on disk changes but the journal's end. Raises StorageError."""
+        self._results.close()
         self._journal.close()
