@@ -223,7 +223,8 @@ class LocalMember:
         for peer in session.config_peers():
             record = session.membership.record(peer)
             round_ = session.round if peer == self.peer else max(0, record.round - 1) if record else 0
-            views.append(PeerView(peer, round_, session.membership.live(now, peer), "self" if peer == self.peer else "direct"))
+            path = "self" if peer == self.peer else "direct"
+            views.append(PeerView(peer, round_, session.membership.live(now, peer), path, peer == session.organiser))
         return views
 
     def report(self, metrics: Mapping[str, float]) -> None:

@@ -257,6 +257,7 @@ def peers_command(run: str, watch: bool) -> None:
 
     RUN: id, its beginning, or name; the only one when left out.
     """
+    from ..quorum import quorum_of
     from .views import peers_table
 
     terminal = current()
@@ -266,7 +267,7 @@ def peers_command(run: str, watch: bool) -> None:
             table = "" if terminal.json else peers_table(terminal, peers)
             if watch and terminal.live:
                 click.clear()
-            terminal.data(table, {"peers": peers})
+            terminal.data(table, {"peers": peers, "quorum": quorum_of(peers)})
             if not watch:
                 return
             threading.Event().wait(WATCH_S)

@@ -167,7 +167,7 @@ class TrainingView:
         p = self._progress
         text = Text()
         text.append(f"{p.name}  ", style="bold")
-        text.append(p.state, style="green" if p.state.startswith("train") else "yellow")
+        text.append(p.state, style="green" if p.state == "training" else "yellow")
         text.append(f"  {span_text(time.monotonic() - self._started_s)}\n")
         if p.rounds:
             filled = min(_BAR_WIDTH, _BAR_WIDTH * p.round // p.rounds)

@@ -18,6 +18,7 @@ from ...collectives.swarm import Share
 from ...optim.outer import effective_outer
 from ..invite import check_token
 from ..manifest import Manifest, SignedManifest, decode_signed, save_run
+from ..quorum import quorum_of
 from ..session import Session
 from ..session import events as ev
 from ..shared_memory import AnchorSlots
@@ -361,6 +362,7 @@ class RunService:
             "rounds": self.manifest.train.rounds if self.manifest else None,
             "members": config,
             "member": self.node.identity.peer in config,
+            "quorum": None if self.error else quorum_of(self.peers()),
             "script": bool(session and session.script),
             "progress": list(self.progress),
             "metrics": dict(self.metrics),
@@ -374,12 +376,13 @@ class RunService:
         }
 
     def peers(self) -> list[dict[str, Any]]:
-        """JSON-able, one a member or known peer."""
+        """JSON-able, one a member or known peer. ``live`` and ``round`` are None where this node cannot tell."""
         session, me, now = self.session, self.node.identity.peer, trio.current_time()
         if session is None:
             return []
         lanes = self.node.network.status()["lanes"]
-        records = {record.peer: record for record in session.membership.records()}
+        membership = session.membership
+        records = {record.peer: record for record in membership.records()}
         config = session.config_peers()
         listed: Sequence[PeerId] = list(dict.fromkeys([*config, *records]))
         return [
@@ -387,9 +390,10 @@ class RunService:
                 "peer": peer,
                 "you": peer == me,
                 "member": peer in config,
-                "live": peer == me or session.membership.live(now, peer),
+                "organiser": peer == self.organiser,
+                "live": True if membership.live(now, peer) else False if membership.suspected(now, peer) else None,
                 "path": "self" if peer == me else lanes.get(peer, ""),
-                "round": records[peer].round if peer in records else None,
+                "round": (records[peer].round or None) if peer in records else None,
                 "addresses": list(records[peer].addresses) if peer in records else [],
             }
             for peer in listed

@@ -155,6 +155,18 @@ def test_a_minority_waits_and_says_open_until_the_network_heals() -> None:
     assert min(rounds) > 20
 
 
+def test_a_script_without_a_quorum_is_told_once_and_once_when_it_is_back(caplog: pytest.LogCaptureFixture) -> None:
+    settings = msgspec.structs.replace(SETTINGS, rounds=30, deadline_s=2.0)
+    swarm = LocalSwarm(3, settings=settings).crash_at(1, 12.0, back_after_s=25.0).crash_at(2, 12.0, back_after_s=25.0)
+    with caplog.at_level("WARNING", "atoll"):
+        results = swarm.run(train, step_s=0.25)
+    assert [record.getMessage() for record in caplog.records if "quorum" in record.getMessage()] == [
+        "no quorum: 1 of 3 members reachable; the open round waits for 2; training goes on here and is contributed later",
+        "quorum is back: 3 of 3 members reachable",
+    ]
+    assert [result["round"] for result in results] == [30, 30, 30]
+
+
 def test_all_reduce_gives_the_same_mean_to_all_who_call() -> None:
     def script(swarm: LocalMember) -> tuple[Outcome, torch.Tensor]:
         steps(swarm, 8)
