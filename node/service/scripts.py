@@ -31,7 +31,6 @@ class AttachedScript:
         self.contribution = SharedBuffer(FLOAT_BYTES * layout.numel, folder=folder)
         self.anchors: AnchorSlots = run.slots(layout.numel)
         self._frozen: tuple[bytes, float] | None = None
-        self._resumed: dict[bytes, int] = {}  # cid -> the round whose decision settles it
         self._reductions = Reductions(run, events)
         self._told = run.traffic()
         self._ended = ended
@@ -81,20 +80,8 @@ class AttachedScript:
 
     def resume(self, cid: bytes) -> None:
         """Say what became of an earlier contribution."""
-        found = self.run.find_share(cid)
-        if found is not None:
-            round_, shares = found
-            self.events.decided(cid, Outcome("committed", round_, shares, counted=True))
-        elif self._only_here():
-            self.events.decided(cid, Outcome("committed", self.session.round, reason="it was lost with the node"))
-        else:
-            self._resumed[cid] = self.session.round + 1
-
-    def _only_here(self) -> bool:
-        """Whether what an earlier node offered can be known to nobody: no other member, and no vote of that life."""
-        machine = self.session.machine
-        alone = set(self.session.config_peers()) <= {self.run.node.identity.peer}
-        return alone and machine is not None and machine.journal.accepted is None and machine.open.decided is None
+        self.run.guard(lambda: self.session.earlier.ask(trio.current_time(), cid))
+        self.run.wake()
 
     def members(self) -> Sequence[PeerView]:
         """The members of the configuration."""
@@ -148,6 +135,9 @@ class AttachedScript:
             case ev.ContributionRefused() if self._frozen and self._frozen[0] == event.cid:
                 self._frozen = None
                 self.events.decided(event.cid, Outcome("committed", self.session.round, reason=f"refused: {event.reason}"))
+            case ev.EarlierSettled():
+                reason = "" if event.counted else "it was lost with the node"
+                self.events.decided(event.cid, Outcome("committed", event.round, event.contributors, event.counted, reason=reason))
             case ev.RoundClosing():
                 self.events.closing(event.round)
             case ev.ContributionRefused():
@@ -160,20 +150,13 @@ class AttachedScript:
                 pass
 
     def _on_round(self, event: ev.RoundCommitted) -> None:
-        def outcome(counted: bool, since: float) -> Outcome:
-            elapsed, before = trio.current_time() - since, self._told
-            sent, received = self._told = self.run.traffic()  # each outcome has what came since the last: they add up
-            return Outcome(
-                "committed", event.round, event.contributors, counted, event.lost, sent - before[0], received - before[1], elapsed
-            )
-
-        if self._frozen and event.cid is not None and self._frozen[0] == event.cid:
-            since, self._frozen = self._frozen[1], None
-            self.events.decided(event.cid, outcome(event.counted, since))
-        for cid, settled in list(self._resumed.items()):
-            if event.round >= settled:
-                del self._resumed[cid]
-                self.events.decided(cid, outcome(self.run.find_share(cid) is not None, trio.current_time()))
+        if self._frozen is None or self._frozen[0] != event.cid:
+            return
+        (cid, since), self._frozen, before = self._frozen, None, self._told
+        sent, received = self._told = self.run.traffic()  # each outcome has what came since the last: they add up
+        moved = sent - before[0], received - before[1]
+        elapsed = trio.current_time() - since
+        self.events.decided(cid, Outcome("committed", event.round, event.contributors, event.counted, event.lost, *moved, elapsed))
 
     # ---- free-standing reductions
     def reduce_open(self, op_id: str, numel: int) -> ReduceBuffers:

@@ -8,6 +8,7 @@ transfer        fetching results and states from other members, chunk-verified
 serving         answering other members, from copies
 actions         what the log's state machine asks of the session
 operations      free-standing all-reduces
+earlier         what became of contributions of an earlier life
 installing      a fetched state replaces the own one
 beginning       the genesis; what the last life left on disk; whose model it is
 session         Session: all of it tied together

@@ -93,6 +93,16 @@ class RoundClosing:
 
 
 @dataclass(frozen=True, slots=True)
+class EarlierSettled:
+    """What became of a contribution that an earlier life of this node had offered: entry ``round`` counts it, or is the first that cannot."""
+
+    cid: bytes
+    round: int
+    contributors: tuple[Share, ...]
+    counted: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ContributionRefused:
     """The own contribution was not offered: it holds NaN or infinity, or it was made on an older anchor."""
 

@@ -29,6 +29,7 @@ from ..membership import Timing as MembershipTiming
 from . import events as ev
 from .actions import LogActions, main_log
 from .beginning import check_model, make_genesis, restore
+from .earlier import Earlier
 from .installing import Installing
 from .operations import Operations
 from .ports import Replica, SessionPorts
@@ -61,6 +62,7 @@ class Session:
         self.transfer = Transfer(self.actions, organiser, self.timing, rng)
         self.serving = Serving(self)
         self.operations = Operations(self)
+        self.earlier = Earlier(self)
         self.installing = Installing(self)
         self.left = False
         self.script: Layout | None = None  # layout of the attached script, if any
@@ -175,6 +177,7 @@ class Session:
         """The script is gone: nothing will be contributed; a frozen contribution stays until its round is decided."""
         self._now = now
         self.script = None
+        self.earlier.forget(now)
         if self.machine:
             self.machine.set_idle(now, True)
         self._drain(now)
@@ -418,6 +421,7 @@ class Session:
         lost = tuple(sorted(before - set(after)))
         elapsed = machine.round_s or 0.0
         self.ports.emit(ev.RoundCommitted(entry.round, shares, after, lost, cid, counted, entry.hash(), elapsed))
+        self.earlier.decided(entry)
 
     def opened(self, now: float) -> None:
         """A round opened: let the data plane accept its parts, watch its configuration, offer what waits."""

@@ -151,3 +151,53 @@ def test_a_node_of_one_script_waits_for_it() -> None:
     other.attach()
     table.until(lambda: other.machine.is_member)
     table.end()
+
+
+# ---- what settles
+
+
+def settled(peer: Peer) -> dict[bytes, bool]:
+    """Contributions of earlier lives that were told of: whether counted. Each is told once."""
+    told = [event for event in peer.heard if isinstance(event, ev.EarlierSettled)]
+    assert len({event.cid for event in told}) == len(told)
+    return {event.cid: event.counted for event in told}
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.0015, 0.003, 0.0045, 0.006, 0.0075, 0.009, 0.0105, 0.012])
+@pytest.mark.parametrize("count", [1, 3])
+def test_all_nodes_die_in_mid_round_and_every_script_hears_what_became_of_its_work(count: int, after_s: float) -> None:
+    """From the first Ready to the last Accepted; a lone member decides by itself."""
+    table = Table(count)
+    offered = {peer: peer.contribute(f"of {peer.name}") for peer in table.all_in()}
+    table.wait(after_s)
+    for peer in table.peers:
+        peer.kill()
+    for peer, cid in offered.items():
+        peer.start().attach().do(lambda session, now, cid=cid: session.earlier.ask(now, cid))
+    table.until(lambda: all(settled(peer) for peer in table.peers))
+    log = table.peers[0].machine.journal.entries
+    counted = [c.cid for certified in log for c in certified.entry.contributors]
+    assert len(set(counted)) == len(counted)
+    assert [settled(peer) for peer in table.peers] == [{cid: cid in counted} for cid in offered.values()]
+    told = [len(peer.rounds()) for peer in table.peers]
+    again = [peer.contribute(f"again, {peer.name}") for peer in table.peers]
+    table.until(lambda: all(len(peer.rounds()) > before for peer, before in zip(table.peers, told, strict=True)))
+    assert [c.cid for c in table.peers[0].machine.journal.entries[-1].entry.contributors] == again
+    table.end()
+
+
+def test_one_node_comes_back_while_the_others_train_on() -> None:
+    table = Table(3)
+    first, second, third = table.all_in()
+    table.network.partition({first.name: 0, second.name: 1, third.name: 2})
+    lost = third.contribute("lost")
+    third.kill()
+    table.network.partition(None)
+    third.start().attach().do(lambda session, now: session.earlier.ask(now, lost))
+    table.until(lambda: bool(settled(third)))  # although nobody has finished anything
+    assert settled(third) == {lost: False}
+    assert third.rounds()[-1].contributors == ()
+    offered = [peer.contribute(f"of {peer.name}") for peer in table.peers]
+    table.until(lambda: all(peer.rounds()[-1].contributors for peer in table.peers))
+    assert [c.cid for c in first.machine.journal.entries[-1].entry.contributors] == offered
+    table.end()
