@@ -18,6 +18,7 @@ from ...collectives.swarm import Share
 from ...optim.outer import effective_outer
 from ..invite import check_token
 from ..manifest import Manifest, SignedManifest, decode_signed, save_run
+from ..net.addresses import split_peer
 from ..quorum import quorum_of
 from ..session import Session
 from ..session import events as ev
@@ -167,6 +168,7 @@ class RunService:
             rng=random.Random(self.node.rng.random()), now=now, unix_offset_s=time.time() - now,
             checkpoint_every=self.manifest.checkpoint.every, seeding=self.seeding,
         )  # fmt: skip
+        self.session.membership.announce(now, addresses=tuple(split_peer(address)[1] for address in self.node.network.addresses()))
         self.session.start(now)
         if self.session.machine is not None and self.session.phase != "running":
             self.storage.check()
@@ -186,6 +188,8 @@ class RunService:
         session, now = self.session, trio.current_time()
         assert session is not None
         session.add_contacts(now, [peer for peer, _ in self.node.network.members(self.run_id)])
+        for peer, addresses in session.membership.moved().items():  # so that members find one another without any bootstrap
+            self.node.network.add_addresses(peer, addresses)
         if now >= session.next_due():
             session.tick(now)
 

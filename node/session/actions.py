@@ -136,11 +136,6 @@ class LogActions:
         """Whether the peer is believed dead."""
         return self.session.membership.suspected(self.session.clock(), peer)
 
-    def bandwidth(self, peer: PeerId) -> float:
-        """Upload bandwidth in bytes/s as the peer says; equal shares where it does not."""
-        record = self.session.membership.record(peer)
-        return record.bandwidth_bytes_per_s or 1.0 if record else 1.0
-
     def sign(self, payload: bytes) -> bytes:
         """Sign as this peer."""
         return self.session.ports.sign(payload)
