@@ -28,7 +28,6 @@ from .troubles import described
 EVENT_QUEUE = 1024
 MANIFEST_PATIENCE_S = 20.0  # how long `join` waits for a member to hand over the manifest
 POLL_S = 0.1
-ENTRY_PATIENCE_S = 20.0  # the same while nobody at all is connected
 REFUSED_S = 5.0  # a member that refuses us may have been the wrong one to ask
 FOUND_PATIENCE_S = 1.5  # how long the organiser looks for members before it founds its run
 DRAIN_S = 30.0
@@ -185,18 +184,15 @@ class Node:
         else:
             raise ConfigError("neither an invite nor a manifest was given")
         progress("asking members for the run's manifest", 0, 0)
-        with trio.move_on_after(ENTRY_PATIENCE_S):
+        with trio.move_on_after(MANIFEST_PATIENCE_S):
             await run.known.wait()
-        if not run.known.is_set() and self.context.network.status()["connected"]:
-            with trio.move_on_after(MANIFEST_PATIENCE_S - ENTRY_PATIENCE_S):
-                await run.known.wait()
         if run.error is not None:
             if run.signed is None:  # else it stays, for `atoll status` to show what is wrong
                 self._drop(run)
             raise run.error
         if run.manifest is None:
             self._drop(run)
-            raise self._nobody_answered(run)
+            raise run.refusal() or self._nobody_answered(run)
         return self._info(run)
 
     async def _enter(self, run_id: RunId, organiser: PeerId, signed: SignedManifest | None, admission: Admission) -> RunService:
@@ -237,7 +233,7 @@ class Node:
                 why="The bootstrap node answers, but nobody who knows the run is online.", hint="Is the organiser's node up?  atoll status",
             )  # fmt: skip
         return NetworkError(
-            f"none of {len(bootstrap)} bootstrap addresses answered in {ENTRY_PATIENCE_S:g} s ({tried}); this is not a ban and your key is fine",
+            f"none of {len(bootstrap)} bootstrap addresses answered in {MANIFEST_PATIENCE_S:g} s ({tried}); this is not a ban and your key is fine",
             code="E110", why="The machines of the invite are off, unreachable, or their addresses changed.",
             hint="Ask any member for a fresh one: atoll invite new",
         )  # fmt: skip

@@ -24,6 +24,7 @@ from ..session import Session
 from ..session import events as ev
 from ..shared_memory import AnchorSlots
 from ..storage import RunFiles
+from .asking import Asking
 from .context import NodeContext
 from .ports import RunPorts
 from .troubles import Troubles, coded, described
@@ -31,7 +32,6 @@ from .troubles import Troubles, coded, described
 log = logging.getLogger("atoll")
 
 ASK_MANIFEST, MANIFEST = b"?", b"C"
-MANIFEST_RETRY_S = 0.25
 HISTORY = 256  # committed rounds kept for status
 
 
@@ -65,6 +65,7 @@ class RunService:
         self.refusals: dict[PeerId, tuple[str, str]] = {}
         self.troubles = Troubles(run_id, node.publish)
         self.ended = trio.Event()  # `run` has returned, and everything of the run is closed
+        self._asking = Asking(random.Random(node.rng.random()))
         self._slots: AnchorSlots | None = None
         self._wake = trio.Event()
         self._scope = trio.CancelScope()
@@ -146,11 +147,12 @@ class RunService:
 
     async def _fetch_manifest(self) -> None:
         while self.signed is None:
-            for peer, _ in self.node.network.members(self.run_id):
+            wake = self._wake = trio.Event()
+            known = [peer for peer, _ in self.node.network.members(self.run_id)]
+            for peer in self._asking.whom(trio.current_time(), known):
                 self.node.network.send(self.run_id, peer, ASK_MANIFEST)
-            with trio.move_on_after(MANIFEST_RETRY_S):
-                await self._wake.wait()
-            self._wake = trio.Event()
+            with trio.move_on_at(self._asking.again_at):
+                await wake.wait()
 
     def _begin(self) -> None:
         assert self.signed is not None
@@ -224,6 +226,8 @@ class RunService:
         known = {member for member, _ in self.node.network.members(self.run_id)}
         if self.signed is None and known <= self.refusals.keys() and (error := self.refusal()) is not None:
             self.fail(error)
+        self._asking.refused(peer)
+        self.wake()
 
     def refusal(self) -> AtollError | None:
         """Why members do not let us in, as an error."""
