@@ -134,3 +134,13 @@ def test_survivors_commit_an_honest_mean(swarm: Peers, reference: Reference, num
         reference.check(seed + 10, [peer.expect("outcome", 60) for peer in survivors])
         revive(victim, what, number, reference, seed)
         round_of_all(swarm, reference, seed + 20)
+
+
+def test_all_nodes_die_at_once_and_the_run_goes_on(swarm: Peers) -> None:
+    """The last test here: which round counts what was offered is in the log, not in these outcomes."""
+    swarm.contribute(1)
+    for peer in swarm.all:
+        peer.signal("node", signal.SIGKILL)
+    for peer in swarm.all:
+        assert peer.expect("outcome", 60)["status"] in ("open", "committed")
+    swarm.settle()  # a script contributes again only when it has been told what became of the last
