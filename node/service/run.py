@@ -14,7 +14,6 @@ import trio
 from ...collectives.errors import AtollError, ConfigError, NotAdmittedError, StorageError, VersionMismatchError
 from ...collectives.group import Plan
 from ...collectives.identifiers import PeerId, RunId
-from ...collectives.swarm import Share
 from ...optim.outer import effective_outer
 from ..invite import check_token
 from ..manifest import Manifest, SignedManifest, decode_signed, save_run
@@ -406,12 +405,3 @@ class RunService:
             }
             for peer in listed
         ]
-
-    def find_share(self, cid: bytes) -> tuple[int, tuple[Share, ...]] | None:
-        """The decided round that counts a contribution."""
-        machine = self.session.machine if self.session else None
-        if machine is not None:
-            for certified in reversed(machine.journal.entries):
-                if any(c.cid == cid for c in certified.entry.contributors):
-                    return certified.entry.round, tuple(Share(c.member.peer, c.weight) for c in certified.entry.contributors)
-        return None
