@@ -29,6 +29,8 @@ PEER_SCRIPT = Path(__file__).parent / "process" / "fault_peer.py"
 MANIFEST = """
 schema = 1
 name = "faults"
+[model]
+entry = "local:test"
 [train]
 sync_every = 1
 method = "local_sgd"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..manifest import Manifest, gpt_config
+from ..manifest import Manifest
 from .output import bytes_text, count_text, span_text
 
 BYTES_PER_PARAMETER = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "int8": 1.0 + 4 / 256}  # int8: one fp32 scale for 256 values
@@ -12,14 +12,9 @@ _STATE_BYTES = 8  # float32 anchor and momentum on disk
 _DDP_BYTES = 2  # bf16 gradients in a ring all-reduce every step: the comparison that "less than DDP" means
 
 
-def parameters_of(manifest: Manifest) -> int | None:
-    """Parameters of the run's model, or None when only the members' script knows."""
-    return gpt_config(manifest.model).parameters if manifest.model.entry == "builtin:gpt" else manifest.model.parameters
-
-
 def describe(manifest: Manifest) -> dict[str, Any]:
     """A run's settings and costs, for JSON. Bytes are those of a round with many members; with n of them (n-1)/n of it."""
-    parameters = parameters_of(manifest)
+    parameters = manifest.parameters
     settings = manifest.settings()
     found: dict[str, Any] = {
         "run_id": manifest.run_id,

@@ -21,7 +21,7 @@ name = "my-run"
 description = "a byte-level GPT on the text that ships with Python"
 
 [model]
-entry = "builtin:gpt"              # or "local:NAME": every member brings the same model in her own script
+entry = "builtin:gpt"              # or "local:NAME": every member brings the same model in her own script, without the next two lines
 config = { width = 128, layers = 4, heads = 4, context = 64 }
 init = "seed:1337"
 
@@ -31,6 +31,7 @@ source = "builtin:stdlib-text"     # or "local": every member's own text, given 
 [train]
 method = "diloco"                  # or "local_sgd"
 sync_every = 20                    # inner steps a round; or round_s = 60.0
+# rounds = 500                     # where the run ends; without, it goes on until everybody has left
 
 [train.inner]
 optimizer = "adamw"

@@ -183,7 +183,8 @@ class Node:
             run = await self._enter(signed.run_id, signed.organiser, signed, load_admission(self.paths, signed.run_id))
         else:
             raise ConfigError("neither an invite nor a manifest was given")
-        progress("asking members for the run's manifest", 0, 0)
+        if run.signed is None:
+            progress("asking members for the run's manifest", 0, 0)
         with trio.move_on_after(MANIFEST_PATIENCE_S):
             await run.known.wait()
         if run.error is not None:
@@ -321,11 +322,12 @@ class Node:
         assert storage is not None
         since = trio.current_time()
         while session.phase != "running":
-            progress(*run.progress)
             waited_s = trio.current_time() - since
             if session.phase == "seeking" and waited_s > REFUSED_S and (refusal := run.refusal()) is not None:
                 raise refusal
             alone = not self.context.network.members(run.run_id)
+            silent = session.phase == "seeking" and alone and waited_s > REFUSED_S
+            progress(*(("finding members: nobody who knows the run answers yet", 0, 0) if silent else run.progress))
             if self.peer == run.organiser and session.phase == "seeking" and waited_s > FOUND_PATIENCE_S * (1 if alone else 4):
                 if not storage.was_founded:
                     return True

@@ -283,7 +283,10 @@ class RunService:
 
     # ---- memory
     def slots(self, numel: int) -> AnchorSlots:
-        """The run's anchor slots, made once."""
+        """The run's anchor slots, made once there is a state; before, for the script that would found the run."""
+        if self._slots is not None and self._slots.current is None and self._slots.numel != numel:
+            self._slots.close()  # an earlier script would have founded it with another model
+            self._slots = None
         if self._slots is None:
             self._slots = AnchorSlots(numel, folder=self.node.paths.run_dir(self.run_id))
         return self._slots

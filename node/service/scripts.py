@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import trio
 
-from ...collectives.errors import LocalProtocolError, StorageError
+from ...collectives.errors import LocalProtocolError, ModelMismatchError, StorageError
 from ...collectives.layout import Layout
 from ...collectives.swarm import Outcome, PeerView
 from ..control.service import ReduceBuffers, ScriptEvents
+from ..manifest import Manifest
 from ..session import Session
 from ..session import events as ev
 from ..shared_memory import AnchorSlots, SharedBuffer
@@ -17,6 +18,16 @@ from .reductions import Reductions
 from .run import RunFailed, RunService
 
 FLOAT_BYTES = 4
+
+
+def check_size(manifest: Manifest, layout: Layout) -> None:
+    """Raise ModelMismatchError when the model of a script that would found the run is not the one that the manifest promises."""
+    if manifest.parameters not in (None, layout.numel):
+        raise ModelMismatchError(
+            f"your model has {layout.numel:,} parameters, the run's manifest promises {manifest.model.entry} with {manifest.parameters:,}",
+            why="Whoever joins brings the model that the manifest names.",
+            hint='For a model of your own: [model] entry = "local:NAME" in RUN.toml, then atoll new RUN.toml',
+        )
 
 
 class AttachedScript:
@@ -27,6 +38,8 @@ class AttachedScript:
     ) -> None:
         """``ended`` is called when the script is gone. Raises StorageError, ModelMismatchError."""
         self.run, self.layout, self.events, self.founding = run, layout, events, founding
+        if founding and run.manifest is not None:
+            check_size(run.manifest, layout)
         folder = run.node.paths.run_dir(run.run_id)
         self.contribution = SharedBuffer(FLOAT_BYTES * layout.numel, folder=folder)
         self.anchors: AnchorSlots = run.slots(layout.numel)
