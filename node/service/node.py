@@ -168,7 +168,9 @@ class Node:
 
     def _info(self, run: RunService) -> RunInfo:
         assert run.manifest is not None
-        return RunInfo(run.run_id, run.manifest.name, self.peer, run.manifest.settings(), max(0, run.session.round if run.session else 0))
+        return RunInfo(
+            run.run_id, run.manifest.name, self.peer, run.manifest.settings(), max(0, run.session.completed if run.session else 0)
+        )
 
     # ---- joining and leaving
     async def join(self, request: JoinRequest, progress: ProgressSink) -> RunInfo:

@@ -323,7 +323,8 @@ class RunService:
             case ev.RoundCommitted():
                 self.rounds = [*self.rounds[-HISTORY:], self._describe(event)]
                 self.troubles.clear()
-                self.node.publish({"event": "round.committed", "run": self.run_id, **self.rounds[-1]})
+                kind = "round.committed" if event.contributors else "entry.committed"  # the latter at most changes who is a member
+                self.node.publish({"event": kind, "run": self.run_id, **self.rounds[-1]})
             case ev.StateProgress():
                 self.progress = ("fetching state", event.have, event.total)
                 self.node.publish({"event": "state.progress", "run": self.run_id, "have": event.have, "total": event.total})
@@ -331,9 +332,9 @@ class RunService:
                 self.progress = ("ready", 1, 1)
                 self.node.publish({"event": "state.ready", "run": self.run_id, "round": event.round})
             case ev.StateRoot():
-                if self.rounds and self.rounds[-1]["round"] == event.round:
+                if self.rounds and self.rounds[-1]["entry"] == event.entry:
                     self.rounds[-1]["state_root"] = event.root.hex()
-                self.node.publish({"event": "state.root", "run": self.run_id, "round": event.round, "root": event.root.hex()})
+                self.node.publish({"event": "state.root", "run": self.run_id, "entry": event.entry, "root": event.root.hex()})
             case ev.PeerMisbehaved():
                 self.node.publish({"event": "peer.misbehaved", "run": self.run_id, "peer": event.peer, "reason": event.reason})
             case ev.StateDiverged():
@@ -346,6 +347,7 @@ class RunService:
     def _describe(self, event: ev.RoundCommitted) -> dict[str, Any]:
         return {
             "round": event.round,
+            "entry": event.entry,
             "contributors": {share.peer: share.samples for share in event.contributors},
             "members": list(event.config),
             "lost": list(event.lost),
@@ -361,14 +363,15 @@ class RunService:
         """JSON-able."""
         session = self.session
         config = session.config_peers() if session else []
-        last = self.rounds[-1] if self.rounds else None
+        last = next((row for row in reversed(self.rounds) if row["contributors"]), None)
         trouble = self.error or self.troubles.current or (self.storage.unsaved if self.storage else None)
         return {
             "run_id": self.run_id,
             "name": self.manifest.name if self.manifest else "",
             "organiser": self.organiser,
             "phase": "failed" if self.error else session.phase if session else "seeking",
-            "round": session.round if session else -1,
+            "round": session.completed if session else -1,
+            "entry": session.round if session else -1,
             "rounds": self.manifest.train.rounds if self.manifest else None,
             "members": config,
             "member": self.node.identity.peer in config,

@@ -96,6 +96,10 @@ class AttachedScript:
         self.run.guard(lambda: self.session.earlier.ask(trio.current_time(), cid))
         self.run.wake()
 
+    def rounds(self, entry: int) -> int:
+        """Rounds in the state after a log entry."""
+        return self.session.rounds(entry)
+
     def members(self) -> Sequence[PeerView]:
         """The members of the configuration."""
         return [
@@ -147,7 +151,7 @@ class AttachedScript:
                 self._on_round(event)
             case ev.ContributionRefused() if self._frozen and self._frozen[0] == event.cid:
                 self._frozen = None
-                self.events.decided(event.cid, Outcome("committed", self.session.round, reason=f"refused: {event.reason}"))
+                self.events.decided(event.cid, Outcome("committed", self.session.completed, reason=f"refused: {event.reason}"))
             case ev.EarlierSettled():
                 reason = "" if event.counted else "it was lost with the node"
                 self.events.decided(event.cid, Outcome("committed", event.round, event.contributors, event.counted, reason=reason))

@@ -125,7 +125,7 @@ class LogActions:
         """A contribution to the open round was offered."""
         machine = self.session.machine
         if machine is not None and machine.contribution is None:
-            self.session.ports.emit(ev.RoundClosing(round_))
+            self.session.ports.emit(ev.RoundClosing(self.session.completed + 1))
 
     def results_from(self) -> int:
         """The oldest round whose result bytes are here."""

@@ -52,4 +52,6 @@ class Earlier:
 
     def _settle(self, cid: bytes, entry: Entry) -> None:
         shares = tuple(Share(c.member.peer, c.weight) for c in entry.contributors)
-        self.session.ports.emit(ev.EarlierSettled(cid, entry.round, shares, any(c.cid == cid for c in entry.contributors)))
+        self.session.ports.emit(
+            ev.EarlierSettled(cid, self.session.rounds(entry.round), shares, any(c.cid == cid for c in entry.contributors))
+        )

@@ -1,4 +1,7 @@
-"""What a session tells its script and its observers. Frozen values, no messages: sinks make words of them."""
+"""What a session tells its script and its observers. Frozen values, no messages: sinks make words of them.
+
+``round`` counts entries with contributors, which is what scripts and people call a round; ``entry`` is a number in the log.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,13 @@ from ...collectives.swarm import Share
 
 @dataclass(frozen=True, slots=True)
 class RoundCommitted:
-    """A round is decided and applied: the anchor of ``round`` is current.
+    """An entry is decided and applied: the anchor of ``round`` is current. Without contributors it is no round of its own.
 
     ``cid``: the own contribution that was frozen for it, if any; it is free again, ``counted`` or not.
     """
 
     round: int
+    entry: int
     contributors: tuple[Share, ...]
     config: tuple[PeerId, ...]
     lost: tuple[PeerId, ...]
@@ -43,9 +47,9 @@ class StateProgress:
 
 @dataclass(frozen=True, slots=True)
 class StateRoot:
-    """The Merkle root of the state after ``round``: equal at all members."""
+    """The Merkle root of the state after ``entry``: equal at all members."""
 
-    round: int
+    entry: int
     root: bytes
 
 
@@ -94,7 +98,7 @@ class RoundClosing:
 
 @dataclass(frozen=True, slots=True)
 class EarlierSettled:
-    """What became of a contribution that an earlier life of this node had offered: entry ``round`` counts it, or is the first that cannot."""
+    """What became of a contribution that an earlier life of this node had offered, when the entry that tells was decided."""
 
     cid: bytes
     round: int

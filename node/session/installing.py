@@ -31,13 +31,13 @@ class Installing:
             return None
         certified = session.actions.entry_at(round_)
         assert certified is not None
-        storage = session.ports.storage
+        storage, rounds = session.ports.storage, session.rounds(round_)
         replica = session.replica or storage.replica(layout, restore=False)
         self.under_way = True
 
         def install() -> None:
             replica.install(data, round_)
-            storage.checkpoint(replica, certified)
+            storage.checkpoint(replica, certified, rounds)
 
         def installed(later: float, _: None) -> None:
             try:

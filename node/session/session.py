@@ -86,8 +86,24 @@ class Session:
 
     @property
     def round(self) -> int:
-        """Number of applied entries after the genesis: the round whose anchor is current; -1 before there is a state."""
+        """Number of applied entries after the genesis: the entry whose anchor is current; -1 before there is a state."""
         return self.machine.round - 1 if self.machine and not self.machine.stateless else -1
+
+    def rounds(self, entry: int) -> int:
+        """How many rounds are in the state after log entry ``entry``: entries with contributors; the others only change the configuration.
+
+        Scripts and people count rounds, the log its entries; a run ends by rounds.
+        """
+        if self.machine is None:
+            return 0
+        applied = self.machine.journal.entries
+        ahead = [certified for certified in self.machine.frontier if certified.entry.round >= len(applied)]
+        return sum(1 for certified in [*applied, *ahead][: entry + 1] if certified.entry.contributors)
+
+    @property
+    def completed(self) -> int:
+        """Rounds in the current anchor; -1 before there is a state."""
+        return self.rounds(self.round) if self.round >= 0 else -1
 
     def clock(self) -> float:
         """The time of the input being handled."""
@@ -185,7 +201,7 @@ class Session:
     def contribute(self, now: float, cid: bytes, samples: int, vector: Tensor, base: int | None = None) -> None:
         """Offer ``vector`` (float32, (numel,), untouched until RoundCommitted) to the open round, or to the next one.
 
-        With ``base``, the round of the anchor it was made on, it is refused (ContributionRefused) once that anchor is no longer current.
+        With ``base``, the rounds in the anchor it was made on, it is refused (ContributionRefused) once that anchor is no longer current.
         """
         self._now = now
         if self.machine is None or self.machine.stateless:
@@ -200,12 +216,11 @@ class Session:
         machine = self.machine
         if self._contributions and machine and machine.contribution is None and not machine.open.applying:
             cid, samples, vector, base = self._contributions[0]
-            if base is not None and base != self.round:
+            at = self.completed
+            if base is not None and base != at:
                 self._contributions.popleft()
-                return self.ports.emit(
-                    ev.ContributionRefused(cid, f"it was made on the anchor of round {base}, the run is at {self.round}")
-                )
-            if self.settings.rounds is not None and self.round >= self.settings.rounds:
+                return self.ports.emit(ev.ContributionRefused(cid, f"it was made on the anchor of round {base}, the run is at {at}"))
+            if self.settings.rounds is not None and at >= self.settings.rounds:
                 self._contributions.popleft()
                 return self.ports.emit(ev.ContributionRefused(cid, f"the run is complete after {self.settings.rounds} rounds"))
             self.ports.exchange.freeze(self.log, machine.round, cid, vector)
@@ -376,7 +391,7 @@ class Session:
         self.actions.results.clear()
         self.opened(now)
         machine.resume(now)
-        self.ports.emit(ev.StateReady(round_))
+        self.ports.emit(ev.StateReady(self.completed))
         self._drain(now)
 
     def applied(self, now: float, entry: Entry) -> None:
@@ -394,7 +409,7 @@ class Session:
         self.transfer.seeking_state = False  # replay goes on; a Catch says if it cannot
         self.actions.results.clear()
         self.hash_state(machine.round)
-        if decided and (entry.round % self.checkpoint_every == 0 or entry.round == self.settings.rounds):
+        if decided and (entry.round % self.checkpoint_every == 0 or self.completed == self.settings.rounds):
             self._checkpoint(decided)
         self.ports.storage.forget_results(machine.round - self.timing.keep_rounds)
         self.opened(now)
@@ -420,7 +435,8 @@ class Session:
         shares = tuple(Share(c.member.peer, c.weight) for c in entry.contributors)
         lost = tuple(sorted(before - set(after)))
         elapsed = machine.round_s or 0.0
-        self.ports.emit(ev.RoundCommitted(entry.round, shares, after, lost, cid, counted, entry.hash(), elapsed))
+        round_ = self.rounds(entry.round)
+        self.ports.emit(ev.RoundCommitted(round_, entry.round, shares, after, lost, cid, counted, entry.hash(), elapsed))
         self.earlier.decided(entry)
 
     def opened(self, now: float) -> None:
@@ -433,7 +449,7 @@ class Session:
         shape = machine.shape
         self.ports.exchange.open_round(self.log, machine.round, peers, shape.numel, shape.chunk_elements, shape.codec)
         self.membership.watch(now, peers)
-        self.membership.announce(now, round=machine.round)
+        self.membership.announce(now, round=self.completed + 1)
         self.serving.recall(machine)
         self._offer(now)
 
@@ -453,9 +469,9 @@ class Session:
         self.ports.offload(replica.hashes, hashed)
 
     def _checkpoint(self, certified: Certified) -> None:
-        replica = self.replica
+        replica, rounds = self.replica, self.rounds(certified.entry.round)
         assert replica is not None
-        self.ports.offload(lambda: self.ports.storage.checkpoint(replica, certified), lambda now, _: None)
+        self.ports.offload(lambda: self.ports.storage.checkpoint(replica, certified, rounds), lambda now, _: None)
 
     def diverged(self, now: float, entry: Entry, mine: bytes) -> None:
         """Our state is not the one the others decided on: it must never happen; fetch the state anew."""

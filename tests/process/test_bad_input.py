@@ -197,7 +197,7 @@ def test_nobody_answers_at_the_addresses_of_the_invite(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_another_model_than_the_runs(swarm: tuple[Run, Member], tmp_path: Path) -> None:
     run, a = swarm
-    before = a.state()["round"]
+    before = a.state()["entry"]
     with pytest.raises(ModelMismatchError) as told:
         run.member("other-model", layout=make_layout([("w", (10, 10)), ("extra", (3,))]))
     assert (told.value.code, told.value.exit_code) == ("E301", 76)
@@ -208,7 +208,7 @@ def test_another_model_than_the_runs(swarm: tuple[Run, Member], tmp_path: Path) 
     assert told_cli.status == 76, told_cli
     assert "E301" in told_cli.err
     assert "weight" in told_cli.err
-    assert (a.state()["phase"], a.state()["round"]) == ("running", before)  # no entry of the log ever let it in
+    assert (a.state()["phase"], a.state()["entry"]) == ("running", before)  # no entry of the log ever let it in
 
 
 @pytest.mark.slow

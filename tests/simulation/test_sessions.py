@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
+import msgspec
 import pytest
 import torch
 
@@ -61,6 +62,11 @@ class Peer:
         assert self.session.machine is not None
         return self.session.machine
 
+    @property
+    def inside(self) -> bool:
+        """Whether it is a member of the open entry's configuration."""
+        return self.session.machine is not None and self.session.machine.is_member
+
     def do(self, act: Callable[[Session, float], object]) -> None:
         """An input of the session."""
         assert self.node is not None
@@ -106,7 +112,7 @@ class Table:
         self.found()
         for peer in self.peers[1:]:
             peer.start().attach()
-        self.until(lambda: all(len(peer.session.config_peers()) == len(self.peers) and peer.machine.is_member for peer in self.peers))
+        self.until(lambda: all(len(peer.session.config_peers()) == len(self.peers) and peer.inside for peer in self.peers))
         return self.peers
 
     def until(self, what: Callable[[], bool]) -> None:
@@ -137,7 +143,7 @@ def test_a_script_of_another_model_never_enters_the_configuration() -> None:
     with pytest.raises(ModelMismatchError, match="only in your model"):
         other.do(lambda session, now: session.attach(now, OTHER))
     other.do(lambda session, now: session.detach(now))
-    table.until(lambda: other.machine.is_member)  # now it only seeds
+    table.until(lambda: other.inside)  # now it only seeds
     table.end()
 
 
@@ -149,7 +155,7 @@ def test_a_node_of_one_script_waits_for_it() -> None:
     table.wait(5.0)
     assert first.session.config_peers() == ["p0"]
     other.attach()
-    table.until(lambda: other.machine.is_member)
+    table.until(lambda: other.inside)
     table.end()
 
 
@@ -200,4 +206,54 @@ def test_one_node_comes_back_while_the_others_train_on() -> None:
     offered = [peer.contribute(f"of {peer.name}") for peer in table.peers]
     table.until(lambda: all(peer.rounds()[-1].contributors for peer in table.peers))
     assert [c.cid for c in first.machine.journal.entries[-1].entry.contributors] == offered
+    table.end()
+
+
+# ---- what ends a run
+
+
+def together(table: Table, peers: list[Peer], name: str) -> None:
+    """One round in which these all contribute."""
+    rounds = peers[0].session.completed
+    cids = [peer.contribute(f"{name} {peer.name}") for peer in peers]
+    table.until(lambda: all(peer.session.completed > rounds for peer in peers))
+    entry = next(c.entry for c in reversed(peers[0].machine.journal.entries) if c.entry.contributors)
+    assert [c.cid for c in entry.contributors] == cids
+
+
+def test_a_run_of_three_rounds_has_three_rounds_with_contributions_however_many_join() -> None:
+    table = Table(4, msgspec.structs.replace(SETTINGS, rounds=3))
+    first, second = table.found(), table.peers[1].start().attach()
+    table.until(lambda: second.inside)
+    together(table, [first, second], "1")
+    table.peers[2].start().attach()
+    table.until(lambda: table.peers[2].inside)
+    together(table, table.peers[:3], "2")
+    second.kill()
+    second.start().attach()  # from its journal
+    table.peers[3].start().attach()  # from a fetched state
+    table.until(lambda: second.session.completed == 2 and table.peers[3].inside)
+    assert [peer.session.completed for peer in table.peers] == [2, 2, 2, 2]
+    together(table, table.peers, "3")
+    told = [[(event.round, bool(event.contributors)) for event in peer.rounds()] for peer in table.peers]
+    assert told[0][-1] == (3, True)
+    assert sorted(round_ for round_, contributed in told[0] if contributed) == [1, 2, 3]
+    assert len(told[0]) > 3  # entries that let somebody in
+    cid = first.contribute("one too many")
+    assert [event for event in first.heard if isinstance(event, ev.ContributionRefused)] == [
+        ev.ContributionRefused(cid, "the run is complete after 3 rounds")
+    ]
+    table.end()
+
+
+def test_a_contribution_stands_when_somebody_joins_before_it_is_offered() -> None:
+    table = Table(2)
+    first, second = table.found(), table.peers[1].start().attach()
+    base = first.session.completed
+    table.until(lambda: second.inside)  # an entry of the log, and the same anchor
+    first.do(lambda session, now: session.contribute(now, b"first...........", 1, torch.ones(LAYOUT.numel), base))
+    table.until(lambda: bool(first.rounds()[-1].contributors))
+    assert (first.rounds()[-1].round, first.rounds()[-1].counted) == (1, True)
+    first.do(lambda session, now: session.contribute(now, b"second..........", 1, torch.ones(LAYOUT.numel), base))
+    assert first.heard[-1] == ev.ContributionRefused(b"second..........", "it was made on the anchor of round 0, the run is at 1")
     table.end()

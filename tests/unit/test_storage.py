@@ -139,7 +139,7 @@ def test_checkpoint_comes_back_bit_for_bit_and_damage_is_told(tmp_path: Path) ->
     replica.initialise(torch.arange(20, dtype=torch.float32))
     replica.momentum.copy_(torch.linspace(-1, 1, 20))
     replica.applied = 1
-    files.checkpoint(replica, entries[1])
+    files.checkpoint(replica, entries[1], 1)
     files.close()
 
     again = run_files(tmp_path, troubles)
