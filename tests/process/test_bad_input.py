@@ -216,7 +216,7 @@ def test_a_run_is_founded_with_the_model_that_its_manifest_promises(tmp_path: Pa
     run = new_run(tmp_path, model="parameters = 1000")
     swarm = join(run.signed.run_id, home=run.home, private=True, progress=lambda stage, done, total: None)
     with swarm:
-        with pytest.raises(ModelMismatchError, match="your model has 999 parameters, .* promises local:test with 1,000") as told:
+        with pytest.raises(ModelMismatchError, match=r"your model has 999 parameters, .* promises local:test with 1,000") as told:
             swarm.open(make_layout([("w", (999,))]), lambda initial: initial.zero_())
         assert "local:NAME" in told.value.hint
         swarm.open(LAYOUT, lambda initial: initial.zero_()).release()
