@@ -338,7 +338,7 @@ class RunService:
             case ev.PeerMisbehaved():
                 self.node.publish({"event": "peer.misbehaved", "run": self.run_id, "peer": event.peer, "reason": event.reason})
             case ev.StateDiverged():
-                self.node.publish({"event": "state.diverged", "run": self.run_id, "round": event.round})
+                self.node.publish({"event": "state.diverged", "run": self.run_id, "entry": event.entry})
             case _:
                 pass
         for listener in list(self.listeners):

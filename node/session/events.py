@@ -60,7 +60,7 @@ class StateDiverged:
     The state is fetched anew.
     """
 
-    round: int
+    entry: int
     mine: bytes
     theirs: bytes
 

@@ -148,7 +148,7 @@ class SimSwarm:
     def heard(self, member: SimMember, event: object) -> None:
         """An event of a session."""
         if isinstance(event, StateDiverged):
-            raise Violation("agreement", f"{member.peer}'s state before round {event.round} is not the decided one")
+            raise Violation("agreement", f"{member.peer}'s state before entry {event.entry} is not the decided one")
         if isinstance(event, PeerMisbehaved):
             raise Violation("honest peers", f"{member.peer} accuses {event.peer}: {event.reason}")
         if isinstance(event, RoundCommitted):

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 import msgspec
 import pytest
 import torch
 
+from atoll.collectives import messages as m
 from atoll.collectives.errors import ModelMismatchError
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.layout import make_layout
-from atoll.collectives.round import RoundMachine, Timing
+from atoll.collectives.round import Phase, RoundMachine, Timing
 from atoll.collectives.simulation import Network, World
 from atoll.collectives.swarm import OuterSettings, RunSettings
 from atoll.node.session import events as ev
 from atoll.node.session.memory_storage import MemoryStorage
+from atoll.node.session.replica import ModelReplica
 from atoll.node.session.session import Session
 from atoll.node.simulation.process import NodeProcess, Place
 
@@ -256,4 +259,109 @@ def test_a_contribution_stands_when_somebody_joins_before_it_is_offered() -> Non
     assert (first.rounds()[-1].round, first.rounds()[-1].counted) == (1, True)
     first.do(lambda session, now: session.contribute(now, b"second..........", 1, torch.ones(LAYOUT.numel), base))
     assert first.heard[-1] == ev.ContributionRefused(b"second..........", "it was made on the anchor of round 0, the run is at 1")
+    table.end()
+
+
+# ---- who may vote
+
+
+def diverge(peer: Peer) -> None:
+    """One bit of its anchor flips, and its state is hashed again."""
+    replica = peer.session.replica
+    assert isinstance(replica, ModelReplica)
+    replica.anchor[3] += 1.0
+    peer.do(lambda session, now: session.hash_state(peer.machine.round))
+    peer.table.wait(0.1)
+
+
+def in_order(table: Table) -> list[Peer]:
+    """The peers, by the ballots of the open entry that they own."""
+    machine = table.peers[0].machine
+    return [next(peer for peer in table.peers if peer.name == machine.convener_of(ballot).peer) for ballot in range(len(table.peers))]
+
+
+def accepted_by_two(table: Table) -> tuple[Peer, Peer, Peer]:
+    """The convener and one other voted for its entry, and the convener died: only that other can tell. (dead, next convener, witness)"""
+    dead, following, witness = in_order(table)
+
+    def lost(sender: PeerId, receiver: PeerId, channel: str, payload: Any) -> bool:
+        if channel != "control" or payload[:1] != b"R":
+            return False
+        body = m.decode(payload[1:], sender).body
+        return isinstance(body, m.Accepted) or (isinstance(body, m.Accept) and receiver == following.name)
+
+    table.network.tap = lost
+    for peer in table.peers:
+        peer.contribute(f"of {peer.name}")
+    table.until(lambda: witness.machine.journal.accepted is not None)
+    dead.kill()
+    table.network.tap = None
+    assert following.machine.journal.accepted is None
+    return dead, following, witness
+
+
+def voters(peer: Peer) -> set[PeerId]:
+    """Who signed the newest entry in this peer's log."""
+    return {vote.member.peer for vote in peer.machine.journal.entries[-1].votes}
+
+
+@pytest.mark.parametrize("ballot", range(3))
+def test_a_member_whose_state_diverged_does_not_vote_and_fetches_the_state(ballot: int) -> None:
+    """Also where it owns the first ballot: then the next convener takes over."""
+    table = Table(3)
+    table.all_in()
+    odd = in_order(table)[ballot]
+    good = next(peer for peer in table.peers if peer is not odd)
+    diverge(odd)
+    for peer in table.peers:
+        peer.contribute(f"of {peer.name}")
+    table.until(lambda: all(peer.session.completed == 1 for peer in table.peers))
+    assert voters(good) == {peer.name for peer in table.peers if peer is not odd}
+    assert [event.entry for event in odd.heard if isinstance(event, ev.StateDiverged)] == [good.machine.round - 1]
+    table.until(lambda: odd.machine.root is not None and odd.machine.root == good.machine.root)
+    table.end()
+
+
+def test_a_convener_whose_state_diverged_does_not_propose_what_another_accepted() -> None:
+    table = Table(3)
+    table.all_in()
+    diverge(in_order(table)[1])
+    dead, odd, witness = accepted_by_two(table)
+    table.until(lambda: odd.machine.journal.promised > 2)  # its own ballot has come and gone
+    assert odd.machine.journal.accepted is None
+    dead.start().attach()
+    table.until(lambda: all(peer.session.completed == 1 for peer in table.peers))
+    assert voters(witness) == {dead.name, witness.name}
+    table.end()
+
+
+def test_a_convener_does_not_propose_what_another_accepted_before_its_own_state_is_hashed() -> None:
+    table = Table(3)
+    table.all_in()
+    _, following, witness = accepted_by_two(table)
+    root, following.machine.root = following.machine.root, None
+    assert root is not None
+    table.until(lambda: following.machine.convening.phase is Phase.ADOPT)
+    table.wait(0.2)
+    assert following.machine.journal.accepted is None
+    following.do(lambda session, now: following.machine.on_root(now, following.machine.round, root))
+    table.until(lambda: witness.session.completed == 1)
+    assert voters(witness) == {following.name, witness.name}
+    table.end()
+
+
+def test_a_convener_does_not_propose_what_was_reduced_before_its_own_state_is_hashed() -> None:
+    table = Table(3)
+    table.all_in()
+    first = in_order(table)[0]
+    root, first.machine.root = first.machine.root, None
+    assert root is not None
+    for peer in table.peers:
+        peer.contribute(f"of {peer.name}")
+    table.until(lambda: first.machine.open.reduced is not None)
+    table.wait(0.2)
+    assert [peer.machine.journal.accepted for peer in table.peers] == [None, None, None]
+    first.do(lambda session, now: first.machine.on_root(now, first.machine.round, root))
+    table.until(lambda: all(peer.session.completed == 1 for peer in table.peers))
+    assert {vote.ballot for vote in first.machine.journal.entries[-1].votes} == {0}
     table.end()
