@@ -2,8 +2,8 @@
 
 The log's name says all that a member must know to take part as an acceptor without having called: length, codec, a hash of the
 operation's id and one of the configuration. A member takes part in one log of an operation only, so that two views of the configuration
-do not give two results while their quorums intersect (docs/protocol.md); one that restarts remembers (through `Storage.spend`) in which operations its earlier life promised or voted, and
-never takes part in those again.
+do not give two results while their quorums intersect (docs/protocol.md). One that restarts remembers (through `Storage.spend`) in which
+operations its earlier life promised or voted, and never takes part in those again.
 
 A caller that is late, after the others have committed, gets their result, uncounted. One whose deadline passes takes its contribution back
 where no plan names it yet.
