@@ -133,6 +133,15 @@ class Table:
                 peer.kill()
 
 
+def together(table: Table, peers: list[Peer], name: str) -> None:
+    """One round in which these all contribute."""
+    rounds = peers[0].session.completed
+    cids = [peer.contribute(f"{name} {peer.name}") for peer in peers]
+    table.until(lambda: all(peer.session.completed > rounds for peer in peers))
+    entry = next(c.entry for c in reversed(peers[0].machine.journal.entries) if c.entry.contributors)
+    assert [c.cid for c in entry.contributors] == cids
+
+
 # ---- who is let in
 
 
@@ -212,16 +221,36 @@ def test_one_node_comes_back_while_the_others_train_on() -> None:
     table.end()
 
 
+def test_a_node_that_lost_its_disk_says_nothing_of_its_work_before_it_is_let_in_again() -> None:
+    """It begins from a state that another was given before; what it replays from there on does not tell."""
+    table = Table(4)
+    table.found()
+    for peer in table.peers[1:]:
+        peer.start().attach()
+        table.until(lambda peer=peer: peer.inside)
+    together(table, table.peers, "1")
+    together(table, table.peers, "2")
+    first, odd = table.peers[0], table.peers[2]
+    table.network.tap = lambda sender, receiver, channel, payload: (
+        channel == "control" and payload[:1] == b"R" and isinstance(m.decode(payload[1:], sender).body, m.Accepted)
+    )
+    offered = {peer: peer.contribute(f"3 {peer.name}") for peer in table.peers}
+    table.until(lambda: all(peer.machine.journal.accepted is not None for peer in table.peers))
+    odd.kill()
+    odd.storage.reset()
+    odd.start().attach()
+    table.until(lambda: odd.session.phase == "running")
+    assert odd.machine.round < first.machine.round
+    odd.do(lambda session, now: session.earlier.ask(now, offered[odd]))
+    table.until(lambda: odd.machine.round == first.machine.round)
+    assert settled(odd) == {}
+    table.network.tap = None
+    table.until(lambda: settled(odd) != {})
+    assert settled(odd) == {offered[odd]: True}
+    table.end()
+
+
 # ---- what ends a run
-
-
-def together(table: Table, peers: list[Peer], name: str) -> None:
-    """One round in which these all contribute."""
-    rounds = peers[0].session.completed
-    cids = [peer.contribute(f"{name} {peer.name}") for peer in peers]
-    table.until(lambda: all(peer.session.completed > rounds for peer in peers))
-    entry = next(c.entry for c in reversed(peers[0].machine.journal.entries) if c.entry.contributors)
-    assert [c.cid for c in entry.contributors] == cids
 
 
 def test_a_run_of_three_rounds_has_three_rounds_with_contributions_however_many_join() -> None:
