@@ -5,7 +5,7 @@ The round protocol over them is specified in docs/protocol.md ("The round").
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Annotated
 
 import msgspec
@@ -132,6 +132,35 @@ def is_quorum(config: Config, voters: Collection[Member], organiser: PeerId | No
     if 2 * len(yes) > len(config):
         return True
     return 2 * len(yes) == len(config) and any(member.peer == organiser for member in yes)
+
+
+class Reach(msgspec.Struct, frozen=True):
+    """How many of the open round's members can be reached, and how many it needs to be decided."""
+
+    reachable: int
+    members: int
+    needed: int
+
+    @property
+    def quorum(self) -> bool:
+        """Whether those that can be reached decide."""
+        return self.reachable >= self.needed
+
+    def __str__(self) -> str:
+        seen = f"{self.reachable} of {self.members} members reachable"
+        return seen if self.quorum else f"no quorum: {seen}; the open round waits for {self.needed}"
+
+
+def reach(members: Mapping[PeerId, bool], organiser: PeerId | None) -> Reach:
+    """What ``members`` (peer -> whether it can be reached) mean for the open round.
+
+    ``needed`` is the size of the smallest quorum that those reachable now contain or, with others, complete.
+    """
+    config = tuple(Member(peer, 0) for peer in members)
+    order = sorted(config, key=lambda member: (not members[member.peer], member.peer != organiser, member))
+    sizes = range((len(order) + 1) // 2, len(order) + 1)
+    needed = next((size for size in sizes if is_quorum(config, set(order[:size]), organiser)), 0)
+    return Reach(sum(members.values()), len(config), needed)
 
 
 def convener(run: str, log: str, round_: int, ballot: int, config: Config) -> Member:

@@ -25,12 +25,16 @@ Spans = Annotated[tuple[Span, ...], msgspec.Meta(max_length=MAX_CHUNK_LIST)]
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
-    """To the convener of (round, ballot): my contribution is frozen (cid), or I have nothing for this round (cid None)."""
+    """To the convener of (round, ballot): my contribution is frozen (cid), or I have nothing for this round (cid None).
+
+    ``settle``: what an earlier life of mine offered is gone, and a script waits to hear so: decide any entry.
+    """
 
     base: Hash
     cid: Cid | None
     weight: Count
     leave: bool
+    settle: bool = False
 
 
 class Prepare(msgspec.Struct, frozen=True, array_like=True, tag="prepare"):

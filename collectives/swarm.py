@@ -106,6 +106,7 @@ class PeerView:
     round: int
     live: bool
     path: str = ""  # "self", "direct", "relay", "lan", "" when unknown
+    organiser: bool = False  # its member counts double in a tie
 
 
 class AnchorView(Protocol):

@@ -9,6 +9,7 @@ loads neither trio nor libp2p nor torch. Rooms, lowest first:
     shared_memory      contribution and anchor, between node and script
     net/               libp2p, DHT, lanes
     membership_records, membership   who is there
+    quorum             whether enough are, for people and tools
     session/           a run's log: rounds, state, transfer; sans I/O
     storage/           what a run keeps on disk
     simulation/        the whole swarm in virtual time

@@ -87,7 +87,7 @@ def export_run(paths: Paths, signed: SignedManifest, folder: Path, *, force: boo
         "run_id": signed.run_id,
         "name": manifest.name,
         "organiser": signed.organiser,
-        "round": saved.round,
+        "round": saved.rounds,
         "state_root": saved.root.hex(),
         "manifest": msgspec.to_builtins(manifest),
     }
@@ -98,7 +98,7 @@ def export_run(paths: Paths, signed: SignedManifest, folder: Path, *, force: boo
         raise storage_error(f"cannot make {folder}", error) from None
     for name, data in contents.items():
         write_atomic(folder / name, data, _FILE_MODE)
-    return Exported(saved.round, info.layout.numel, tuple(tensors), len(weights), tuple(contents))
+    return Exported(saved.rounds, info.layout.numel, tuple(tensors), len(weights), tuple(contents))
 
 
 def _verified(source: Path, info: CheckpointInfo) -> Saved:

@@ -128,7 +128,7 @@ class LocalMember:
             case ev.ContributionRefused(cid=cid) if self._pending is not None and self._pending[0] == cid:
                 pending = self._pending[1]
                 self._pending = None
-                pending.outcome = Outcome("committed", self._node().session.round, reason=f"refused: {event.reason}")
+                pending.outcome = Outcome("committed", self._node().session.completed, reason=f"refused: {event.reason}")
             case ev.Timed():
                 telemetry.emit(event.timing)
             case ev.RoundClosing():
@@ -159,7 +159,7 @@ class LocalMember:
 
     def still_open(self, reason: str) -> Outcome:
         """An outcome that is none yet."""
-        return Outcome("open", self._node().session.round + 1 if self._process else 0, reason=reason)
+        return Outcome("open", self._node().session.completed + 1 if self._process else 0, reason=reason)
 
     def _node(self) -> NodeProcess:
         if self._closed or self._process is None:
@@ -190,12 +190,13 @@ class LocalMember:
 
     def anchor(self) -> Lease:
         """See Swarm."""
-        replica = cast(ModelReplica, self._node().session.replica)
+        session = self._node().session
+        replica = cast(ModelReplica, session.replica)
         if self._layout is None:
             raise LocalProtocolError("open() the run first")
         slots = cast(PlainSlots, replica.slots)
         assert slots.current is not None
-        return Lease(slots.tensor(slots.current).clone(), replica.generation, lambda: None)
+        return Lease(slots.tensor(slots.current).clone(), session.rounds(replica.generation), lambda: None)
 
     def contribute(self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None) -> LocalPending:
         """See Swarm."""
@@ -266,8 +267,9 @@ class LocalMember:
         session, now, views = self._node().session, self.clock(), list[PeerView]()
         for peer in session.config_peers():
             record = session.membership.record(peer)
-            round_ = session.round if peer == self.peer else max(0, record.round - 1) if record else 0
-            views.append(PeerView(peer, round_, session.membership.live(now, peer), "self" if peer == self.peer else "direct"))
+            round_ = session.completed if peer == self.peer else max(0, record.round - 1) if record else 0
+            path = "self" if peer == self.peer else "direct"
+            views.append(PeerView(peer, round_, session.membership.live(now, peer), path, peer == session.organiser))
         return views
 
     def report(self, metrics: Mapping[str, float]) -> None:

@@ -139,6 +139,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The id of this run."""
         return run_id_of(self.encode())
 
+    @property
+    def parameters(self) -> int | None:
+        """Parameters of the run's model, or None when only the members' script knows."""
+        return gpt_config(self.model).parameters if self.model.entry == "builtin:gpt" else self.model.parameters
+
     def settings(self) -> RunSettings:
         """What governs rounds and optimizers."""
         outer = OuterSettings(kind=self.train.outer.optimizer, lr=self.train.outer.lr, momentum=self.train.outer.momentum)
@@ -381,7 +386,11 @@ def load_run(paths: Paths, run: str) -> SignedManifest:
         raise ConfigError(f"{run!r} fits {len(found)} runs: {', '.join(sorted(found))}", hint="Give more of the id.")
     if damaged:
         raise damaged[0]
-    raise ConfigError(f"no run {run!r} on this node", why="It was neither made nor joined here.", hint="See the runs: atoll ls")
+    raise ConfigError(
+        f"no run {run!r} on this node",
+        why="It was neither made nor joined here. (An invite starts with atoll1:)",
+        hint="See the runs: atoll ls",
+    )
 
 
 def list_runs(paths: Paths, damaged: list[StorageError] | None = None) -> dict[RunId, SignedManifest]:

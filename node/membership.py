@@ -88,6 +88,7 @@ class Membership:
         self._lost: dict[PeerId, float] = {}  # when the connection of a watched peer ended
         self._sent: dict[PeerId, float] = {}  # when anything of this protocol went to the peer last
         self._outbox: deque[tuple[PeerId, bytes]] = deque()
+        self._moved: dict[PeerId, tuple[str, ...]] = {}
 
     # ---- what the session asks
     def records(self) -> list[Record]:
@@ -126,7 +127,7 @@ class Membership:
     # ---- inputs
     def announce(self, now: float, **fields: Any) -> None:
         """Change what one's own record says (fields of Record); pushed at once when something really changed."""
-        unknown = fields.keys() - {"addresses", "capabilities", "round", "samples_per_s", "bandwidth_bytes_per_s"}
+        unknown = fields.keys() - {"addresses", "round"}
         if unknown:
             raise LocalProtocolError(f"a membership record has no field {sorted(unknown)[0]!r}")
         if self.me in self._table and all(self._fields.get(key) == value for key, value in fields.items()):
@@ -234,11 +235,15 @@ class Membership:
             self._issue(now)
             self._push_at = now
         else:
+            known = self._table.get(record.peer)
+            if record.addresses and (known is None or known.record.addresses != record.addresses):
+                self._moved[record.peer] = record.addresses
             self._put(record, signed, hash_, now + timing.lifetime_s)
 
     def _expire(self, now: float) -> None:
         for peer in [p for p, held in self._table.items() if held.expires < now]:
             held = self._table.pop(peer)
+            self._moved.pop(peer, None)
             self._gone[peer] = (*held.order, now + 2 * self.timing.skew_s + self.timing.lifetime_s)
             self._hash = None
         for peer in [p for p, gone in self._gone.items() if gone[2] < now]:
@@ -309,6 +314,11 @@ class Membership:
         out = list(self._outbox)
         self._outbox.clear()
         return out
+
+    def moved(self) -> dict[PeerId, tuple[str, ...]]:
+        """Whose record names other addresses than before, and which; told once."""
+        moved, self._moved = self._moved, {}
+        return moved
 
     def _wake(self, now: float) -> None:
         """After a pause of this process nobody else was silent: the pause does not count against them."""

@@ -1,7 +1,7 @@
 """Signed membership records and the messages that carry them: typed, bounded, nothing with behaviour.
 
-A record says where a member of a run is and what it can do. It is a hint for addresses, progress and planning; it never counts in
-a quorum (that is the configuration in the log).
+A record says where a member of a run is and which round is open there. It is a hint; it never counts in a quorum (that is the
+configuration in the log).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from blake3 import blake3
 from ..collectives.errors import BadSignatureError, RemoteProtocolError
 from ..collectives.group import Count, Hash, Peer
 from ..collectives.identifiers import PeerId, RunId
+from .net.addresses import MAX_ADDRESS_CHARS, MAX_ADDRESSES, usable
 
 MAX_RECORD_BYTES = 4096
 MAX_RECORDS = 1024  # members of one run a node keeps in mind
@@ -26,23 +27,18 @@ Sign = Callable[[bytes], bytes]
 Verify = Callable[[PeerId, bytes, bytes], bool]
 """(peer, message, signature) -> whether the peer signed the message."""
 
-Address = Annotated[str, msgspec.Meta(max_length=256)]
-Word = Annotated[str, msgspec.Meta(max_length=64)]
-Rate = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
+Address = Annotated[str, msgspec.Meta(max_length=MAX_ADDRESS_CHARS)]
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):
-    """What a member says of itself. Rates per second; bandwidth 0 means: owns no part (client only)."""
+    """What a member says of itself: where others can dial it, without its peer id, and its open round (0: no state yet)."""
 
     run: Annotated[str, msgspec.Meta(max_length=64)]
     peer: Peer
     sequence: Count
     expires_unix_ms: Count
-    addresses: Annotated[tuple[Address, ...], msgspec.Meta(max_length=16)] = ()
-    capabilities: Annotated[tuple[Word, ...], msgspec.Meta(max_length=16)] = ()
+    addresses: Annotated[tuple[Address, ...], msgspec.Meta(max_length=MAX_ADDRESSES)] = ()
     round: Count = 0
-    samples_per_s: Rate = 0.0
-    bandwidth_bytes_per_s: Rate = 0.0
 
 
 class SignedRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -145,8 +141,11 @@ def open_record(signed: SignedRecord, sender: PeerId) -> Record:
 
 
 def verify_record(signed: SignedRecord, record: Record, run: RunId, verify: Verify) -> None:
-    """Raises BadSignatureError when the record is of another run or not signed by the peer it names."""
+    """Raises BadSignatureError when the record is of another run or not signed by the peer it names, RemoteProtocolError when it
+    names an address that nobody could dial."""
     if record.run != run:
         raise BadSignatureError(f"membership record of run {record.run!r}, not {run!r}", peer=record.peer)
     if not verify(record.peer, DOMAIN + signed.record, signed.signature):
         raise BadSignatureError("membership record is not signed by the peer it names", peer=record.peer)
+    if usable(record.addresses) != record.addresses:
+        raise RemoteProtocolError("membership record holds unusable addresses", peer=record.peer)

@@ -24,10 +24,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..collectives.errors import AtollError, ConfigError, DeadlineExceededError, LocalProtocolError, StateError, SwarmClosedError
+from ..collectives.group import Reach, reach
 from ..collectives.swarm import AnchorView, Outcome, Swarm
 from ..collectives.telemetry import emit
 from .checks import check_arguments, check_optimizer, check_ranks, check_swarm, innermost
-from .events import ProgressDropped, Reentered, RoundSeen, TrainingAlone
+from .events import ProgressDropped, QuorumSeen, Reentered, RoundSeen, TrainingAlone
 from .flat import FlatVector
 from .replica import Replica, Turn
 from .schedule import Schedule, StepCounter, WaitBudget
@@ -101,7 +102,7 @@ class Attachment:
         self._declared: int | None = None  # samples told for the step under way
         self._last: Turn | None = None
         self._peers = 0
-        self._said_alone = self._node_lost = self._evaluating = self._detached = False
+        self._said_alone = self._said_no_quorum = self._node_lost = self._evaluating = self._detached = False
         self._retry_at = 0.0
         self._sums: dict[str, tuple[Any, int]] = {}
         self._metrics: dict[str, float] = {}
@@ -259,17 +260,34 @@ class Attachment:
             self._peers = 0
             return
         try:
-            self._peers = sum(1 for member in self.swarm.members() if member.live and member.peer != self.swarm.peer)
+            members = self.swarm.members()
             self.swarm.report({"step": self._totals.steps, "samples": self._totals.samples_counted, **self._metrics})
         except AtollError as error:
             self._failed(error)
             return
+        self._peers = sum(1 for member in members if member.live and member.peer != self.swarm.peer)
+        organiser = next((member.peer for member in members if member.organiser), None)
+        there = reach({member.peer: member.live for member in members}, organiser)
+        self._tell_quorum(there)
         if self._peers:
             self._said_alone = False
-        elif not self._said_alone:
+        elif there.quorum and not self._said_alone:
             self._said_alone = True
             logger.info("training alone; peers may join at any time")
             emit(TrainingAlone(self.swarm.run_id, node_lost=False))
+
+    def _tell_quorum(self, there: Reach) -> None:
+        """Say once that the open round cannot be decided, when one was waited for in vain; and once that it can be again."""
+        if there.quorum != self._said_no_quorum:
+            return
+        if there.quorum:
+            logger.warning("quorum is back: %s", there)
+        elif self._last is not None and self._last.outcome.status == "open":
+            logger.warning("%s; training goes on here and is contributed later", there)
+        else:
+            return
+        self._said_no_quorum = not there.quorum
+        emit(QuorumSeen(self.swarm.run_id, there))
 
     # ---- what a script sees ---------------------------------------------------------------------------------------------
 

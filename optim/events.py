@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..collectives.group import Reach
 from ..collectives.swarm import Outcome
 from ..collectives.telemetry import Event
 
@@ -24,6 +25,14 @@ class TrainingAlone(Event):
 
     run_id: str
     node_lost: bool
+
+
+@dataclass(frozen=True, slots=True)
+class QuorumSeen(Event):
+    """Too few members can be reached to decide the open round, or (``reach.quorum``) enough again."""
+
+    run_id: str
+    reach: Reach
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,8 @@ CANNOT = 64  # EX_USAGE
 MANIFEST = """
 schema = 1
 name = "bench"
+[model]
+entry = "local:bench"
 [train]
 sync_every = 1
 method = "local_sgd"

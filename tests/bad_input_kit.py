@@ -34,6 +34,7 @@ schema = 1
 name = "bad"
 [model]
 entry = "local:test"
+{model}
 [train]
 sync_every = 1
 method = "local_sgd"
@@ -192,12 +193,12 @@ def new_home(home: Path, port: int = 0) -> Path:
     return home
 
 
-def new_run(folder: Path, *, every: int = 1) -> Run:
-    """Make a run and its organiser's home below ``folder``."""
+def new_run(folder: Path, *, every: int = 1, model: str = "") -> Run:
+    """Make a run and its organiser's home below ``folder``. ``model``: more lines of the manifest's table [model]."""
     port = free_port()
     paths = find_paths(new_home(folder / "organiser", port))
     identity = load_or_create(paths.identity_file)
-    signed = sign_manifest(parse_manifest(MANIFEST.format(every=every)), identity)
+    signed = sign_manifest(parse_manifest(MANIFEST.format(every=every, model=model)), identity)
     save_run(paths, signed)
     return Run(folder, signed, identity, f"/ip4/127.0.0.1/tcp/{port}/p2p/{identity.peer}")
 

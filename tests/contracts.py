@@ -532,7 +532,7 @@ def checkpointed(storage: Storage, log: list[Certified], round_: int, state: byt
     replica = storage.replica(LAYOUT, restore=False)
     replica.install(memoryview(state), round_)
     replica.publish(round_)
-    storage.checkpoint(replica, log[round_])
+    storage.checkpoint(replica, log[round_], round_)
 
 
 def keep(storage: Storage, certified: Certified, data: bytes) -> None:

@@ -19,7 +19,9 @@ from typing import IO, TYPE_CHECKING, Any
 import torch
 
 from atoll.collectives.codec import DEFAULT_CHUNK_ELEMENTS, get_codec
+from atoll.collectives.reduce import MEAN
 from atoll.node.invite import make_invite
+from atoll.node.lifecycle import read_node_file
 from atoll.node.manifest import parse_manifest, save_run, sign_manifest
 from atoll.node.paths import find_paths
 from atoll.security.identity import load_or_create
@@ -33,6 +35,8 @@ PEER_SCRIPT = Path(__file__).parent / "process" / "fault_peer.py"
 MANIFEST = """
 schema = 1
 name = "faults"
+[model]
+entry = "local:test"
 [train]
 sync_every = 1
 method = "local_sgd"
@@ -113,7 +117,9 @@ class Peer:
         self.process.stdin.flush()
 
     def signal(self, what: str, number: signal.Signals) -> None:
-        """Signal the "node", the "script" or "both"."""
+        """Signal the "node" (the present one: a script starts another when it is killed), the "script" or "both"."""
+        node = read_node_file(find_paths(self.home))
+        self.node_pid = node.pid if node else self.node_pid
         for pid in {"node": [self.node_pid], "script": [self.process.pid], "both": [self.process.pid, self.node_pid]}[what]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
@@ -202,7 +208,7 @@ class Peers:
             vector = torch.empty(self.numel)
             contribution(seed + self.all.index(peer), self.numel, vector)
             vectors.append(vector)
-        weights = [float(contributors[p.peer]) for p in members]
+        factors = MEAN.factors([contributors[p.peer] for p in members])
         out = torch.empty(self.numel)
         for start in range(0, self.numel, step):
             stop = min(start + step, self.numel)
@@ -212,6 +218,6 @@ class Peers:
                 assert codec.encode(vector[start:stop], wire)
                 wires.append(wire)
             mean = codec.wire(memoryview(bytearray(codec.wire_bytes(stop - start))), stop - start)
-            assert codec.weighted_mean(wires, weights, sum(weights), mean)
+            assert codec.weighted_mean(wires, factors.multipliers, factors.divisor, mean)
             codec.decode(mean, out[start:stop])
         return out

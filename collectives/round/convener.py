@@ -149,8 +149,8 @@ class Convening:
         awaited = [member for member in machine.config if member not in ready and not machine.actions.suspected(member.peer)]
         offers = machine.contributors_ready()
         if not offers:
-            if self._wants_change(now):  # nobody waits for a round to be let in or out
-                self._propose_change(now)
+            if self._wants_entry(now):  # nobody waits for a round to be let in or out, or to learn the end of what was lost
+                self._propose_empty(now)
             return None
         since = machine.open.first_ready_at if self.ballot == 0 else self.began_at
         grace = machine.timing.grace(machine.round_s, self.ballot)
@@ -161,7 +161,7 @@ class Convening:
     def _new_plan(self, now: float, offers: list[Contributor]) -> None:
         machine, shape = self.machine, self.machine.shape
         self.revision += 1
-        owners = [(c.member.peer, machine.actions.bandwidth(c.member.peer)) for c in offers]
+        owners = [(c.member.peer, 1.0) for c in offers]  # equal parts: nobody's bandwidth is known
         chunks = -(-shape.numel // shape.chunk_elements)
         slots = slots_for(chunks, [m.peer for m in machine.config], [c.member.peer for c in offers]) if shape.reducer == "gather" else None
         self.plan = Plan(
@@ -227,8 +227,8 @@ class Convening:
         )  # fmt: skip
         self._propose(now, entry)
 
-    def _propose_change(self, now: float) -> None:
-        """An entry without contributors: it only changes the configuration."""
+    def _propose_empty(self, now: float) -> None:
+        """An entry without contributors: it changes the configuration, if anything."""
         machine, shape = self.machine, self.machine.shape
         if machine.root is None:
             return
@@ -257,9 +257,10 @@ class Convening:
             if machine.near(round_) and now - seen < recent and who not in machine.config
         )
 
-    def _wants_change(self, now: float) -> bool:
-        leaves = any(ready.leave for ready in self.machine.open.ready.values())
-        return (leaves and len(self.machine.config) > 1) or bool(self._joiners(now))
+    def _wants_entry(self, now: float) -> bool:
+        ready = self.machine.open.ready.values()
+        leaves = len(self.machine.config) > 1 and any(offer.leave for offer in ready)
+        return leaves or any(offer.settle for offer in ready) or bool(self._joiners(now))
 
     def _next_config(self, now: float, contributing: set[Member]) -> Config:
         """Leavers go, the silent are evicted, joiners come: at most max(1, staying - 1), so that those who know the log decide."""

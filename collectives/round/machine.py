@@ -14,14 +14,14 @@ from .. import messages as m
 from ..errors import RemoteProtocolError
 from ..group import Certified, Config, Contributor, Entry, Member, Plan, Vote, convener, is_quorum
 from ..identifiers import PeerId
-from .certificate import check_chain, vote_payload
+from .catching import Catching
+from .certificate import vote_payload
 from .convener import Convening
 from .journal import Journal
 from .pulling import ask_again
 from .state import OpenRound, RoundActions, Shape
 from .timing import Timing
 
-CATCH_ENTRIES = 16  # entries in one Catch: bounded by MAX_MESSAGE_BYTES even at 256 members
 MAX_JOINERS = 1024  # remembered at a time: whoever is admitted to the run may ask, under any incarnation
 EARLY_MESSAGES = 512  # messages of the next round kept while this one is being applied
 
@@ -38,15 +38,14 @@ class RoundMachine:
         self.root: bytes | None = None  # Merkle root of the state before the open round; None while it is being hashed
         self.contribution: tuple[bytes, int] | None = None
         self.leaving = self.idle = False
+        self.unsettled = False  # a script waits for the open round, whatever it decides: so ends what an earlier life offered
         self.stateless = False  # the entries are known but the state is still being fetched: nothing can be applied or voted on
         self.joiners: dict[Member, tuple[int, float]] = {}
         self.ahead: list[Certified] = []  # verified entries beyond the open round
         self.round_s: float | None = None  # how long the last round took
         self.bulk_s = 0.0  # how long the last reduction took
-        self._answered: dict[tuple[PeerId, int], float] = {}
-        self._asked: dict[PeerId, float] = {}
+        self.catching = Catching(self, now)
         self._early: list[tuple[PeerId, int, int, m.Body]] = []
-        self._fetched_at = now
         self._open(now)
 
     # ---- views
@@ -121,24 +120,32 @@ class RoundMachine:
         if idle:
             self._send_ready(now)
 
+    def set_unsettled(self, now: float, unsettled: bool) -> None:
+        """Say whether a script waits to hear what became of an earlier life's contribution: any entry tells, one without contributors, too."""
+        self.unsettled = unsettled
+        if unsettled:
+            self._progress(now)
+            self._send_ready(now)
+
     def on_message(self, now: float, peer: PeerId, incarnation: int, round_: int, body: m.Body) -> None:
         """A control message of this log. Raises RemoteProtocolError when it breaks a rule."""
         who = Member(peer, incarnation)
         if isinstance(body, m.Catch):
-            return self._on_catch(now, peer, round_, body)
+            self.catching.on_catch(now, peer, body)
+            return self._advance(now)
         if isinstance(body, m.Join) and (who in self.joiners or len(self.joiners) < MAX_JOINERS):
             self.joiners[who] = (round_, now)
         if round_ < self.round:
-            return self._send_catch(now, peer, round_)
+            return self.catching.answer(now, peer, round_)
         if isinstance(body, m.Fetch | m.Join):
             if round_ > self.round:
-                self._fetch(now, peer)
+                self.catching.fetch(now, peer)
             return None
         if round_ > self.round:
             if round_ == self.round + 1 and self.open.applying and len(self._early) < EARLY_MESSAGES:
                 self._early.append((peer, incarnation, round_, body))
                 return None
-            return self._fetch(now, peer)
+            return self.catching.fetch(now, peer)
         if who in self.config and self.is_member:
             self._dispatch(now, who, body)
         return None
@@ -223,12 +230,8 @@ class RoundMachine:
         if opened.applying:
             return
         stale = now - opened.progress_at > self.timing.takeover_s / 2
-        if (not self.is_member or (self.engaged and stale)) and now - self._fetched_at > self.timing.fetch_s:
-            self._fetched_at = now
-            known = [member.peer for member in self.tail.entry.next_config if member.peer != self.me.peer]
-            targets = [peer for peer in known if not self.actions.suspected(peer)] or known
-            if targets:
-                self.actions.send(self.rng.choice(targets), self.log, self.tail.entry.round + 1, m.Fetch())
+        if not self.is_member or (self.engaged and stale):
+            self.catching.ask_around(now)
         if not self.is_member:
             return
         if opened.pending:
@@ -331,7 +334,7 @@ class RoundMachine:
         if self.open.decided is None and self.quorum(list(votes)):
             entry = self.open.known.get(body.entry_hash)
             if entry is None:
-                return self._fetch(now, who.peer)
+                return self.catching.fetch(now, who.peer)
             certificate = tuple(Vote(member, body.ballot, signature) for member, signature in sorted(votes.items()))
             self.open.decided = Certified(entry, certificate)
             self._try_apply()
@@ -356,40 +359,10 @@ class RoundMachine:
     def _note(self, certified: Certified) -> None:
         """Tell the session about a decided entry and whether the own frozen contribution is counted in it."""
         counted = self.contribution is not None and any(c.cid == self.contribution[0] for c in certified.entry.contributors)
+        self.unsettled = False
         self.actions.decided(certified, counted)
         if certified.entry.contributors:  # counted or not, its round is over: the script re-bases what was not counted
             self.contribution = None  # (where only the configuration changed, it stands on the same anchor: offered again)
-
-    # ---- catching up
-    def _send_catch(self, now: float, peer: PeerId, round_: int) -> None:
-        key = (peer, round_)
-        if peer == self.me.peer or now - self._answered.get(key, -1e9) < self.timing.pull_s / 2:
-            return
-        if len(self._answered) > 4096:
-            self._answered.clear()
-        self._answered[key] = now
-        entries = tuple(self.journal.entries[round_ : round_ + CATCH_ENTRIES])
-        self.actions.send(peer, self.log, round_, m.Catch(entries, self.round, self.actions.results_from()))
-
-    def _fetch(self, now: float, peer: PeerId) -> None:
-        if not self.open.applying and now - self._asked.get(peer, -1e9) >= self.timing.pull_s / 2:
-            self._asked[peer] = now
-            self.actions.send(peer, self.log, self.tail.entry.round + 1, m.Fetch())
-
-    def _on_catch(self, now: float, peer: PeerId, round_: int, body: m.Catch) -> None:
-        have = self.tail.entry.round + 1
-        fresh = [c for c in body.entries if c.entry.round >= have]
-        if fresh and fresh[0].entry.round == have:
-            last = self.tail.entry
-            check_chain(
-                fresh, run=self.run, log=self.log, base=last.hash(), config=last.next_config, organiser=self.organiser,
-                verify=self.actions.verify, peer=peer,
-            )  # fmt: skip
-            self.ahead.extend(fresh)
-            if body.head > have + len(fresh):
-                self._asked.pop(peer, None)
-                self._fetch(now, peer)
-        self._advance(now)
 
     def _advance(self, now: float) -> None:
         while self.ahead and self.ahead[0].entry.round < self.round:
@@ -404,7 +377,8 @@ class RoundMachine:
         if self.contribution:
             return m.Ready(self.base, self.contribution[0], self.contribution[1], self.leaving)
         closing = self.open.first_ready_at is not None  # before that, a script may still attach and contribute to this round
-        return m.Ready(self.base, None, 0, self.leaving) if self.leaving or (self.idle and closing) else None
+        silent = self.leaving or self.unsettled or (self.idle and closing)
+        return m.Ready(self.base, None, 0, self.leaving, self.unsettled) if silent else None
 
     def _send_ready(self, now: float) -> None:
         ready = self._my_ready()
@@ -444,10 +418,8 @@ class RoundMachine:
     @property
     def engaged(self) -> bool:
         """Whether the open round is under way as far as this member knows; a merely training swarm is not stuck."""
-        opened = self.open
-        return bool(
-            self.contribution or self.journal.accepted or self.journal.promised >= 0 or opened.plan or opened.pending or opened.decided
-        )
+        opened, said = self.open, self.journal.accepted or self.journal.promised >= 0
+        return bool(self.contribution or self.unsettled or said or opened.plan or opened.pending or opened.decided)
 
     def _consider_takeover(self, now: float) -> None:
         if not self.engaged or self.open.decided:

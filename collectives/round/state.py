@@ -78,10 +78,6 @@ class RoundActions(Protocol):
         """Whether the peer is believed dead, frozen or unreachable."""
         ...
 
-    def bandwidth(self, peer: PeerId) -> float:
-        """Upload bandwidth in bytes/s; 0 for a peer that owns no parts."""
-        ...
-
     def sign(self, payload: bytes) -> bytes:
         """Signature of this member."""
         ...

@@ -5,21 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from ...collectives.codecs.names import BYTES_PER_VALUE
-from ..manifest import Manifest, gpt_config
+from ..manifest import Manifest
 from .output import bytes_text, count_text, span_text
 
 _STATE_BYTES = 8  # float32 anchor and momentum on disk
 _DDP_BYTES = 2  # bf16 gradients in a ring all-reduce every step: the comparison that "less than DDP" means
 
 
-def parameters_of(manifest: Manifest) -> int | None:
-    """Parameters of the run's model, or None when only the members' script knows."""
-    return gpt_config(manifest.model).parameters if manifest.model.entry == "builtin:gpt" else manifest.model.parameters
-
-
 def describe(manifest: Manifest) -> dict[str, Any]:
     """A run's settings and costs, for JSON. Bytes are those of a round with many members; with n of them (n-1)/n of it."""
-    parameters = parameters_of(manifest)
+    parameters = manifest.parameters
     settings = manifest.settings()
     found: dict[str, Any] = {
         "run_id": manifest.run_id,

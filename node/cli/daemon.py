@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...collectives.errors import NetworkError, SwarmClosedError
-from .options import shared_options
+from .options import GIVEN, shared_options
 from .output import Terminal, current
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ def addresses_of(status: dict[str, Any]) -> tuple[str, ...]:
 
 @click.command("up")
 @click.option("--port", type=click.IntRange(0, 65535), help="TCP port to listen on; 0: any free one.")
-@click.option("--listen", multiple=True, metavar="ADDRESS", help="Multiaddr to listen on; repeatable.")
-@click.option("--bootstrap", multiple=True, metavar="ADDRESS", help="Peer to ask first; repeatable.")
+@click.option("--listen", multiple=True, type=GIVEN, metavar="ADDRESS", help="Multiaddr to listen on; repeatable.")
+@click.option("--bootstrap", multiple=True, type=GIVEN, metavar="ADDRESS", help="Peer to ask first; repeatable.")
 @click.option("--background", is_flag=True, help="Run it behind you; returns when it is ready.")
 @shared_options
 def up_command(port: int | None, listen: tuple[str, ...], bootstrap: tuple[str, ...], background: bool) -> int:
@@ -200,9 +200,9 @@ def _wait_gone(pid: int) -> None:
 
 
 @click.command("status")
-@click.argument("run", required=False, default="")
+@click.argument("run", required=False, type=GIVEN)
 @shared_options
-def status_command(run: str) -> int:
+def status_command(run: str | None) -> int:
     """Show the node and its runs on one screen. Exit status 3: no node is running."""
     from .views import status_text
 
@@ -249,41 +249,42 @@ def ls_command() -> None:
 
 
 @click.command("peers")
-@click.argument("run", required=False, default="")
+@click.argument("run", required=False, type=GIVEN)
 @click.option("--watch", is_flag=True, help="Show it again every two seconds until Ctrl-C.")
 @shared_options
-def peers_command(run: str, watch: bool) -> None:
+def peers_command(run: str | None, watch: bool) -> None:
     """Show the members of a run.
 
     RUN: id, its beginning, or name; the only one when left out.
     """
+    from ..quorum import quorum_of
     from .views import peers_table
 
     terminal = current()
     with connect(terminal) as client:
         while True:
-            peers = client.peers(run)
+            peers = client.peers(run or "")
             table = "" if terminal.json else peers_table(terminal, peers)
             if watch and terminal.live:
                 click.clear()
-            terminal.data(table, {"peers": peers})
+            terminal.data(table, {"peers": peers, "quorum": quorum_of(peers)})
             if not watch:
                 return
             threading.Event().wait(WATCH_S)
 
 
 @click.command("leave")
-@click.argument("run", required=False, default="")
+@click.argument("run", required=False, type=GIVEN)
 @click.option("--now", is_flag=True, help="Do not wait for the open round.")
 @shared_options
-def leave_command(run: str, now: bool) -> None:
+def leave_command(run: str | None, now: bool) -> None:
     """Leave a run; the node finishes its round first.
 
     It then serves the run's state to nobody. RUN: id, its beginning, or name; the only one when left out.
     """
     terminal = current()
     with connect(terminal) as client:
-        info = client.find_run(run)
+        info = client.find_run(run or "")
         client.leave(info.run_id, now=now)
     terminal.data(f"left {info.name} ({info.run_id[:8]})", {"run_id": info.run_id, "name": info.name, "left": True})
     terminal.say(f"Back in: atoll join {info.run_id[:8]}")

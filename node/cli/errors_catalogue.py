@@ -28,11 +28,11 @@ written atomically. Run the same command with -vv to see where it happened, and 
         "something that must be compiled cannot be compiled here",
         69,
         """libp2p depends on fastecdsa, which has no ready-made wheel for Linux: a C compiler, the Python headers and libgmp are
-needed while installing.
+needed while installing, and Python 3.11 or newer with its module venv.
 
-    Debian, Ubuntu    sudo apt install build-essential python3-dev libgmp-dev
+    Debian, Ubuntu    sudo apt install build-essential python3-dev python3-venv libgmp-dev
     Fedora            sudo dnf install gcc python3-devel gmp-devel
-    macOS             xcode-select --install && brew install gmp""",
+    macOS             xcode-select --install; brew install python gmp""",
     ),
     "E002": Page(
         "usage",

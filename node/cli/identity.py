@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ...collectives.errors import StorageError
-from .options import shared_options
+from .options import GIVEN, shared_options
 from .output import Terminal, current
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def show(origin: bool) -> None:
 
 
 @config_command.command("set")
-@click.argument("key")
+@click.argument("key", type=GIVEN)
 @click.argument("value")
 @shared_options
 def set_(key: str, value: str) -> None:

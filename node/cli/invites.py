@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...collectives.errors import ConfigError, NotAdmittedError
-from .options import shared_options
+from .options import GIVEN, shared_options
 from .output import Terminal, current, iso_time, short_peer, span_text
 
 if TYPE_CHECKING:
@@ -90,11 +90,11 @@ def invite_command() -> None:
 
 
 @invite_command.command("new")
-@click.argument("run", required=False, default="")
+@click.argument("run", required=False, type=GIVEN)
 @click.option("--expires", default="7d", show_default=True, help="How long it is valid: 90s, 30min, 12h, 7d.")
-@click.option("--bootstrap", multiple=True, metavar="ADDRESS", help="Address to start from; repeatable.")
+@click.option("--bootstrap", multiple=True, type=GIVEN, metavar="ADDRESS", help="Address to start from; repeatable.")
 @shared_options
-def new(run: str, expires: str, bootstrap: tuple[str, ...]) -> None:
+def new(run: str | None, expires: str, bootstrap: tuple[str, ...]) -> None:
     """Print a fresh invite to RUN (id, its beginning, or name; the only one when left out)."""
     from ..manifest import list_runs, load_run
 
@@ -111,7 +111,7 @@ def new(run: str, expires: str, bootstrap: tuple[str, ...]) -> None:
 
 
 @invite_command.command("inspect")
-@click.argument("invite")
+@click.argument("invite", type=GIVEN)
 @shared_options
 def inspect(invite: str) -> int:
     """Say what an invite contains and whether it is valid."""

@@ -15,7 +15,7 @@ import click
 
 from ...collectives.errors import AtollError, ConfigError
 from .daemon import connect, running
-from .options import asking_options, shared_options
+from .options import GIVEN, asking_options, shared_options
 from .output import Terminal, as_json, bytes_text, current, short_peer, span_text
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ STATUS_S = 0.5  # how often the node is asked
 
 
 @click.command("join", context_settings={"ignore_unknown_options": False})
-@click.argument("target", metavar="INVITE|RUN")
+@click.argument("target", metavar="INVITE|RUN", type=GIVEN)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS...]")
 @click.option(
     "--script",

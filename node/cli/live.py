@@ -50,7 +50,7 @@ class Progress:
     def take_round(self, event: Mapping[str, Any]) -> None:
         """A round was committed."""
         self.round = max(self.round, int(event.get("round", 0)))
-        self.contributors = len(event.get("contributors") or ())
+        self.contributors = len(event.get("contributors") or ()) or self.contributors
         self.members = len(event.get("members") or ())
         self._take_traffic(event)
 
@@ -139,13 +139,13 @@ class TrainingView:
             if self._closed:
                 return
             match event.get("event"):
-                case "round.committed":
+                case "round.committed" | "entry.committed" as kind:
                     self._progress.take_round(event)
                     if lost := event.get("lost"):
                         self.say(
                             f"lost {', '.join(short_peer(str(peer)) for peer in lost)}; the round was decided without it, nothing to do"
                         )
-                    if self._live is None:
+                    if self._live is None and kind == "round.committed":
                         self.say(self._progress.round_line())
                 case "script.report":
                     self._progress.take_metrics(metrics_of(event))
@@ -167,7 +167,7 @@ class TrainingView:
         p = self._progress
         text = Text()
         text.append(f"{p.name}  ", style="bold")
-        text.append(p.state, style="green" if p.state.startswith("train") else "yellow")
+        text.append(p.state, style="green" if p.state == "training" else "yellow")
         text.append(f"  {span_text(time.monotonic() - self._started_s)}\n")
         if p.rounds:
             filled = min(_BAR_WIDTH, _BAR_WIDTH * p.round // p.rounds)

@@ -11,7 +11,7 @@ import click
 
 from ...collectives.errors import ConfigError
 from .errors_catalogue import PAGES
-from .options import shared_options
+from .options import GIVEN, GivenPath, shared_options
 from .output import current
 
 PROTOCOL_VERSION = 1
@@ -40,7 +40,7 @@ def _installed(name: str) -> str | None:
 
 
 @click.command("explain")
-@click.argument("code", required=False)
+@click.argument("code", required=False, type=GIVEN)
 @shared_options
 def explain_command(code: str | None) -> None:
     """Explain an error code; without one, list them."""
@@ -85,7 +85,7 @@ def completion_command(shell: str) -> None:
 @click.option("--no-kill", is_flag=True, help="Kill nobody.")
 @click.option("--no-baseline", is_flag=True, help="Skip the comparison with one machine alone.")
 @click.option("--quick", is_flag=True, help="A shorter run.")
-@click.option("--out", type=click.Path(file_okay=False), default="atoll-demo", show_default=True, help="Folder for plot and results.")
+@click.option("--out", type=GivenPath(file_okay=False), default="atoll-demo", show_default=True, help="Folder for plot and results.")
 @shared_options
 def demo_command(**options: Any) -> int:
     """Train a small model on this machine with three peers, kill one, let one join.

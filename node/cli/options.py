@@ -1,4 +1,4 @@
-"""Options that every command takes, before or after its own arguments."""
+"""Options that every command takes, before or after its own arguments; and values that may not be empty."""
 
 from __future__ import annotations
 
@@ -10,6 +10,26 @@ import click
 from .output import Terminal
 
 F = TypeVar("F", bound=Callable[..., Any])
+_EMPTY = "it is empty. Is a variable of your shell not set?"
+
+
+class _Given(click.types.StringParamType):
+    """Text that is not blank: ``atoll leave "$RUN"`` with RUN unset must not leave whatever run there is."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The text."""
+        return value if value.strip() else self.fail(_EMPTY, param, ctx)
+
+
+class GivenPath(click.Path):
+    """A path that is not blank: an empty one would be the current folder."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path."""
+        return super().convert(value, param, ctx) if str(value).strip() else self.fail(_EMPTY, param, ctx)
+
+
+GIVEN = _Given()
 
 
 def _store(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:
@@ -40,7 +60,7 @@ _SHARED: tuple[Callable[[Any], Any], ...] = (
     click.option(
         "--home",
         metavar="DIR",
-        type=click.Path(file_okay=False),
+        type=GivenPath(file_okay=False),
         expose_value=False,
         is_eager=True,
         callback=_store("home"),

@@ -11,7 +11,7 @@ from ...collectives.errors import ConfigError
 from .costs import describe, describe_lines
 from .identity import identity_of
 from .invites import addresses_in_use, check_addresses, duration_s, fresh_invite
-from .options import shared_options
+from .options import GIVEN, GivenPath, shared_options
 from .output import bytes_text, current
 
 EXAMPLE = """\
@@ -21,7 +21,7 @@ name = "my-run"
 description = "a byte-level GPT on the text that ships with Python"
 
 [model]
-entry = "builtin:gpt"              # or "local:NAME": every member brings the same model in her own script
+entry = "builtin:gpt"              # or "local:NAME": every member brings the same model in her own script, without the next two lines
 config = { width = 128, layers = 4, heads = 4, context = 64 }
 init = "seed:1337"
 
@@ -31,6 +31,7 @@ source = "builtin:stdlib-text"     # or "local": every member's own text, given 
 [train]
 method = "diloco"                  # or "local_sgd"
 sync_every = 20                    # inner steps a round; or round_s = 60.0
+# rounds = 500                     # where the run ends; without, it goes on until everybody has left
 
 [train.inner]
 optimizer = "adamw"
@@ -53,7 +54,7 @@ every = 10                         # rounds
 
 
 @click.command("validate")
-@click.argument("manifest", type=click.Path(dir_okay=False, path_type=Path), metavar="RUN.toml")
+@click.argument("manifest", type=GivenPath(dir_okay=False, path_type=Path), metavar="RUN.toml")
 @shared_options
 def validate_command(manifest: Path) -> None:
     """Check a run's manifest and say what it means."""
@@ -66,9 +67,9 @@ def validate_command(manifest: Path) -> None:
 
 
 @click.command("new")
-@click.argument("manifest", type=click.Path(dir_okay=False, path_type=Path), metavar="RUN.toml", required=False)
+@click.argument("manifest", type=GivenPath(dir_okay=False, path_type=Path), metavar="RUN.toml", required=False)
 @click.option("--example", is_flag=True, help="Print a manifest to start from, and do nothing else.")
-@click.option("--bootstrap", multiple=True, metavar="ADDRESS", help="Address to put into the invite; repeatable.")
+@click.option("--bootstrap", multiple=True, type=GIVEN, metavar="ADDRESS", help="Address to put into the invite; repeatable.")
 @click.option("--expires", default="7d", show_default=True, help="How long the invite is valid: 90s, 30min, 12h, 7d.")
 @shared_options
 def new_command(manifest: Path | None, example: bool, bootstrap: tuple[str, ...], expires: str) -> None:
@@ -102,8 +103,8 @@ def new_command(manifest: Path | None, example: bool, bootstrap: tuple[str, ...]
 
 
 @click.command("export")
-@click.argument("run")
-@click.argument("folder", type=click.Path(file_okay=False, path_type=Path), metavar="DIR")
+@click.argument("run", type=GIVEN)
+@click.argument("folder", type=GivenPath(file_okay=False, path_type=Path), metavar="DIR")
 @click.option("--force", is_flag=True, help="Replace files that are there.")
 @shared_options
 def export_command(run: str, folder: Path, force: bool) -> None:

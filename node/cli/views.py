@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..quorum import no_quorum, quorum_of
 from .output import Terminal, bytes_text, short_peer, span_text
 
 Document = Mapping[str, Any]
@@ -82,8 +83,11 @@ def run_state(run: Document) -> str:
         share = f" {100 * int(done) // int(total)}%" if total else ""
         return f"{stage}{share}" if stage else phase
     if not run.get("script"):
-        return "seeding; no script is training here"
-    return "training" if run.get("member", True) else "training; not a member of the last round"
+        state = "seeding; no script is training here"
+    else:
+        state = "training" if run.get("member", True) else "training; not a member of the last round"
+    lack = no_quorum(run.get("quorum"))
+    return f"{state}; {lack}" if lack else state
 
 
 def members_text(run: Document) -> str:
@@ -124,9 +128,11 @@ def peers_table(terminal: Terminal, peers: Sequence[Document]) -> str:
             short_peer(str(peer.get("peer", ""))) + (" (you)" if peer.get("you") else ""),
             "–" if peer.get("you") else str(peer.get("path") or "no lane"),
             "–" if peer.get("round") is None else str(peer["round"]),
-            "live" if peer.get("live", True) else "lost",
+            {True: "live", False: "lost"}.get(peer.get("live", True), "–"),
             "yes" if peer.get("member", True) else "not yet",
         )
         for peer in peers
     ]
-    return terminal.table(("PEER", "PATH", "ROUND", "STATE", "MEMBER"), rows)
+    table = terminal.table(("PEER", "PATH", "ROUND", "STATE", "MEMBER"), rows)
+    lack = no_quorum(quorum_of(peers))
+    return f"{table}\n{terminal.style(lack, sys.stdout, fg='yellow')}" if lack else table

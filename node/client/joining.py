@@ -62,18 +62,18 @@ def join(
 
 
 class Lines:
-    """Progress as lines on stderr: each stage once, and again every PROGRESS_S seconds while it moves."""
+    """Progress as lines on stderr: each stage once, and again while it moves, at most every PROGRESS_S seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._stage = ""
+        self._told: tuple[str, int, int] = ("", 0, 0)
         self._told_s = 0.0
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         """One progress report."""
         now = self._clock()
-        if stage == self._stage and now - self._told_s < PROGRESS_S:
+        if self._told == (stage, done, total) or (stage == self._told[0] and now - self._told_s < PROGRESS_S):
             return
-        self._stage, self._told_s = stage, now
+        self._told, self._told_s = (stage, done, total), now
         share = f" {100 * done // total}%" if total else ""
         print(f"atoll: {stage}{share}", file=sys.stderr, flush=True)

@@ -327,5 +327,12 @@ def closed(reason: str) -> SwarmClosedError:
 def no_node(path: Path, error: OSError) -> NetworkError:
     """E003: nobody listens there; E100 when even that cannot be found out."""
     absent = isinstance(error, FileNotFoundError | ConnectionRefusedError)
-    what = f"{'no node listens at' if absent else 'cannot reach the node at'} {path}: {error.strerror or error}"
-    return NetworkError(what, code=NOT_RUNNING, exit_code=3, hint="Start one: atoll up") if absent else NetworkError(what)
+    if not absent:
+        return NetworkError(f"cannot reach the node at {path}: {error.strerror or error}")
+    return NetworkError(
+        "no node of yours is running",
+        code=NOT_RUNNING,
+        exit_code=3,
+        why=f"Nothing listens at {path}",
+        hint="Start one: atoll up --background",
+    )

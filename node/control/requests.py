@@ -175,7 +175,7 @@ class Requests:
 
     def _leased(self, id_: int, session: ScriptSession) -> None:
         slot = session.anchors.lease()
-        self._post(p.Leased(id_, slot.slot, slot.round, slot.digest), ())
+        self._post(p.Leased(id_, slot.slot, session.rounds(slot.round), slot.digest), ())
 
     async def _release(self, request: p.Release) -> None:
         self._attached().anchors.release(request.slot)

@@ -88,6 +88,10 @@ class ScriptSession(Protocol):
     """The run's anchor slots; the server calls `renew`, `reader_fds`, `lease`, `release` and `abandon` on them, for this script.
     They outlive the session: one AnchorSlots a run."""
 
+    def rounds(self, entry: int) -> int:
+        """How many rounds are in the anchor after log entry ``entry``, as `anchors` number them: what the script is told."""
+        ...
+
     async def found(self) -> None:
         """``contribution`` holds the initial parameters (copy them before returning). Afterwards ``anchors.current`` is set.
 

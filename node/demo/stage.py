@@ -21,7 +21,6 @@ from ..paths import find_paths, storage_error
 from .processes import Child, Inbox
 
 SYNC_EVERY = 20
-JOINS = 3  # entries of the log that let peers in take a round's number and no steps
 STEPS, QUICK_STEPS = 700, 400  # 700: where three peers were seen to reach 0.9 of one machine's loss
 PARAMETERS = 865_024
 
@@ -149,7 +148,7 @@ def prepare(folder: Path, *, steps: int, seed: int) -> Stage:
     """
     folder = folder.absolute()
     steps -= steps % SYNC_EVERY
-    stage = Stage(folder, steps // SYNC_EVERY + JOINS, steps, seed)
+    stage = Stage(folder, steps // SYNC_EVERY, steps, seed)
     try:
         if folder.is_dir() and any(folder.iterdir()) and not stage.manifest.exists():
             raise ConfigError(f"{folder} holds other files", key="--out", hint="Choose a new folder: atoll demo --out DIR", exit_code=2)

@@ -140,6 +140,7 @@ class PeerNetwork:
     def add_addresses(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Addresses of a peer, from a membership record, say. With or without ``/p2p/…``; malformed ones are dropped."""
         self.book.add(peer, [address.split("/p2p/", 1)[0] for address in addresses])
+        self._unsaved.set()
 
     def add_bootstrap(self, addresses: Sequence[str]) -> None:
         """More addresses to start from (an invite's), for as long as this node lives. Raises ConfigError."""

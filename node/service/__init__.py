@@ -3,6 +3,7 @@
 context      what all runs of a node share
 buffers      memory for results of free-standing operations, used again
 troubles     what is wrong with a run, and how an exception becomes a coded error
+asking       whom a newcomer asks for a run's manifest, and when
 ports        SessionPorts over libp2p streams, the engine thread, files and worker threads
 phases       how far each reduction is at this node, for subscribers
 timings      where the time of each reduction went, for subscribers

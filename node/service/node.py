@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -27,7 +28,6 @@ from .troubles import described
 EVENT_QUEUE = 1024
 MANIFEST_PATIENCE_S = 20.0  # how long `join` waits for a member to hand over the manifest
 POLL_S = 0.1
-ENTRY_PATIENCE_S = 20.0  # the same while nobody at all is connected
 REFUSED_S = 5.0  # a member that refuses us may have been the wrong one to ask
 FOUND_PATIENCE_S = 1.5  # how long the organiser looks for members before it founds its run
 DRAIN_S = 30.0
@@ -72,8 +72,7 @@ class Node:
         self.ending = trio.Event()
         self.end_now = False
         self._started = time.time()
-        self._scripts: dict[RunId, AttachedScript] = {}
-        self._opening: set[RunId] = set()
+        self._scripts: set[RunId] = set()  # runs to which a script is attached, or about to be
         self._ended: dict[RunId, RunService] = {}  # on their way out
         self.error: AtollError | None = None  # the node itself cannot go on
         self.troubles: list[StorageError] = []  # files that belong to no run
@@ -169,7 +168,9 @@ class Node:
 
     def _info(self, run: RunService) -> RunInfo:
         assert run.manifest is not None
-        return RunInfo(run.run_id, run.manifest.name, self.peer, run.manifest.settings(), max(0, run.session.round if run.session else 0))
+        return RunInfo(
+            run.run_id, run.manifest.name, self.peer, run.manifest.settings(), max(0, run.session.completed if run.session else 0)
+        )
 
     # ---- joining and leaving
     async def join(self, request: JoinRequest, progress: ProgressSink) -> RunInfo:
@@ -184,19 +185,17 @@ class Node:
             run = await self._enter(signed.run_id, signed.organiser, signed, load_admission(self.paths, signed.run_id))
         else:
             raise ConfigError("neither an invite nor a manifest was given")
-        progress("asking members for the run's manifest", 0, 0)
-        with trio.move_on_after(ENTRY_PATIENCE_S):
+        if run.signed is None:
+            progress("asking members for the run's manifest", 0, 0)
+        with trio.move_on_after(MANIFEST_PATIENCE_S):
             await run.known.wait()
-        if not run.known.is_set() and self.context.network.status()["connected"]:
-            with trio.move_on_after(MANIFEST_PATIENCE_S - ENTRY_PATIENCE_S):
-                await run.known.wait()
         if run.error is not None:
             if run.signed is None:  # else it stays, for `atoll status` to show what is wrong
                 self._drop(run)
             raise run.error
         if run.manifest is None:
             self._drop(run)
-            raise self._nobody_answered(run)
+            raise run.refusal() or self._nobody_answered(run)
         return self._info(run)
 
     async def _enter(self, run_id: RunId, organiser: PeerId, signed: SignedManifest | None, admission: Admission) -> RunService:
@@ -218,7 +217,7 @@ class Node:
             if not token and organiser == self.peer:
                 token = make_invite(run_id, (), self.identity, now_s=time.time()).token_bytes()
             self.context.network.add_bootstrap(admission.bootstrap)
-            run = self.by_id[run_id] = RunService(self.context, run_id, organiser, signed or stored, token)
+            run = self.by_id[run_id] = RunService(self.context, run_id, organiser, signed or stored, token, seeding=not self.private)
             self.context.nursery.start_soon(run.run)
         return run
 
@@ -237,7 +236,7 @@ class Node:
                 why="The bootstrap node answers, but nobody who knows the run is online.", hint="Is the organiser's node up?  atoll status",
             )  # fmt: skip
         return NetworkError(
-            f"none of {len(bootstrap)} bootstrap addresses answered in {ENTRY_PATIENCE_S:g} s ({tried}); this is not a ban and your key is fine",
+            f"none of {len(bootstrap)} bootstrap addresses answered in {MANIFEST_PATIENCE_S:g} s ({tried}); this is not a ban and your key is fine",
             code="E110", why="The machines of the invite are off, unreachable, or their addresses changed.",
             hint="Ask any member for a fresh one: atoll invite new",
         )  # fmt: skip
@@ -297,34 +296,26 @@ class Node:
             raise run.error
         if run is None or run.session is None:
             raise ConfigError(f"this node is not in run {run_id}", hint="Join it first: atoll join INVITE")
-        if run.run_id in self._scripts or run.run_id in self._opening:
+        if run.run_id in self._scripts:
             raise ConfigError(
                 f"a script is attached to run {run_id} already", hint="One script a node. A second peer: give it its own ATOLL_HOME."
             )
-        self._opening.add(run.run_id)
+        self._scripts.add(run.run_id)
+        ended = partial(self._scripts.discard, run.run_id)
         try:
             founding = await self._await_state(run, progress)
-            if not founding:
-                self._attach(run, run.session, layout)
-        finally:
-            self._opening.discard(run.run_id)
-        script = AttachedScript(run, layout, events, founding=founding)
-        self._scripts[run.run_id] = script
-        ended = script.detached
-
-        def detached() -> None:
+            script = AttachedScript(run, layout, events, founding=founding, ended=ended)
+        except BaseException:
             ended()
-            self._scripts.pop(run.run_id, None)
-
-        script.detached = detached  # type: ignore[method-assign]
+            raise
         run.wake()
-        return script
-
-    def _attach(self, run: RunService, session: Session, layout: Layout) -> None:
         try:
-            session.attach(trio.current_time(), layout)
-        except StorageError as error:  # it is attached; what could not be written will be tried again
-            run.troubles.tell(error)
+            if not founding:  # its model is the run's: only now a private node asks to be let in
+                await self._await_admission(run.session, progress)
+        except BaseException:
+            script.detached()
+            raise
+        return script
 
     async def _await_state(self, run: RunService, progress: ProgressSink) -> bool:
         """Wait for the state; True: there is none and this member founds the run."""
@@ -333,11 +324,12 @@ class Node:
         assert storage is not None
         since = trio.current_time()
         while session.phase != "running":
-            progress(*run.progress)
             waited_s = trio.current_time() - since
             if session.phase == "seeking" and waited_s > REFUSED_S and (refusal := run.refusal()) is not None:
                 raise refusal
             alone = not self.context.network.members(run.run_id)
+            silent = session.phase == "seeking" and alone and waited_s > REFUSED_S
+            progress(*(("finding members: nobody who knows the run answers yet", 0, 0) if silent else run.progress))
             if self.peer == run.organiser and session.phase == "seeking" and waited_s > FOUND_PATIENCE_S * (1 if alone else 4):
                 if not storage.was_founded:
                     return True
@@ -346,11 +338,13 @@ class Node:
             await trio.sleep(POLL_S)
             if run.error is not None:
                 raise run.error
+        return False
+
+    async def _await_admission(self, session: Session, progress: ProgressSink) -> None:
         with trio.move_on_after(ADMISSION_PATIENCE_S):  # what is trained before cannot be counted in the round that is open
             while not (session.machine and session.machine.is_member):
                 progress("waiting to be admitted", 0, 0)
                 await trio.sleep(POLL_S / 2)
-        return False
 
     # ---- inputs from network and engine
     def on_link(self, peer: PeerId, up: bool) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
@@ -45,10 +44,12 @@ class RunPorts:
             await self._work.wait()
             self._work = trio.Event()
             while self._jobs:
-                work, done = self._jobs.popleft()
-                result = await trio.to_thread.run_sync(work)
-                self._run.guard(partial(_finish, done, result))
-                self._run.wake()
+                await self._do(*self._jobs.popleft())
+
+    async def _do(self, work: Callable[[], T], done: Callable[[float, T], None]) -> None:
+        result = await trio.to_thread.run_sync(work)  # here, not in `worker`: what a job holds is let go of when it is done
+        self._run.guard(lambda: done(trio.current_time(), result))
+        self._run.wake()
 
     def emit(self, event: object) -> None:
         """Tell script and observers."""
@@ -61,7 +62,3 @@ class RunPorts:
     def verify(self, peer: PeerId, payload: bytes, signature: bytes) -> bool:
         """Check a peer's signature."""
         return verify(peer, DOMAIN, payload, signature)
-
-
-def _finish(done: Callable[[float, T], None], result: T) -> None:
-    done(trio.current_time(), result)

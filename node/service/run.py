@@ -14,14 +14,16 @@ import trio
 from ...collectives.errors import AtollError, ConfigError, NotAdmittedError, StorageError, VersionMismatchError
 from ...collectives.group import Plan
 from ...collectives.identifiers import PeerId, RunId
-from ...collectives.swarm import Share
 from ...optim.outer import effective_outer
 from ..invite import check_token
 from ..manifest import Manifest, SignedManifest, decode_signed, save_run
+from ..net.addresses import split_peer
+from ..quorum import quorum_of
 from ..session import Session
 from ..session import events as ev
 from ..shared_memory import AnchorSlots
 from ..storage import RunFiles
+from .asking import Asking
 from .context import NodeContext
 from .phases import Phases
 from .ports import RunPorts
@@ -31,7 +33,6 @@ from .troubles import Troubles, coded, described
 log = logging.getLogger("atoll")
 
 ASK_MANIFEST, MANIFEST = b"?", b"C"
-MANIFEST_RETRY_S = 0.25
 HISTORY = 256  # committed rounds kept for status
 
 
@@ -45,8 +46,11 @@ class RunFailed:
 class RunService:
     """One run. Owned by the node's service; everything happens in its trio thread."""
 
-    def __init__(self, node: NodeContext, run_id: RunId, organiser: PeerId, signed: SignedManifest | None, token: bytes) -> None:
-        self.node, self.run_id, self.organiser = node, run_id, organiser
+    def __init__(
+        self, node: NodeContext, run_id: RunId, organiser: PeerId, signed: SignedManifest | None, token: bytes, *, seeding: bool = True
+    ) -> None:
+        """``seeding``: take part also while no script is attached."""
+        self.node, self.run_id, self.organiser, self.seeding = node, run_id, organiser, seeding
         self.signed, self.token = signed, token
         self.manifest: Manifest | None = None
         self.session: Session | None = None
@@ -64,6 +68,7 @@ class RunService:
         self.phases = Phases(run_id, node.publish)
         self.timings = Timings(run_id, node.publish, self._lane_bytes)
         self.ended = trio.Event()  # `run` has returned, and everything of the run is closed
+        self._asking = Asking(random.Random(node.rng.random()))
         self._slots: AnchorSlots | None = None
         self._wake = trio.Event()
         self._scope = trio.CancelScope()
@@ -145,11 +150,12 @@ class RunService:
 
     async def _fetch_manifest(self) -> None:
         while self.signed is None:
-            for peer, _ in self.node.network.members(self.run_id):
+            wake = self._wake = trio.Event()
+            known = [peer for peer, _ in self.node.network.members(self.run_id)]
+            for peer in self._asking.whom(trio.current_time(), known):
                 self.node.network.send(self.run_id, peer, ASK_MANIFEST)
-            with trio.move_on_after(MANIFEST_RETRY_S):
-                await self._wake.wait()
-            self._wake = trio.Event()
+            with trio.move_on_at(self._asking.again_at):
+                await wake.wait()
 
     def _begin(self) -> None:
         assert self.signed is not None
@@ -165,8 +171,9 @@ class RunService:
         self.session = Session(
             run=self.run_id, me=self.node.identity.peer, organiser=self.organiser, settings=settings, ports=self.ports,
             rng=random.Random(self.node.rng.random()), now=now, unix_offset_s=time.time() - now,
-            checkpoint_every=self.manifest.checkpoint.every,
+            checkpoint_every=self.manifest.checkpoint.every, seeding=self.seeding,
         )  # fmt: skip
+        self.session.membership.announce(now, addresses=tuple(split_peer(address)[1] for address in self.node.network.addresses()))
         self.session.start(now)
         if self.session.machine is not None and self.session.phase != "running":
             self.storage.check()
@@ -186,6 +193,8 @@ class RunService:
         session, now = self.session, trio.current_time()
         assert session is not None
         session.add_contacts(now, [peer for peer, _ in self.node.network.members(self.run_id)])
+        for peer, addresses in session.membership.moved().items():  # so that members find one another without any bootstrap
+            self.node.network.add_addresses(peer, addresses)
         if now >= session.next_due():
             session.tick(now)
 
@@ -220,6 +229,8 @@ class RunService:
         known = {member for member, _ in self.node.network.members(self.run_id)}
         if self.signed is None and known <= self.refusals.keys() and (error := self.refusal()) is not None:
             self.fail(error)
+        self._asking.refused(peer)
+        self.wake()
 
     def refusal(self) -> AtollError | None:
         """Why members do not let us in, as an error."""
@@ -277,7 +288,10 @@ class RunService:
 
     # ---- memory
     def slots(self, numel: int) -> AnchorSlots:
-        """The run's anchor slots, made once."""
+        """The run's anchor slots, made once there is a state; before, for the script that would found the run."""
+        if self._slots is not None and self._slots.current is None and self._slots.numel != numel:
+            self._slots.close()  # an earlier script would have founded it with another model
+            self._slots = None
         if self._slots is None:
             self._slots = AnchorSlots(numel, folder=self.node.paths.run_dir(self.run_id))
         return self._slots
@@ -322,7 +336,8 @@ class RunService:
             case ev.RoundCommitted():
                 self.rounds = [*self.rounds[-HISTORY:], self._describe(event)]
                 self.troubles.clear()
-                self.node.publish({"event": "round.committed", "run": self.run_id, **self.rounds[-1]})
+                kind = "round.committed" if event.contributors else "entry.committed"  # the latter at most changes who is a member
+                self.node.publish({"event": kind, "run": self.run_id, **self.rounds[-1]})
             case ev.StateProgress():
                 self.progress = ("fetching state", event.have, event.total)
                 self.node.publish({"event": "state.progress", "run": self.run_id, "have": event.have, "total": event.total})
@@ -330,13 +345,13 @@ class RunService:
                 self.progress = ("ready", 1, 1)
                 self.node.publish({"event": "state.ready", "run": self.run_id, "round": event.round})
             case ev.StateRoot():
-                if self.rounds and self.rounds[-1]["round"] == event.round:
+                if self.rounds and self.rounds[-1]["entry"] == event.entry:
                     self.rounds[-1]["state_root"] = event.root.hex()
-                self.node.publish({"event": "state.root", "run": self.run_id, "round": event.round, "root": event.root.hex()})
+                self.node.publish({"event": "state.root", "run": self.run_id, "entry": event.entry, "root": event.root.hex()})
             case ev.PeerMisbehaved():
                 self.node.publish({"event": "peer.misbehaved", "run": self.run_id, "peer": event.peer, "reason": event.reason})
             case ev.StateDiverged():
-                self.node.publish({"event": "state.diverged", "run": self.run_id, "round": event.round})
+                self.node.publish({"event": "state.diverged", "run": self.run_id, "entry": event.entry})
             case _:
                 pass
         for listener in list(self.listeners):
@@ -345,6 +360,7 @@ class RunService:
     def _describe(self, event: ev.RoundCommitted) -> dict[str, Any]:
         return {
             "round": event.round,
+            "entry": event.entry,
             "contributors": {share.peer: share.samples for share in event.contributors},
             "members": list(event.config),
             "lost": list(event.lost),
@@ -360,17 +376,19 @@ class RunService:
         """JSON-able."""
         session = self.session
         config = session.config_peers() if session else []
-        last = self.rounds[-1] if self.rounds else None
+        last = next((row for row in reversed(self.rounds) if row["contributors"]), None)
         trouble = self.error or self.troubles.current or (self.storage.unsaved if self.storage else None)
         return {
             "run_id": self.run_id,
             "name": self.manifest.name if self.manifest else "",
             "organiser": self.organiser,
             "phase": "failed" if self.error else session.phase if session else "seeking",
-            "round": session.round if session else -1,
+            "round": session.completed if session else -1,
+            "entry": session.round if session else -1,
             "rounds": self.manifest.train.rounds if self.manifest else None,
             "members": config,
             "member": self.node.identity.peer in config,
+            "quorum": None if self.error else quorum_of(self.peers()),
             "script": bool(session and session.script),
             "progress": list(self.progress),
             "metrics": dict(self.metrics),
@@ -384,12 +402,13 @@ class RunService:
         }
 
     def peers(self) -> list[dict[str, Any]]:
-        """JSON-able, one a member or known peer."""
+        """JSON-able, one a member or known peer. ``live`` and ``round`` are None where this node cannot tell."""
         session, me, now = self.session, self.node.identity.peer, trio.current_time()
         if session is None:
             return []
         lanes = self.node.network.status()["lanes"]
-        records = {record.peer: record for record in session.membership.records()}
+        membership = session.membership
+        records = {record.peer: record for record in membership.records()}
         config = session.config_peers()
         listed: Sequence[PeerId] = list(dict.fromkeys([*config, *records]))
         return [
@@ -397,19 +416,11 @@ class RunService:
                 "peer": peer,
                 "you": peer == me,
                 "member": peer in config,
-                "live": peer == me or session.membership.live(now, peer),
+                "organiser": peer == self.organiser,
+                "live": True if membership.live(now, peer) else False if membership.suspected(now, peer) else None,
                 "path": "self" if peer == me else lanes.get(peer, ""),
-                "round": records[peer].round if peer in records else None,
+                "round": (records[peer].round or None) if peer in records else None,
                 "addresses": list(records[peer].addresses) if peer in records else [],
             }
             for peer in listed
         ]
-
-    def find_share(self, cid: bytes) -> tuple[int, tuple[Share, ...]] | None:
-        """The decided round that counts a contribution."""
-        machine = self.session.machine if self.session else None
-        if machine is not None:
-            for certified in reversed(machine.journal.entries):
-                if any(c.cid == cid for c in certified.entry.contributors):
-                    return certified.entry.round, tuple(Share(c.member.peer, c.weight) for c in certified.entry.contributors)
-        return None

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import trio
 
-from ...collectives.errors import LocalProtocolError, StorageError
+from ...collectives.errors import LocalProtocolError, ModelMismatchError, StorageError
 from ...collectives.layout import Layout
 from ...collectives.swarm import Call, Outcome, PeerView
 from ..control.service import ReduceMemory, ScriptEvents
+from ..manifest import Manifest
 from ..session import Session
 from ..session import events as ev
 from ..shared_memory import AnchorSlots, SharedBuffer
@@ -19,19 +20,35 @@ from .run import RunFailed, RunService
 FLOAT_BYTES = 4
 
 
+def check_size(manifest: Manifest, layout: Layout) -> None:
+    """Raise ModelMismatchError when the model of a script that would found the run is not the one that the manifest promises."""
+    if manifest.parameters not in (None, layout.numel):
+        raise ModelMismatchError(
+            f"your model has {layout.numel:,} parameters, the run's manifest promises {manifest.model.entry} with {manifest.parameters:,}",
+            why="Whoever joins brings the model that the manifest names.",
+            hint='For a model of your own: [model] entry = "local:NAME" in RUN.toml, then atoll new RUN.toml',
+        )
+
+
 class AttachedScript:
     """One script of one run; lives in the node's trio thread."""
 
-    def __init__(self, run: RunService, layout: Layout, events: ScriptEvents, *, founding: bool) -> None:
+    def __init__(
+        self, run: RunService, layout: Layout, events: ScriptEvents, *, founding: bool, ended: Callable[[], None] = lambda: None
+    ) -> None:
+        """``ended`` is called when the script is gone. Raises StorageError, ModelMismatchError."""
         self.run, self.layout, self.events, self.founding = run, layout, events, founding
+        if founding and run.manifest is not None:
+            check_size(run.manifest, layout)
         folder = run.node.paths.run_dir(run.run_id)
         self.contribution = SharedBuffer(FLOAT_BYTES * layout.numel, folder=folder)
         self.anchors: AnchorSlots = run.slots(layout.numel)
         self._frozen: tuple[bytes, float] | None = None
-        self._resumed: dict[bytes, int] = {}  # cid -> the round whose decision settles it
         self._reductions = Reductions(run, events)
         self._told = run.traffic()
-        self._attached = True
+        self._ended = ended
+        if not founding:
+            self._attach()
         run.listeners.append(self._on_event)
 
     @property
@@ -50,8 +67,14 @@ class AttachedScript:
         await trio.lowlevel.checkpoint()
         if self.session.machine is None:
             self.session.found(trio.current_time(), self.layout, self.contribution.tensor())
-            self.session.attach(trio.current_time(), self.layout)
+            self._attach()
         self.founding = False
+
+    def _attach(self) -> None:
+        try:
+            self.session.attach(trio.current_time(), self.layout)
+        except StorageError as error:  # it is attached; what could not be written will be tried again
+            self.run.troubles.tell(error)
 
     def contribute(self, cid: bytes, samples: int, base: int | None = None) -> None:
         """Offer what the script wrote."""
@@ -70,24 +93,20 @@ class AttachedScript:
 
     def resume(self, cid: bytes) -> None:
         """Say what became of an earlier contribution."""
-        found = self.run.find_share(cid)
-        if found is not None:
-            round_, shares = found
-            self.events.decided(cid, Outcome("committed", round_, shares, counted=True))
-        elif self._only_here():
-            self.events.decided(cid, Outcome("committed", self.session.round, reason="it was lost with the node"))
-        else:
-            self._resumed[cid] = self.session.round + 1
+        self.run.guard(lambda: self.session.earlier.ask(trio.current_time(), cid))
+        self.run.wake()
 
-    def _only_here(self) -> bool:
-        """Whether what an earlier node offered can be known to nobody: no other member, and no vote of that life."""
-        machine = self.session.machine
-        alone = set(self.session.config_peers()) <= {self.run.node.identity.peer}
-        return alone and machine is not None and machine.journal.accepted is None and machine.open.decided is None
+    def rounds(self, entry: int) -> int:
+        """Rounds in the state after a log entry."""
+        return self.session.rounds(entry)
 
     def members(self) -> Sequence[PeerView]:
         """The members of the configuration."""
-        return [PeerView(row["peer"], row["round"] or 0, row["live"], row["path"]) for row in self.run.peers() if row["member"]]
+        return [
+            PeerView(row["peer"], row["round"] or 0, bool(row["live"]), row["path"], row["organiser"])
+            for row in self.run.peers()
+            if row["member"]
+        ]
 
     def report(self, metrics: Mapping[str, float]) -> None:
         """Training metrics."""
@@ -118,11 +137,12 @@ class AttachedScript:
             self.run.listeners.remove(on_event)
 
     def detached(self) -> None:
-        """The script is gone."""
-        self._attached = False
+        """The script is gone, and with it its memory; what the engine still reads goes when the engine lets go of it."""
         self.run.listeners.remove(self._on_event)
         self._detach()
         self._reductions.detached()
+        self.contribution.close()
+        self._ended()
 
     # ---- events
     def _on_event(self, event: object) -> None:
@@ -131,7 +151,10 @@ class AttachedScript:
                 self._on_round(event)
             case ev.ContributionRefused() if self._frozen and self._frozen[0] == event.cid:
                 self._frozen = None
-                self.events.decided(event.cid, Outcome("committed", self.session.round, reason=f"refused: {event.reason}"))
+                self.events.decided(event.cid, Outcome("committed", self.session.completed, reason=f"refused: {event.reason}"))
+            case ev.EarlierSettled():
+                reason = "" if event.counted else "it was lost with the node"
+                self.events.decided(event.cid, Outcome("committed", event.round, event.contributors, event.counted, reason=reason))
             case ev.RoundClosing():
                 self.events.closing(event.round)
             case ev.ContributionRefused():
@@ -146,20 +169,13 @@ class AttachedScript:
                 pass
 
     def _on_round(self, event: ev.RoundCommitted) -> None:
-        def outcome(counted: bool, since: float) -> Outcome:
-            elapsed, before = trio.current_time() - since, self._told
-            sent, received = self._told = self.run.traffic()  # each outcome has what came since the last: they add up
-            return Outcome(
-                "committed", event.round, event.contributors, counted, event.lost, sent - before[0], received - before[1], elapsed
-            )
-
-        if self._frozen and event.cid is not None and self._frozen[0] == event.cid:
-            since, self._frozen = self._frozen[1], None
-            self.events.decided(event.cid, outcome(event.counted, since))
-        for cid, settled in list(self._resumed.items()):
-            if event.round >= settled:
-                del self._resumed[cid]
-                self.events.decided(cid, outcome(self.run.find_share(cid) is not None, trio.current_time()))
+        if self._frozen is None or self._frozen[0] != event.cid:
+            return
+        (cid, since), self._frozen, before = self._frozen, None, self._told
+        sent, received = self._told = self.run.traffic()  # each outcome has what came since the last: they add up
+        moved = sent - before[0], received - before[1]
+        elapsed = trio.current_time() - since
+        self.events.decided(cid, Outcome("committed", event.round, event.contributors, event.counted, event.lost, *moved, elapsed))
 
     # ---- free-standing reductions
     def reduce_open(self, call: Call, numel: int) -> ReduceMemory:

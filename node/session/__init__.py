@@ -11,6 +11,8 @@ actions         what the log's state machine asks of the session
 naming          names of free-standing operations: what all their callers must agree in
 volatile        their journal, which is not kept
 operations      free-standing operations
+earlier         what became of contributions of an earlier life
+installing      a fetched state replaces the own one
 beginning       the genesis; what the last life left on disk; whose model it is
 session         Session: all of it tied together
 """

@@ -110,7 +110,7 @@ class LogActions:
         replica, machine = session.replica, session.machine
         assert replica is not None
         assert machine is not None
-        if session.installing:
+        if session.installing.under_way:
             machine.open.applying = False
             return None
         if machine.root is not None and machine.root != entry.base_state:
@@ -156,7 +156,7 @@ class LogActions:
         """A contribution to the open round was offered."""
         machine = self.session.machine
         if machine is not None and machine.contribution is None:
-            self.session.ports.emit(ev.RoundClosing(round_))
+            self.session.ports.emit(ev.RoundClosing(self.session.completed + 1))
 
     def results_from(self) -> int:
         """The oldest round whose result bytes are here."""
@@ -166,11 +166,6 @@ class LogActions:
     def suspected(self, peer: PeerId) -> bool:
         """Whether the peer is believed dead."""
         return self.session.membership.suspected(self.session.clock(), peer)
-
-    def bandwidth(self, peer: PeerId) -> float:
-        """Upload bandwidth in bytes/s as the peer says; equal shares where it does not."""
-        record = self.session.membership.record(peer)
-        return record.bandwidth_bytes_per_s or 1.0 if record else 1.0
 
     def sign(self, payload: bytes) -> bytes:
         """Sign as this peer."""
@@ -198,7 +193,7 @@ class LogActions:
 
     def state_arrived(self, round_: int, root: bytes, layout: Layout, data: memoryview) -> None:
         """A verified state."""
-        self.session.state_arrived(self.session.clock(), round_, root, layout, data)
+        self.session.installing.arrived(self.session.clock(), round_, root, layout, data)
 
     def state_progress(self, have: int, total: int, sources: tuple[PeerId, ...]) -> None:
         """How far the state is."""

@@ -46,7 +46,7 @@ def restore(session: Session, now: float) -> None:
     replica.publish(session.round)
     session.hash_state(session.round + 1)
     session.opened(now)
-    return session.ports.emit(ev.StateReady(session.round))
+    return session.ports.emit(ev.StateReady(session.completed))
 
 
 def replay(storage: Storage, replica: Replica, entries: Sequence[Certified], matches: Callable[[Entry, memoryview], bool]) -> bool:

@@ -1,4 +1,7 @@
-"""What a session tells its script and its observers. Frozen values, no messages: sinks make words of them."""
+"""What a session tells its script and its observers. Frozen values, no messages: sinks make words of them.
+
+``round`` counts entries with contributors, which is what scripts and people call a round; ``entry`` is a number in the log.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,13 @@ from ...collectives.telemetry import ReductionTimed
 
 @dataclass(frozen=True, slots=True)
 class RoundCommitted:
-    """A round is decided and applied: the anchor of ``round`` is current.
+    """An entry is decided and applied: the anchor of ``round`` is current. Without contributors it is no round of its own.
 
     ``cid``: the own contribution that was frozen for it, if any; it is free again, ``counted`` or not.
     """
 
     round: int
+    entry: int
     contributors: tuple[Share, ...]
     config: tuple[PeerId, ...]
     lost: tuple[PeerId, ...]
@@ -45,9 +49,9 @@ class StateProgress:
 
 @dataclass(frozen=True, slots=True)
 class StateRoot:
-    """The Merkle root of the state after ``round``: equal at all members."""
+    """The Merkle root of the state after ``entry``: equal at all members."""
 
-    round: int
+    entry: int
     root: bytes
 
 
@@ -58,7 +62,7 @@ class StateDiverged:
     The state is fetched anew.
     """
 
-    round: int
+    entry: int
     mine: bytes
     theirs: bytes
 
@@ -117,6 +121,16 @@ class RoundClosing:
     """Another member has offered its contribution to round ``round``: whoever has something contributes it now."""
 
     round: int
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierSettled:
+    """What became of a contribution that an earlier life of this node had offered, when the entry that tells was decided."""
+
+    cid: bytes
+    round: int
+    contributors: tuple[Share, ...]
+    counted: bool
 
 
 @dataclass(frozen=True, slots=True)

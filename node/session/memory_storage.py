@@ -74,9 +74,9 @@ class MemoryStorage:
     def found(self, replica: Replica, genesis: Certified) -> None:
         """Keep layout and initial state."""
         self.save_layout(replica.layout)
-        self.checkpoint(replica, genesis)
+        self.checkpoint(replica, genesis, 0)
 
-    def checkpoint(self, replica: Replica, entry: Certified) -> None:
+    def checkpoint(self, replica: Replica, entry: Certified, rounds: int) -> None:
         """Keep the state."""
         self._checkpoint = (replica.applied, bytes(replica.snapshot()))
 

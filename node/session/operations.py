@@ -233,10 +233,6 @@ class Operation:
         """Whether the peer is believed dead."""
         return self.session.actions.suspected(peer)
 
-    def bandwidth(self, peer: PeerId) -> float:
-        """Upload bandwidth of the peer."""
-        return self.session.actions.bandwidth(peer)
-
     def sign(self, payload: bytes) -> bytes:
         """Sign as this peer."""
         return self.session.ports.sign(payload)

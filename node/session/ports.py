@@ -155,8 +155,11 @@ class Storage(Protocol):
         """Keep the layout and the initial state of a run that is founded here, or nothing at all (StorageError)."""
         ...
 
-    def checkpoint(self, replica: Replica, entry: Certified) -> None:
-        """Write the current state to disk. Heavy. Told, not raised, when it fails: the last checkpoint and all later results stay."""
+    def checkpoint(self, replica: Replica, entry: Certified, rounds: int) -> None:
+        """Write the current state, after ``entry`` and ``rounds`` rounds, to disk. Heavy.
+
+        Told, not raised, when it fails: the last checkpoint and all later results stay.
+        """
         ...
 
     def spent(self) -> list[str]:

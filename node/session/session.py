@@ -20,7 +20,7 @@ from ...collectives.codec import DEFAULT_CHUNK_ELEMENTS
 from ...collectives.codecs.mixtures import mixture_of
 from ...collectives.digest import merkle_root
 from ...collectives.encoded import why_refused
-from ...collectives.errors import LocalProtocolError, OutOfDateError, RemoteProtocolError, StorageError
+from ...collectives.errors import LocalProtocolError, OutOfDateError, RemoteProtocolError
 from ...collectives.group import Certified, Entry, Member
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import Layout
@@ -31,6 +31,8 @@ from ..membership import Timing as MembershipTiming
 from . import events as ev
 from .actions import LogActions, main_log
 from .beginning import check_model, make_genesis, restore
+from .earlier import Earlier
+from .installing import Installing
 from .operations import Operations
 from .ports import Replica, SessionPorts
 from .serving import Serving
@@ -46,12 +48,13 @@ class Session:
     def __init__(
         self, *, run: RunId, me: PeerId, organiser: PeerId, settings: RunSettings, ports: SessionPorts, rng: Random, now: float,
         timing: Timing | None = None, unix_offset_s: float = 0.0, checkpoint_every: int = 10,
-        chunk_elements: int | None = None,
+        chunk_elements: int | None = None, seeding: bool = True,
     ) -> None:  # fmt: skip
+        """With ``seeding`` this member takes part also while no script is attached."""
         self.run, self.me, self.organiser, self.settings, self.ports, self.rng = run, me, organiser, settings, ports, rng
         self.log = main_log(run)
         self.timing = timing or Timing()
-        self.checkpoint_every = checkpoint_every
+        self.checkpoint_every, self.seeding = checkpoint_every, seeding
         self.chunk_elements = chunk_elements or DEFAULT_CHUNK_ELEMENTS[settings.codec]
         watch = MembershipTiming(beat_s=self.timing.heartbeat_s, detect_s=self.timing.detect_s)
         self.membership = Membership(me, run, sign=ports.sign, verify=ports.verify, rng=rng, timing=watch, unix_offset_s=unix_offset_s)
@@ -61,15 +64,14 @@ class Session:
         self.transfer = Transfer(self.actions, organiser, self.timing, rng)
         self.serving = Serving(self)
         self.operations = Operations(self)
+        self.earlier = Earlier(self)
+        self.installing = Installing(self)
         self.left = False
         self.script: Layout | None = None  # layout of the attached script, if any
         self.loop: deque[m.Envelope] = deque()  # messages to oneself
         self._contributions: deque[tuple[bytes, int, Tensor, int | None]] = deque()
         self._contacts: list[PeerId] = []
         self._draining = False
-        self.installing = False  # a fetched state is being taken over: nothing may be applied meanwhile
-        self._half_installed = False
-        self._arrived: tuple[int, bytes, Layout, memoryview] | None = None  # a state that came while an entry was being applied
         self._unrecorded: Entry | None = None  # applied, but the disk was full
         self._asked_at = self._ticked_at = -1e9
         self._now = now
@@ -86,8 +88,24 @@ class Session:
 
     @property
     def round(self) -> int:
-        """Number of applied entries after the genesis: the round whose anchor is current; -1 before there is a state."""
+        """Number of applied entries after the genesis: the entry whose anchor is current; -1 before there is a state."""
         return self.machine.round - 1 if self.machine and not self.machine.stateless else -1
+
+    def rounds(self, entry: int) -> int:
+        """How many rounds are in the state after log entry ``entry``: entries with contributors; the others only change the configuration.
+
+        Scripts and people count rounds, the log its entries; a run ends by rounds.
+        """
+        if self.machine is None:
+            return 0
+        applied = self.machine.journal.entries
+        ahead = [certified for certified in self.machine.frontier if certified.entry.round >= len(applied)]
+        return sum(1 for certified in [*applied, *ahead][: entry + 1] if certified.entry.contributors)
+
+    @property
+    def completed(self) -> int:
+        """Rounds in the current anchor; -1 before there is a state."""
+        return self.rounds(self.round) if self.round >= 0 else -1
 
     def clock(self) -> float:
         """The time of the input being handled."""
@@ -178,6 +196,7 @@ class Session:
         self._now = now
         self.script = None
         self.operations.detach(now)
+        self.earlier.forget(now)
         if self.machine:
             self.machine.set_idle(now, True)
         self._drain(now)
@@ -185,7 +204,7 @@ class Session:
     def contribute(self, now: float, cid: bytes, samples: int, vector: Tensor, base: int | None = None) -> None:
         """Offer ``vector`` (float32, (numel,), untouched until RoundCommitted) to the open round, or to the next one.
 
-        With ``base``, the round of the anchor it was made on, it is refused (ContributionRefused) once that anchor is no longer current.
+        With ``base``, the rounds in the anchor it was made on, it is refused (ContributionRefused) once that anchor is no longer current.
         """
         self._now = now
         if self.machine is None or self.machine.stateless:
@@ -200,12 +219,11 @@ class Session:
         machine = self.machine
         if self._contributions and machine and machine.contribution is None and not machine.open.applying:
             cid, samples, vector, base = self._contributions[0]
-            if base is not None and base != self.round:
+            at = self.completed
+            if base is not None and base != at:
                 self._contributions.popleft()
-                return self.ports.emit(
-                    ev.ContributionRefused(cid, f"it was made on the anchor of round {base}, the run is at {self.round}")
-                )
-            if self.settings.rounds is not None and self.round >= self.settings.rounds:
+                return self.ports.emit(ev.ContributionRefused(cid, f"it was made on the anchor of round {base}, the run is at {at}"))
+            if self.settings.rounds is not None and at >= self.settings.rounds:
                 self._contributions.popleft()
                 return self.ports.emit(ev.ContributionRefused(cid, f"the run is complete after {self.settings.rounds} rounds"))
             self.ports.exchange.freeze(self.log, machine.round, cid, vector)
@@ -350,49 +368,33 @@ class Session:
         if machine is None:
             for peer in targets[:3]:
                 self.actions.tell(peer, 0, m.Fetch())
-        elif not machine.stateless and not machine.is_member and not machine.leaving and not machine.frontier:
+        elif not machine.stateless and not machine.is_member and not machine.leaving and not machine.frontier and self._belongs():
             for peer in self.config_peers():
                 self.actions.tell(peer, machine.round, m.Join())
 
+    def _belongs(self) -> bool:
+        """Whether this member may ask to be let in: a script of another model would be counted in quorums, and then end."""
+        return self.seeding if self.script is None else self.replica is not None and self.script == self.replica.layout
+
     # ---- progress
-    def state_arrived(self, now: float, round_: int, root: bytes, layout: Layout, data: memoryview) -> None:
-        """A verified state was fetched: install it, then take over the entries up to it."""
+    def adopt(self, now: float, round_: int, root: bytes) -> None:
+        """A fetched state is in the replica: take over the entries up to it. Raises StorageError, and may be called again then."""
+        self._now = now
         machine = self.machine
         assert machine is not None
-        if self.installing or not self.actions.wants_state(round_):
-            return self.transfer.seek_state() if machine.stateless else None
-        if machine.open.applying:  # not both at once: `applied` comes back to it
-            self._arrived = (round_, root, layout, data)
-            return None
-        certified = self.actions.entry_at(round_)
-        assert certified is not None
-        replica = self.replica or self.ports.storage.replica(layout, restore=False)
-        self.installing = True
+        machine.adopt_snapshot(now, [c for c in machine.frontier if machine.round <= c.entry.round <= round_], root)
 
-        def install() -> None:
-            replica.install(data, round_)
-            self.ports.storage.checkpoint(replica, certified)
-
-        def installed(later: float, _: None) -> None:
-            self._now = later
-            try:
-                self.ports.storage.save_layout(layout)
-                replica.publish(round_)
-                machine.adopt_snapshot(later, [c for c in machine.frontier if machine.round <= c.entry.round <= round_], root)
-            except StorageError:
-                self._arrived, self._half_installed = (round_, root, layout, data), True  # `tick` tries again, nothing else is applied
-                raise
-            self.installing = False
-            self.replica = replica
-            self.ports.storage.installed(round_)
-            self.actions.results.clear()
-            self.opened(later)
-            machine.resume(later)
-            self.ports.emit(ev.StateReady(round_))
-            self._drain(later)
-
-        self.ports.offload(install, installed)
-        return None
+    def installed(self, now: float, replica: Replica, round_: int) -> None:
+        """A fetched state and its entries are in place: the next round opens."""
+        machine = self.machine
+        assert machine is not None
+        self.replica = replica
+        self.ports.storage.installed(round_)
+        self.actions.results.clear()
+        self.opened(now)
+        machine.resume(now)
+        self.ports.emit(ev.StateReady(self.completed))
+        self._drain(now)
 
     def applied(self, now: float, entry: Entry) -> None:
         """The outer step of the decided entry is done: the next round opens."""
@@ -409,7 +411,7 @@ class Session:
         self.transfer.seeking_state = False  # replay goes on; a Catch says if it cannot
         self.actions.results.clear()
         self.hash_state(machine.round)
-        if decided and (entry.round % self.checkpoint_every == 0 or entry.round == self.settings.rounds):
+        if decided and (entry.round % self.checkpoint_every == 0 or self.completed == self.settings.rounds):
             self._checkpoint(decided)
         self.ports.storage.forget_results(machine.round - self.timing.keep_rounds)
         self.opened(now)
@@ -421,11 +423,7 @@ class Session:
         """What had to wait for another job, or for room on the disk."""
         if self._unrecorded is not None:
             self.applied(now, self._unrecorded)
-        arrived, self._arrived = self._arrived, None
-        if arrived is not None:
-            if self._half_installed:
-                self.installing = self._half_installed = False
-            self.state_arrived(now, *arrived)
+        self.installing.retry(now)
 
     def decided(self, now: float, certified: Certified, counted: bool, cid: bytes | None) -> None:
         """Tell the script what the entry counts, and take back its contribution."""
@@ -439,7 +437,9 @@ class Session:
         shares = tuple(Share(c.member.peer, c.weight) for c in entry.contributors)
         lost = tuple(sorted(before - set(after)))
         elapsed = machine.round_s or 0.0
-        self.ports.emit(ev.RoundCommitted(entry.round, shares, after, lost, cid, counted, entry.hash(), elapsed))
+        round_ = self.rounds(entry.round)
+        self.ports.emit(ev.RoundCommitted(round_, entry.round, shares, after, lost, cid, counted, entry.hash(), elapsed))
+        self.earlier.decided(entry)
 
     def opened(self, now: float) -> None:
         """A round opened: let the data plane accept its parts, watch its configuration, offer what waits."""
@@ -451,7 +451,7 @@ class Session:
         shape = machine.shape
         self.ports.exchange.open_round(self.log, machine.round, peers, shape.numel, shape.chunk_elements, shape.codec)
         self.membership.watch(now, peers)
-        self.membership.announce(now, round=machine.round)
+        self.membership.announce(now, round=self.completed + 1)
         self.serving.recall(machine)
         self._offer(now)
 
@@ -471,9 +471,9 @@ class Session:
         self.ports.offload(replica.hashes, hashed)
 
     def _checkpoint(self, certified: Certified) -> None:
-        replica = self.replica
+        replica, rounds = self.replica, self.rounds(certified.entry.round)
         assert replica is not None
-        self.ports.offload(lambda: self.ports.storage.checkpoint(replica, certified), lambda now, _: None)
+        self.ports.offload(lambda: self.ports.storage.checkpoint(replica, certified, rounds), lambda now, _: None)
 
     def diverged(self, now: float, entry: Entry, mine: bytes) -> None:
         """Our state is not the one the others decided on: it must never happen; fetch the state anew."""

@@ -54,6 +54,7 @@ class Checker:
         self.anchors: list[Tensor] = []  # float32 (numel,), expected after each entry
         self.used: dict[int, int] = {}  # unit of work -> the round that counts it
         self.frozen: dict[bytes, Frozen] = {}
+        self._given_up: set[bytes] = set()  # contributions that scripts were told are not counted
         self._momentum = torch.empty(0)
         self._step = OuterStep(outer)
         self._ballots: dict[tuple[int, int], bytes] = {}  # (round, ballot) -> entry hash
@@ -68,6 +69,13 @@ class Checker:
     def freeze(self, cid: bytes, contribution: Frozen) -> None:
         """A script froze a contribution. The vector must not be changed by the caller."""
         self.frozen[cid] = contribution
+
+    def settled(self, who: PeerId, cid: bytes, counted: bool) -> None:
+        """A script that outlived its node is told whether an earlier contribution is counted, so that it may contribute the work again."""
+        if counted != any(c.cid == cid for certified in self.entries for c in certified.entry.contributors):
+            raise Violation("honest verdict", f"{who} is told that its earlier contribution is {'' if counted else 'not '}counted")
+        if not counted:
+            self._given_up.add(cid)
 
     def voted(self, who: Member, ballot: int, entry: Entry, *, holds_bytes: bool, generation: int) -> None:
         """A member records a vote: with all bytes and the state before stored, as a member of the configuration."""
@@ -137,6 +145,8 @@ class Checker:
         if len(set(members)) != len(members):
             raise Violation("honest outcome", f"entry {entry.round} counts a member twice")
         for contributor in entry.contributors:
+            if contributor.cid in self._given_up:
+                raise Violation("honest verdict", f"entry {entry.round} counts what {contributor.member.peer} was told is lost")
             for unit in self.frozen[contributor.cid].units:
                 if unit in self.used:
                     raise Violation("nothing counted twice", f"unit {unit} in rounds {self.used[unit]} and {entry.round}")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 from ...collectives.group import Certified, Entry, Member
 from ...collectives.identifiers import PeerId
+from ..session.events import EarlierSettled, StateReady
 from ..session.replica import ModelReplica
 from .checker import Frozen, Violation
 from .process import NodeProcess
@@ -15,6 +16,7 @@ from .storage import Observer, SimStorage
 if TYPE_CHECKING:
     from .swarm import SimSwarm
 
+ASK_S = 0.01  # a script that outlived its node enters the next one so long after the state is there
 LATE_S = 0.8  # a script that reuses its buffers (a planted bug) does so after this time
 
 
@@ -29,6 +31,7 @@ class SimMember(Observer):
         self.script: Script | None = None
         self.leaving = False
         self.life = -1
+        self.undecided: list[bytes] = []  # contributions of earlier lives whose fate a script still wants to know
 
     @property
     def me(self) -> Member:
@@ -64,6 +67,8 @@ class SimMember(Observer):
     def die(self) -> None:
         """End the process at once."""
         if self.process is not None and self.script is not None:
+            if self.script.pending is not None:
+                self.undecided.append(self.script.pending[0])
             self.script.die()
             self.process.end()
             self.process = self.script = None
@@ -91,8 +96,24 @@ class SimMember(Observer):
 
     def _hear(self, event: object) -> None:
         self.swarm.heard(self, event)
+        match event:
+            case StateReady() if self.undecided and self.process is not None:
+                process = self.process
+                self.swarm.world.after(ASK_S, lambda: self._ask(process))
+            case EarlierSettled():
+                self.undecided.remove(event.cid)
+                self.swarm.checker.settled(self.peer, event.cid, event.counted)
+            case _:
+                pass
         if self.script is not None:
             self.script.on_event(event)
+
+    def _ask(self, process: NodeProcess) -> None:
+        """A script that outlived its node asks the next one what became of its work."""
+        if process.runs(lambda: self._ask(process)):
+            with process.alive():
+                for cid in list(self.undecided):
+                    process.session.earlier.ask(self.swarm.world.now, cid)
 
     # ---- Observer: what reaches the disk
     def before_write(self, kind: str) -> None:

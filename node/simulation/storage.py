@@ -115,10 +115,10 @@ class SimStorage(MemoryStorage):
             replica.publish(round_)
         return replica
 
-    def checkpoint(self, replica: Replica, entry: Certified) -> None:
+    def checkpoint(self, replica: Replica, entry: Certified, rounds: int) -> None:
         """Keep the state."""
         self.observer.before_write("checkpoint")
-        super().checkpoint(replica, entry)
+        super().checkpoint(replica, entry, rounds)
 
     def reset(self) -> None:
         """Begin a new incarnation with an empty log."""

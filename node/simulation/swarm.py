@@ -18,7 +18,7 @@ from ...collectives.round import Timing
 from ...collectives.simulation import Faults, Network, World, quiet_plan, random_plan
 from ...collectives.simulation.faults import ALL_FAULTS, FaultKind
 from ...collectives.swarm import OuterSettings, RunSettings
-from ..session.events import ContributionRefused, PeerMisbehaved, RoundCommitted, StateDiverged, StateReady
+from ..session.events import ContributionRefused, EarlierSettled, PeerMisbehaved, RoundCommitted, StateDiverged, StateReady
 from .checker import Checker, Violation
 from .member import SimMember
 from .plants import Plant
@@ -148,7 +148,7 @@ class SimSwarm:
     def heard(self, member: SimMember, event: object) -> None:
         """An event of a session."""
         if isinstance(event, StateDiverged):
-            raise Violation("agreement", f"{member.peer}'s state before round {event.round} is not the decided one")
+            raise Violation("agreement", f"{member.peer}'s state before entry {event.entry} is not the decided one")
         if isinstance(event, PeerMisbehaved):
             raise Violation("honest peers", f"{member.peer} accuses {event.peer}: {event.reason}")
         if isinstance(event, RoundCommitted):
@@ -157,6 +157,8 @@ class SimSwarm:
                 self.count("eviction or leave")
         if isinstance(event, ContributionRefused):
             self.count("stale contribution refused")
+        if isinstance(event, EarlierSettled):
+            self.count(f"earlier contribution {'counted' if event.counted else 'lost'}")
         if isinstance(event, StateReady):
             self.count("state ready")
 

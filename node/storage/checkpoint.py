@@ -19,9 +19,10 @@ from .journal import storage_error, write_atomically
 
 
 class Saved(NamedTuple):
-    """A checkpoint: the state after entry ``round``; ``root`` is its Merkle root."""
+    """A checkpoint: the state after log entry ``entry``, which holds ``rounds`` rounds; ``root`` is its Merkle root."""
 
-    round: int
+    entry: int
+    rounds: int
     root: bytes
     anchor: Tensor
     momentum: Tensor
@@ -29,7 +30,8 @@ class Saved(NamedTuple):
 
 def save(folder: Path, layout: Layout, saved: Saved, *, run_id: str, entry_hash: bytes) -> None:
     """Write a checkpoint in place of the last one; a kill or a full disk leaves the last one. Raises StorageError."""
-    meta = {"round": str(saved.round), "root": saved.root.hex(), "entry": entry_hash.hex(), "run_id": run_id}
+    counts = {"entry": saved.entry, "round": saved.rounds}
+    meta = {**{name: str(count) for name, count in counts.items()}, "root": saved.root.hex(), "hash": entry_hash.hex(), "run_id": run_id}
     path, temporary = folder / "state.safetensors", folder / "state.safetensors.new"
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -41,7 +43,7 @@ def save(folder: Path, layout: Layout, saved: Saved, *, run_id: str, entry_hash:
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise storage_error(path, error) from error
-    document = {"schema": 1, **meta, "round": saved.round, "layout": msgspec.to_builtins(layout)}
+    document = {"schema": 1, **meta, **counts, "layout": msgspec.to_builtins(layout)}
     write_atomically(folder / "atoll.json", json.dumps(document).encode())
 
 
@@ -54,7 +56,7 @@ def load(folder: Path, numel: int, *, alone: bool = False) -> Saved | None:
         with safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call]
             meta = file.metadata()
             anchor, momentum = file.get_tensor("anchor"), file.get_tensor("momentum")
-        saved = Saved(int(meta["round"]), bytes.fromhex(meta["root"]), anchor, momentum)
+        saved = Saved(int(meta["entry"]), int(meta["round"]), bytes.fromhex(meta["root"]), anchor, momentum)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise damaged(path, str(error), alone=alone) from error
     if any(t.dtype != torch.float32 or t.shape != (numel,) for t in (anchor, momentum)):

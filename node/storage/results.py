@@ -141,5 +141,11 @@ class ResultFiles:
             self._views.clear()
             self._save()
 
+    def close(self) -> None:
+        """Let go of all mappings: each ends with its last reader. What is kept on disk stays."""
+        with self._lock:
+            self._views.clear()
+            self._mapped.clear()
+
     def _save(self) -> None:
         write_atomically(self._folder / "index.json", json.dumps(self._index).encode())

@@ -153,20 +153,20 @@ class RunFiles:
         saved = cp.load(folder, replica.layout.numel, alone=self.alone)
         if saved is None:
             raise cp.damaged(folder, "it is missing", alone=self.alone)
-        if saved.round >= len(self._journal.entries):
-            raise cp.damaged(folder, f"it is of round {saved.round}, the journal ends before", alone=self.alone)
+        if saved.entry >= len(self._journal.entries):
+            raise cp.damaged(folder, f"it is of entry {saved.entry}, the journal ends before", alone=self.alone)
         both = bytearray(bytes_of(saved.anchor)) + bytes_of(saved.momentum)
-        replica.install(memoryview(both), saved.round)
+        replica.install(memoryview(both), saved.entry)
         if merkle_root(replica.hashes()) != saved.root:
             raise cp.damaged(folder, "its digest is wrong", alone=self.alone)
-        replica.publish(saved.round)
-        self._checkpoint_round = saved.round
-        self._from = saved.round + 1
+        replica.publish(saved.entry)
+        self._checkpoint_round = saved.entry
+        self._from = saved.entry + 1
 
     def found(self, replica: Replica, genesis: Certified) -> None:
         """Initial state and layout, or nothing."""
         try:
-            self._save(replica, genesis)
+            self._save(replica, genesis, 0)
             self.save_layout(replica.layout)
         except StorageError:
             for name in ("founded", "layout"):
@@ -175,16 +175,16 @@ class RunFiles:
             self._checkpoint_round = -1
             raise
 
-    def _save(self, replica: Replica, entry: Certified) -> None:
+    def _save(self, replica: Replica, entry: Certified, rounds: int) -> None:
         assert isinstance(replica, ModelReplica)
-        saved = cp.Saved(replica.applied, merkle_root(replica.hashes()), replica.anchor, replica.momentum)
+        saved = cp.Saved(replica.applied, rounds, merkle_root(replica.hashes()), replica.anchor, replica.momentum)
         cp.save(self._folder / "checkpoint", replica.layout, saved, run_id=self._run_id, entry_hash=entry.entry.hash())
-        self._checkpoint_round = saved.round
+        self._checkpoint_round = saved.entry
 
-    def checkpoint(self, replica: Replica, entry: Certified) -> None:
+    def checkpoint(self, replica: Replica, entry: Certified, rounds: int) -> None:
         """Write the current state to disk; told, not raised, when that fails: the last checkpoint and all later results stay."""
         try:
-            self._save(replica, entry)
+            self._save(replica, entry, rounds)
         except StorageError as error:
             self.unsaved = error
             self._trouble(error)
@@ -247,5 +247,6 @@ class RunFiles:
             return 0
 
     def close(self) -> None:
-        """End of the process. Raises StorageError."""
+        """End of the run at this node; nothing on disk changes but the journal's end. Raises StorageError."""
+        self._results.close()
         self._journal.close()

@@ -4,11 +4,14 @@ version   it speaks another version of the protocol
 defect    its sessions fail with an exception nobody expects, as soon as there is a file ``defect`` in the home
 job       a job in its worker thread does
 engine    its data plane does
+install   taking over a fetched state does
 fsize     it can write no byte to any file meanwhile
+counting  nothing but the reference count frees memory: no garbage collector
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import sys
@@ -59,6 +62,10 @@ if __name__ == "__main__":
         fail_in(Session, "tick")
     elif what == "job":
         fail_in(ModelReplica, "apply")
+    elif what == "install":
+        fail_in(ModelReplica, "install")
+    elif what == "counting":
+        gc.disable()
     elif what == "fsize":
         limit_in(Session, "tick")
     elif what == "engine":

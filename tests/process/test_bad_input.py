@@ -14,10 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from bad_input_kit import Member, Run, atoll, ended, new_home, new_run, odd, one_round, refused
+from bad_input_kit import LAYOUT, Member, Run, atoll, ended, new_home, new_run, odd, one_round, refused
 
 from atoll.collectives.errors import AtollError, ModelMismatchError, NotAdmittedError, VersionMismatchError
 from atoll.collectives.layout import make_layout
+from atoll.node import join
 from atoll.node.invite import make_invite
 from atoll.node.paths import find_paths
 from atoll.security.identity import Identity
@@ -196,6 +197,7 @@ def test_nobody_answers_at_the_addresses_of_the_invite(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_another_model_than_the_runs(swarm: tuple[Run, Member], tmp_path: Path) -> None:
     run, a = swarm
+    before = a.state()["entry"]
     with pytest.raises(ModelMismatchError) as told:
         run.member("other-model", layout=make_layout([("w", (10, 10)), ("extra", (3,))]))
     assert (told.value.code, told.value.exit_code) == ("E301", 76)
@@ -206,7 +208,30 @@ def test_another_model_than_the_runs(swarm: tuple[Run, Member], tmp_path: Path) 
     assert told_cli.status == 76, told_cli
     assert "E301" in told_cli.err
     assert "weight" in told_cli.err
-    assert a.state()["phase"] == "running"
+    assert (a.state()["phase"], a.state()["entry"]) == ("running", before)  # no entry of the log ever let it in
+
+
+@pytest.mark.slow
+def test_a_run_is_founded_with_the_model_that_its_manifest_promises(tmp_path: Path) -> None:
+    run = new_run(tmp_path, model="parameters = 1000")
+    swarm = join(run.signed.run_id, home=run.home, private=True, progress=lambda stage, done, total: None)
+    with swarm:
+        with pytest.raises(ModelMismatchError, match=r"your model has 999 parameters, .* promises local:test with 1,000") as told:
+            swarm.open(make_layout([("w", (999,))]), lambda initial: initial.zero_())
+        assert "local:NAME" in told.value.hint
+        swarm.open(LAYOUT, lambda initial: initial.zero_()).release()
+        assert swarm.contribute(samples=1, write=lambda out: out.fill_(1.0)).wait(30).counted
+
+
+@pytest.mark.slow
+def test_a_script_that_fails_to_found_a_run_leaves_nothing_of_its_model(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    swarm = join(run.signed.run_id, home=run.home, private=True, progress=lambda stage, done, total: None)
+    with swarm:
+        with pytest.raises(ZeroDivisionError):
+            swarm.open(make_layout([("w", (7,))]), lambda initial: initial.fill_(1 // 0))
+        swarm.open(LAYOUT, lambda initial: initial.fill_(3.0)).release()
+        assert swarm.contribute(samples=1, write=lambda out: out.fill_(1.0)).wait(30).counted
 
 
 @pytest.mark.slow

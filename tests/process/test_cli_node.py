@@ -14,25 +14,12 @@ from typing import Any
 
 import pytest
 from safetensors.numpy import load_file
+from tiny_run import TINY
 
 pytestmark = pytest.mark.slow
 
 ATOLL = [sys.executable, "-m", "atoll.node.cli"]
 LISTEN = ("--listen", "/ip4/127.0.0.1/tcp/0")
-MANIFEST = """
-schema = 1
-name = "tiny"
-[model]
-config = { width = 32, layers = 1, heads = 2, context = 16 }
-[train]
-sync_every = 10
-rounds = 8
-[train.inner]
-steps = 80
-lr = 0.01
-[checkpoint]
-every = 1
-"""
 SCRIPT = """
 import sys, torch
 from atoll.node import join
@@ -92,7 +79,7 @@ def alive(pid: int) -> bool:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    (tmp_path / "run.toml").write_text(MANIFEST)
+    (tmp_path / "run.toml").write_text(TINY)
     return tmp_path / "a"
 
 
@@ -107,15 +94,15 @@ def test_a_run_from_beginning_to_end(home: Path, tmp_path: Path) -> None:
         second = atoll(tmp_path / "b", "join", made["invite"], "--yes", "--steps", "30")
         out, err = first.communicate(timeout=150)
         assert first.returncode == 0, err
-        assert json.loads(out)["round"] >= 8  # an entry that lets a member go may follow
+        assert json.loads(out)["round"] == 6
         assert second["exit"] == 0
         assert second["run_id"] == made["run_id"]
         status = atoll(home, "status", "tiny")
         assert status["running"]
-        assert status["runs"][0]["round"] >= 8
+        assert status["runs"][0]["round"] == 6
         assert [peer["you"] for peer in atoll(home, "peers")["peers"] if peer["member"]].count(True) == 1
         exported = atoll(home, "export", "tiny", str(tmp_path / "out"))
-        assert exported["round"] >= 8
+        assert exported["round"] == 6
         weights = load_file(tmp_path / "out" / "model.safetensors")
         assert sum(w.size for w in weights.values()) == exported["parameters"] == 29_536
         assert atoll(home, "leave", "tiny")["left"] is True
@@ -127,7 +114,7 @@ def test_a_run_from_beginning_to_end(home: Path, tmp_path: Path) -> None:
 
 
 def test_own_script_in_a_private_node_and_ctrl_c(home: Path, tmp_path: Path) -> None:
-    text = MANIFEST.replace('name = "tiny"', 'name = "own"').replace("rounds = 8", "rounds = 3")
+    text = TINY.replace('name = "tiny"', 'name = "own"').replace("rounds = 6", "rounds = 3")
     (tmp_path / "run.toml").write_text(
         text.replace("[model]\nconfig = { width = 32, layers = 1, heads = 2, context = 16 }", '[model]\nentry = "local:x"')
     )
@@ -143,7 +130,7 @@ def test_own_script_in_a_private_node_and_ctrl_c(home: Path, tmp_path: Path) -> 
 
 
 def test_ctrl_c_drains_and_leaves_nothing_behind(home: Path, tmp_path: Path) -> None:
-    (tmp_path / "run.toml").write_text(MANIFEST.replace("rounds = 8\n", "").replace("steps = 80", "steps = 1000000"))
+    (tmp_path / "run.toml").write_text(TINY.replace("rounds = 6\n", "").replace("steps = 60", "steps = 1000000"))
     atoll(home, "new", str(tmp_path / "run.toml"))
     with start(home, "join", "tiny", "--yes") as process:
         assert process.stderr is not None

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from atoll.node.demo.stage import JOINS
-
 pytestmark = pytest.mark.slow
 
 
@@ -39,7 +37,7 @@ def test_quick_demo(tmp_path: Path) -> None:
     assert result["anchors_identical"]
     assert result["killed"]
     assert result["joined_late"]
-    assert result["rounds"] == 20 + JOINS
+    assert result["rounds"] == 20
     assert result["bytes_sent"] > 0
     assert json.loads((out / "result.json").read_text())["loss_swarm"] == result["loss_swarm"]
     assert _processes_of(out / "homes") == []

@@ -5,7 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bad_input_kit import Member, ended, new_run, odd, one_round, soon
+from bad_input_kit import LAYOUT, Member, ended, new_home, new_run, odd, one_round, soon
+
+from atoll.collectives.errors import LocalProtocolError
+from atoll.node import join
+from atoll.node.client import NodeClient
+from atoll.node.paths import find_paths
 
 pytestmark = pytest.mark.slow
 
@@ -36,6 +41,29 @@ def test_a_defect_ends_the_run_only(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert "Traceback" in a.log()
     finally:
         a.swarm.close()
+
+
+def test_a_fetched_state_that_cannot_be_taken_over_ends_the_run_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, defect = new_run(tmp_path), tmp_path / "defect"
+    monkeypatch.setenv("ATOLL_TEST_DEFECT", str(defect))
+    a = run.organiser()
+    with ended(a):
+        one_round(a)
+        defect.touch()
+        home = new_home(tmp_path / "b")
+        swarm = join(run.invite(), home=home, private=True, command=odd("install"), progress=lambda stage, done, total: None)
+        with swarm:
+            with pytest.raises(LocalProtocolError, match="ZeroDivisionError: a defect made for this test") as told:
+                swarm.open(LAYOUT, lambda initial: initial.zero_())
+            assert told.value.code == "E142"
+            with NodeClient.connect(find_paths(home)) as client:
+                pid, state = client.node.pid, client.status()["runs"][0]
+                assert (state["phase"], state["trouble"]["code"]) == ("failed", "E142")
+                defect.unlink()
+                swarm.open(LAYOUT, lambda initial: initial.zero_()).release()
+                assert client.status()["runs"][0]["phase"] == "running"
+                assert client.node.pid == pid
+        one_round(a)
 
 
 def test_the_node_ends_with_an_error_when_its_data_plane_fails_and_the_next_one_goes_on(

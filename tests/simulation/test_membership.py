@@ -19,6 +19,7 @@ from atoll.node.membership import Membership, Timing
 from atoll.node.membership_records import Record, SignedRecord
 
 RUN = RunId("run")
+HERE, THERE = "/ip4/10.0.0.1/tcp/4001", "/dns4/there.example.org/tcp/4001"
 
 
 def signature(peer: str, data: bytes) -> bytes:
@@ -35,8 +36,10 @@ def member(name: str, seed: int = 0, **kwargs: object) -> Membership:
     return Membership(peer, RUN, sign=lambda data: signature(peer, data), verify=verify, rng=random.Random(f"{name}/{seed}"), **kwargs)  # type: ignore[arg-type]
 
 
-def signed(peer: str, sequence: int, *, run: str = "run", expires_s: float = 35.0, by: str | None = None, round_: int = 0) -> SignedRecord:
-    record = Record(run, PeerId(peer), sequence, int(expires_s * 1000), round=round_)
+def signed(
+    peer: str, sequence: int, *, run: str = "run", expires_s: float = 35.0, by: str | None = None, round_: int = 0, at: tuple[str, ...] = ()
+) -> SignedRecord:
+    record = Record(run, PeerId(peer), sequence, int(expires_s * 1000), at, round_)
     return wire.sign_record(record, lambda data: signature(by or peer, data))
 
 
@@ -56,7 +59,7 @@ class Swarm:
         first = next(iter(self.members))
         for peer, m in self.members.items():
             self.network.attach(peer, lambda sender, _c, data, p=peer: self._deliver(p, sender, data))  # type: ignore[arg-type]
-            m.announce(0.0, addresses=(f"/ip4/127.0.0.1/tcp/{peer}",))
+            m.announce(0.0, addresses=(f"/ip4/127.0.0.1/tcp/{4000 + int(peer[1:])}",))
             if watch:
                 m.watch(0.0, self.members)
             elif hub and peer != first:
@@ -151,11 +154,38 @@ def test_announcing_nothing_new_makes_no_record_and_unknown_fields_are_refused()
     (first,) = m.records()
     m.announce(1.0, round=1)
     assert m.records() == [first]
-    m.announce(1.0, round=2, bandwidth_bytes_per_s=5.0)
-    assert m.records()[0].sequence > first.sequence
-    assert m.records()[0].bandwidth_bytes_per_s == 5.0
+    m.announce(1.0, round=2, addresses=(HERE,))
+    (second,) = m.records()
+    assert second.sequence > first.sequence
+    assert (second.round, second.addresses) == (2, (HERE,))
+    m.announce(2.0, round=3)
+    assert m.records()[0].addresses == (HERE,)  # what is not named stays
     with pytest.raises(LocalProtocolError, match="colour"):
         m.announce(1.0, colour="red")
+
+
+def test_addresses_are_told_once_and_only_those_of_the_peer_itself_that_can_be_dialled() -> None:
+    m, a = member("x"), PeerId("a")
+    m.announce(0.0, addresses=(HERE,))
+    assert m.moved() == {}  # we know where we are
+    m.learn(0.0, [signed("a", 1, at=(HERE, THERE)), signed("b", 1)], PeerId("z"))
+    assert m.moved() == {a: (HERE, THERE)}
+    m.learn(0.0, [signed("a", 1, at=(HERE, THERE)), signed("a", 2, at=(HERE, THERE), round_=1)], PeerId("z"))
+    assert m.moved() == {}
+    m.learn(0.0, [signed("a", 3, at=(THERE,)), signed("a", 4, at=(HERE,), by="mallory")], PeerId("z"))
+    assert m.moved() == {a: (THERE,)}
+    m.learn(0.0, [signed("a", 5, at=(HERE,))], PeerId("z"))
+    m.tick(36.0)
+    assert m.moved() == {}  # expired before anybody asked
+
+
+@pytest.mark.parametrize(
+    "at", [("nowhere",), (HERE, HERE), ("/ip4/0.0.0.0/tcp/4001",), ("/ip4/10.0.0.1/tcp/0",), (f"{HERE}/p2p/a",), (HERE,) * 9, ("/" * 201,)]
+)
+def test_a_record_with_addresses_that_nobody_could_dial_is_refused(at: tuple[str, ...]) -> None:
+    m = member("x")
+    m.learn(0.0, [signed("a", 1, at=at)], PeerId("z"))
+    assert (m.records(), m.moved(), dict(m.refused)) == ([], {}, {"malformed": 1})
 
 
 @given(st.binary(max_size=200))
@@ -178,6 +208,9 @@ def test_fifty_members_that_know_one_come_to_know_all() -> None:
     swarm = Swarm(50)
     assert swarm.world.run(until=15.0, stop=lambda: swarm.world.events % 50 == 0 and swarm.agreed(50))
     assert swarm.world.now < 10.0
+    one = swarm.members[PeerId("p031")]  # the only one it knew at first was p000; by now it could dial everybody
+    everybody = {PeerId(f"p{i:03}"): (f"/ip4/127.0.0.1/tcp/{4000 + i}",) for i in range(50) if i != 31}
+    assert one.moved() == everybody
 
 
 def test_a_change_reaches_all_of_fifty_and_quiet_tables_cost_little() -> None:

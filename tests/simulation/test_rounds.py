@@ -207,6 +207,20 @@ def test_work_is_counted_once_and_not_lost() -> None:
         assert predicate(violation) == "nothing lost"
 
 
+def test_what_was_given_up_is_never_counted_and_what_was_counted_is_not_given_up() -> None:
+    bench = Bench()
+    bench.checker.settled(PeerId("a"), b"a" * 16, False)
+    with pytest.raises(Violation) as violation:
+        bench.apply(bench.entry())
+    assert predicate(violation) == "honest verdict"
+    bench = Bench()
+    bench.apply(bench.entry())
+    bench.checker.settled(PeerId("a"), b"a" * 16, True)
+    with pytest.raises(Violation) as violation:
+        bench.checker.settled(PeerId("b"), b"b" * 16, False)
+    assert predicate(violation) == "honest verdict"
+
+
 def test_gaps_and_other_anchors() -> None:
     bench = Bench()
     with pytest.raises(Violation) as violation:

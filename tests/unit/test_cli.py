@@ -237,6 +237,29 @@ def test_usage_errors(atoll: Cli, argv: tuple[str, ...], words: str) -> None:
     assert atoll.json(*argv, status=2)["error"]["code"] == "E002"
 
 
+@pytest.mark.parametrize("blank", ["", "  "])
+@pytest.mark.parametrize(
+    "argv",
+    [
+        "join _", "leave _", "leave _ --now", "status _", "peers _", "new _", "new run.toml --bootstrap _", "validate _", "invite new _",
+        "invite new --bootstrap _", "invite inspect _", "export _ out", "export tide _", "config set _ 1", "explain _", "up --listen _",
+        "up --bootstrap _", "status --home _", "demo --out _", "join tide --script _", "join tide --data _",
+    ],
+)  # fmt: skip
+def test_an_empty_argument_is_refused(atoll: Cli, argv: str, blank: str) -> None:
+    """It is a variable that is not set, most likely: never a run, a folder or an address."""
+    atoll("new", "run.toml")
+    assert atoll(*(blank if word == "_" else word for word in argv.split())) == 2
+    assert atoll.out == ""
+    assert atoll.err.startswith("E002 ")
+    assert ("is empty" in atoll.err) == ("--script" not in argv and "--data" not in argv)
+    assert "--help" in atoll.err
+
+
+def test_a_setting_may_be_emptied(atoll: Cli) -> None:
+    assert atoll.json("config", "set", "node.bootstrap", "")["value"] == []
+
+
 def test_explain(atoll: Cli) -> None:
     for word in ("E110", "e110", "no-bootstrap"):
         assert atoll.json("explain", word)["code"] == "E110"

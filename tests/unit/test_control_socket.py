@@ -440,10 +440,11 @@ def test_progress_lines(capsys: pytest.CaptureFixture[str]) -> None:
     lines = Lines(lambda: now[0])
     for at, stage, done, total in [
         (0.0, "finding", 0, 0),
-        (0.1, "state", 0, 9),
-        (0.2, "state", 3, 9),
-        (2.5, "state", 4, 9),
-        (2.6, "ready", 1, 1),
+        (9.0, "finding", 0, 0),
+        (9.1, "state", 0, 9),
+        (9.2, "state", 3, 9),
+        (11.5, "state", 4, 9),
+        (11.6, "ready", 1, 1),
     ]:
         now[0] = at
         lines(stage, done, total)

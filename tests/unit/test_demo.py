@@ -196,9 +196,9 @@ def test_the_manifest_of_the_demo_is_valid(tmp_path: Path) -> None:
     from atoll.node.manifest import gpt_config, load_manifest
 
     stage = prepare(tmp_path / "demo", steps=250, seed=3)
-    assert (stage.rounds, stage.steps) == (15, 240)
+    assert (stage.rounds, stage.steps) == (12, 240)
     manifest = load_manifest(stage.manifest)
-    assert (manifest.train.rounds, manifest.train.sync_every, manifest.train.inner.steps) == (15, 20, 300)
+    assert (manifest.train.rounds, manifest.train.sync_every, manifest.train.inner.steps) == (12, 20, 240)
     assert gpt_config(manifest.model).parameters == PARAMETERS
     assert "{" in MANIFEST
     prepare(tmp_path / "demo", steps=250, seed=3)  # again: what is there is a demo's

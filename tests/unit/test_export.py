@@ -36,7 +36,7 @@ def stored(atoll_home: Path) -> tuple[Paths, SignedManifest, gpt.GPT]:
     momentum = torch.randn(layout.numel, generator=torch.Generator().manual_seed(1))
     state = anchor.numpy().tobytes() + momentum.numpy().tobytes()
     assert len(state) < 1 << 20
-    saved = Saved(7, merkle_root([chunk_hash(state)]), anchor, momentum)
+    saved = Saved(9, 7, merkle_root([chunk_hash(state)]), anchor, momentum)
     save(folder / "checkpoint", layout, saved, run_id=signed.run_id, entry_hash=bytes(32))
     return paths, signed, model
 

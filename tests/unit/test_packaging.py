@@ -8,7 +8,20 @@ import tomllib
 
 from house import LAYERS, ROOT, imports, package_files
 
-DIRECT = {"rich", "torch", "trio", "libp2p", "cryptography", "numpy", "msgspec", "click", "safetensors", "blake3", "matplotlib", "zstandard"}
+DIRECT = {
+    "rich",
+    "torch",
+    "trio",
+    "libp2p",
+    "cryptography",
+    "numpy",
+    "msgspec",
+    "click",
+    "safetensors",
+    "blake3",
+    "matplotlib",
+    "zstandard",
+}
 COME_WITH_LIBP2P = {"multiaddr", "base58", "google", "exceptiongroup"}
 
 

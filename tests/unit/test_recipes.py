@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_run import TINY
 
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.identifiers import PeerId
@@ -16,23 +17,6 @@ from atoll.node.manifest import GptConfig, InnerTable, parse_manifest
 from atoll.node.recipes import data, gpt, loop
 from atoll.node.recipes.train import Member, load_data
 from atoll.optim import SoloSwarm
-
-TINY = """
-schema = 1
-name = "tiny"
-[model]
-config = { width = 32, layers = 1, heads = 2, context = 16 }
-[train]
-sync_every = 10
-rounds = 6
-[train.inner]
-steps = 60
-lr = 0.01
-batch = 8
-[train.outer]
-lr = 0.9
-momentum = 0.6
-"""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""scripts/_setup: the preflight stops before pip fails and names the line to type; an old Python is refused; a stamp is honoured."""
+"""scripts/_setup: what stops it comes with the line to type (compiler, headers, old Python, no venv); a stamp is honoured."""
 
 from __future__ import annotations
 
@@ -18,20 +18,25 @@ def _bash(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def tool(folder: Path, name: str, script: str) -> Path:
+    """A command made for a test."""
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+    path.chmod(0o755)
+    return path
+
+
 @pytest.fixture
 def bare_python(tmp_path: Path) -> Path:
     """An interpreter like this one, in which fastecdsa cannot be imported and pip finds no wheel."""
-    wrapper = tmp_path / "python"
-    wrapper.write_text(f'#!/bin/sh\ncase "$*" in *fastecdsa*|*"-m pip"*) exit 1;; esac\nexec "{sys.executable}" "$@"\n', encoding="utf-8")
-    wrapper.chmod(0o755)
-    return wrapper
+    return tool(tmp_path, "python", f'case "$*" in *fastecdsa*|*"-m pip"*) exit 1;; esac; exec "{sys.executable}" "$@"')
 
 
 def test_preflight_names_the_missing_header_and_the_line_to_type(bare_python: Path) -> None:
     done = _bash(f'preflight "{bare_python}"', CFLAGS="-nostdinc")
     assert done.returncode != 0
     assert done.stderr.startswith("E001 gmp.h is missing")
-    assert any(line in done.stderr for line in ("sudo apt install build-essential", "sudo dnf install gcc", "brew install gmp"))
+    assert any(line in done.stderr for line in ("sudo apt install build-essential", "sudo dnf install gcc", "brew install python gmp"))
     assert done.stdout == ""
 
 
@@ -45,7 +50,7 @@ def test_preflight_names_a_missing_compiler(bare_python: Path, tmp_path: Path) -
     assert done.returncode != 0
     assert done.stderr.startswith("E001 a C compiler is missing")
     # no package manager on this PATH: all lines are shown
-    assert all(line in done.stderr for line in ("sudo apt install", "sudo dnf install", "brew install gmp"))
+    assert all(line in done.stderr for line in ("sudo apt install", "sudo dnf install", "brew install python gmp"))
 
 
 def test_preflight_is_silent_where_nothing_has_to_be_compiled() -> None:
@@ -53,21 +58,40 @@ def test_preflight_is_silent_where_nothing_has_to_be_compiled() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_an_old_python_is_refused(tmp_path: Path) -> None:
-    old = tmp_path / "python3"
-    old.write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
-    old.chmod(0o755)
+def test_an_old_python_is_refused_with_the_line_to_type(tmp_path: Path) -> None:
+    old = tool(tmp_path, "python3", 'case "$*" in *version_info*"< (3, 11)"*) exit 1;; esac; echo ": /usr/bin/python3 is 3.9"')
     done = _bash("find_python", ATOLL_PYTHON=str(old))
-    assert done.returncode != 0
-    assert done.stderr.startswith("no Python >= 3.11")
+    assert (done.returncode != 0, done.stdout) == (True, "")
+    assert done.stderr.startswith(f"E001 no Python >= 3.11 was found (ATOLL_PYTHON={old}): /usr/bin/python3 is 3.9.")
+    assert any(line in done.stderr for line in ("sudo apt install", "sudo dnf install", "brew install python"))
     assert _bash("find_python", ATOLL_PYTHON=sys.executable).stdout.strip() == sys.executable
 
 
+def test_debian_is_asked_for_a_python_that_it_has(tmp_path: Path) -> None:
+    tool(tmp_path, "uname", "echo Linux")
+    tool(tmp_path, "apt-get", "exit 0")
+    tool(tmp_path, "apt-cache", 'test "$2" = python3.12-venv')
+    done = _bash(f'PATH="{tmp_path}:$PATH"; find_python', ATOLL_PYTHON="/nonexistent")
+    assert done.returncode != 0
+    assert "     Debian/Ubuntu: sudo apt install build-essential python3.12-dev python3.12-venv libgmp-dev\n" in done.stderr
+    assert "dnf" not in done.stderr
+
+
+def test_a_python_without_venv_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    python = tool(tmp_path, "python", f'case "$*" in *ensurepip*) exit 1;; esac; exec "{sys.executable}" "$@"')
+    tool(tmp_path, "uname", "echo Linux")
+    tool(tmp_path, "apt-get", "exit 0")
+    done = _bash(f'PATH="{tmp_path}:$PATH"; atoll_setup plot', ATOLL_PYTHON=str(python), ATOLL_VENV=str(tmp_path / "venv"))
+    assert done.returncode != 0
+    assert done.stderr.startswith(f"E001 {python} has no module venv")
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert f"sudo apt install build-essential python{version}-dev python{version}-venv libgmp-dev\n" in done.stderr
+    assert not (tmp_path / "venv").exists()
+
+
 def test_a_finished_environment_is_not_touched_again(tmp_path: Path) -> None:
-    interpreter = tmp_path / "bin" / "python"
-    interpreter.parent.mkdir()
-    interpreter.write_text("#!/bin/sh\necho touched >&2\nexit 1\n", encoding="utf-8")
-    interpreter.chmod(0o755)
+    (tmp_path / "bin").mkdir()
+    interpreter = tool(tmp_path / "bin", "python", "echo touched >&2; exit 1")
     want = subprocess.run(
         ["bash", "-c", f'cd "{ROOT}" && printf "%s " "{ROOT}" && cat pyproject.toml scripts/constraints.txt collectives/codecs/native.c | cksum'],
         capture_output=True, text=True, check=True,

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+import weakref
 from pathlib import Path
 
 import pytest
 import torch
+from contracts import log_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.collectives.errors import StorageError
-from atoll.collectives.group import Certified, Entry, Member, Vote
 from atoll.collectives.layout import make_layout
 from atoll.collectives.swarm import OuterSettings
 from atoll.node.session.replica import ModelReplica, PlainSlots
@@ -19,22 +20,9 @@ from atoll.node.storage import RunFiles
 from atoll.node.storage.journal import FileJournal
 from atoll.node.storage.results import ResultFiles
 
-ME = Member("p0", 0)
-ZERO = bytes(32)
-
-
-def chain(count: int) -> list[Certified]:
-    """A log of entries that continue each other."""
-    entries, base = list[Certified](), ZERO
-    for round_ in range(count):
-        entry = Entry("main/x", round_, base, ZERO, (), (), (), 4, 4, "fp32", "mean", (ME,))
-        entries.append(Certified(entry, (Vote(ME, 0, b"s"),)))
-        base = entry.hash()
-    return entries
-
 
 def test_journal_comes_back(tmp_path: Path) -> None:
-    entries = chain(4)
+    entries = log_of(4)
     journal = FileJournal(tmp_path)
     assert not journal.restarted
     for certified in entries[:3]:
@@ -58,7 +46,7 @@ def test_journal_comes_back(tmp_path: Path) -> None:
 @given(cut=st.integers(min_value=0))
 def test_a_write_cut_short_loses_only_itself(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
     folder = tmp_path_factory.mktemp("journal")
-    entries = chain(3)
+    entries = log_of(3)
     journal = FileJournal(folder)
     sizes = [0]
     for certified in entries:
@@ -80,7 +68,7 @@ def test_a_write_cut_short_loses_only_itself(tmp_path_factory: pytest.TempPathFa
 @given(at=st.integers(min_value=0), flip=st.integers(1, 255))
 def test_a_changed_byte_is_damage_never_another_entry(tmp_path_factory: pytest.TempPathFactory, at: int, flip: int) -> None:
     folder = tmp_path_factory.mktemp("journal")
-    entries = chain(3)
+    entries = log_of(3)
     journal = FileJournal(folder)
     for certified in entries:
         journal.append(certified)
@@ -95,7 +83,7 @@ def test_a_changed_byte_is_damage_never_another_entry(tmp_path_factory: pytest.T
 
 
 def test_a_vote_cut_short_leaves_the_one_before(tmp_path: Path) -> None:
-    entries = chain(2)
+    entries = log_of(2)
     journal = FileJournal(tmp_path)
     journal.append(entries[0])
     journal.promise(1)
@@ -143,7 +131,7 @@ def test_checkpoint_comes_back_bit_for_bit_and_damage_is_told(tmp_path: Path) ->
     troubles: list[StorageError] = []
     layout = make_layout([("w", (3, 5)), ("b", (5,))])
     files = run_files(tmp_path, troubles)
-    entries = chain(2)
+    entries = log_of(2)
     for certified in entries:
         files.journal().append(certified)
     replica = files.replica(layout, restore=False)
@@ -151,7 +139,7 @@ def test_checkpoint_comes_back_bit_for_bit_and_damage_is_told(tmp_path: Path) ->
     replica.initialise(torch.arange(20, dtype=torch.float32))
     replica.momentum.copy_(torch.linspace(-1, 1, 20))
     replica.applied = 1
-    files.checkpoint(replica, entries[1])
+    files.checkpoint(replica, entries[1], 1)
     files.close()
 
     again = run_files(tmp_path, troubles)
@@ -177,7 +165,7 @@ def test_checkpoint_comes_back_bit_for_bit_and_damage_is_told(tmp_path: Path) ->
 def test_a_damaged_journal_begins_a_new_incarnation(tmp_path: Path) -> None:
     troubles: list[StorageError] = []
     files = run_files(tmp_path, troubles)
-    for certified in chain(3):
+    for certified in log_of(3):
         files.journal().append(certified)
     files.close()
     entries = tmp_path / "journal" / "entries"
@@ -188,4 +176,23 @@ def test_a_damaged_journal_begins_a_new_incarnation(tmp_path: Path) -> None:
     assert again.journal().incarnation == 1
     assert again.journal().entries == []
     assert [error.code for error in troubles] == ["E303"]
+    again.close()
+
+
+def test_closed_files_hold_no_memory_but_what_is_still_read(tmp_path: Path) -> None:
+    files, entries = run_files(tmp_path, []), log_of(3)
+    for certified in entries[1:]:
+        data = files.allocate(8)
+        data[:] = bytes([certified.entry.round] * 8)
+        files.keep_result(certified.entry, data)
+    unread, read = files.kept(entries[1].entry), files.kept(entries[2].entry)
+    assert unread is not None
+    assert read is not None
+    gone = weakref.ref(unread.obj)
+    del data, unread
+    files.close()
+    assert gone() is None
+    assert bytes(read) == b"\x02" * 8
+    again = run_files(tmp_path, [])
+    assert bytes(again.kept(entries[1].entry) or b"") == b"\x01" * 8  # what is on disk stays
     again.close()

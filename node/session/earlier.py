@@ -1,0 +1,57 @@
+"""What became of contributions that an earlier life of this node offered: the run's log tells, once their round is decided.
+
+The buffer died with that life, so no plan after the open round can name them. Where every script waits like this, nobody would offer
+anything to that round: the members ask for an entry without contributors instead.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...collectives.group import Entry
+from ...collectives.swarm import Share
+from . import events as ev
+
+if TYPE_CHECKING:
+    from .session import Session
+
+
+class Earlier:
+    """Contributions of earlier lives that a script asks for."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._waiting: dict[bytes, int] = {}  # cid -> the first round whose decision settles it
+
+    def ask(self, now: float, cid: bytes) -> None:
+        """Answered by one EarlierSettled, at once if the log tells already."""
+        session, machine = self.session, self.session.machine
+        assert machine is not None
+        for certified in reversed(machine.journal.entries):
+            if any(c.cid == cid for c in certified.entry.contributors):
+                return self._settle(cid, certified.entry)
+        self._waiting[cid] = machine.round
+        machine.set_unsettled(now, True)
+        return session.settle(now)
+
+    def decided(self, entry: Entry) -> None:
+        """An entry is decided and applied. As long as it keeps out this member, it may keep in the incarnation that offered."""
+        machine = self.session.machine
+        assert machine is not None
+        for cid, round_ in list(self._waiting.items()):
+            counted = any(c.cid == cid for c in entry.contributors)
+            if counted or (round_ <= entry.round and machine.me in entry.next_config):
+                del self._waiting[cid]
+                self._settle(cid, entry)
+
+    def forget(self, now: float) -> None:
+        """The script is gone."""
+        self._waiting.clear()
+        if self.session.machine:
+            self.session.machine.set_unsettled(now, False)
+
+    def _settle(self, cid: bytes, entry: Entry) -> None:
+        shares = tuple(Share(c.member.peer, c.weight) for c in entry.contributors)
+        self.session.ports.emit(
+            ev.EarlierSettled(cid, self.session.rounds(entry.round), shares, any(c.cid == cid for c in entry.contributors))
+        )

@@ -1,0 +1,108 @@
+"""What a run's node knows of its members: where they are, from their own records, and whether they are enough to decide a round."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from bad_input_kit import atoll, ended, new_run, one_round, soon
+
+from atoll.collectives.engine import EngineThread
+from atoll.collectives.errors import PeerUnreachableError
+from atoll.node.client import NodeClient
+from atoll.node.invite import make_invite
+from atoll.node.membership_records import Record, sign_record
+from atoll.node.net.addresses import split_peer
+from atoll.node.net.network import PeerNetwork
+from atoll.node.paths import find_paths
+from atoll.node.service.context import NodeContext
+from atoll.node.service.ports import DOMAIN
+from atoll.node.service.run import RunService
+from atoll.security.identity import Identity
+
+BOUND_S = 60
+LISTEN = ("/ip4/127.0.0.1/tcp/0",)
+
+
+def test_a_member_is_dialled_at_the_addresses_of_its_record_with_no_bootstrap_left(tmp_path: Path) -> None:
+    """No bootstrap, no announcement, no DHT: only the record, as a third member passed it on."""
+    run, other = new_run(tmp_path), Identity.generate()
+    token = make_invite(run.signed.run_id, (), run.identity, now_s=time.time()).token_bytes()
+
+    async def main(nursery: trio.Nursery) -> None:
+        a, b = PeerNetwork(run.identity, listen=LISTEN), PeerNetwork(other, listen=LISTEN)
+        heard = trio.Event()
+        b.on_message(run.signed.run_id, lambda peer, data: heard.set(), greet=lambda peer: token)
+        await nursery.start(a.run)
+        await nursery.start(b.run)
+        engine = EngineThread(a.peer, emit=lambda event: None)
+        context = NodeContext(run.identity, find_paths(run.home), a, engine, nursery, random.Random(1), lambda event: None)
+        service = RunService(context, run.signed.run_id, a.peer, run.signed, token)
+        nursery.start_soon(service.run)
+        await service.known.wait()
+        assert service.session is not None
+        membership = service.session.membership
+        mine = membership.record(a.peer)
+        assert mine is not None
+        assert [f"{address}/p2p/{a.peer}" for address in mine.addresses] == a.addresses() != []
+        with pytest.raises(PeerUnreachableError, match="no address"):
+            await a.connect(b.peer)
+
+        here = tuple(split_peer(address)[1] for address in b.addresses())
+        record = Record(run.signed.run_id, b.peer, 1, round((time.time() + 30.0) * 1000), here, 1)
+        passed_on = sign_record(record, lambda data: other.sign(DOMAIN, data))
+        membership.learn(trio.current_time(), [passed_on], Identity.generate().peer)
+        await heard.wait()  # the session asks whoever it knows for the log
+        assert [(row["addresses"], row["round"], row["member"]) for row in service.peers() if not row["you"]] == [(list(here), 1, False)]
+        service.stop()
+        await service.ended.wait()
+        engine.stop()
+
+    async def bounded() -> None:
+        with trio.fail_after(BOUND_S):
+            async with trio.open_nursery() as nursery:
+                await main(nursery)
+                nursery.cancel_scope.cancel()
+
+    trio.run(bounded)
+
+
+@pytest.mark.slow
+def test_nodes_say_where_members_are_and_when_too_few_are_there(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    a = run.organiser()
+    with ended(a):
+        b = run.member("b")
+        with ended(b):
+            c = run.member("c")
+            with ended(c):
+                one_round(a, b, c)
+
+                def rows() -> dict[str, dict[str, Any]]:
+                    with NodeClient.connect(c.paths) as client:
+                        return {row["peer"]: row for row in client.peers("")}
+
+                everybody = {m.swarm.peer: [split_peer(x)[1] for x in m.status()["network"]["addresses"]] for m in (a, b, c)}
+                soon(lambda: {peer: row["addresses"] for peer, row in rows().items()} == everybody, "all addresses are known")
+                assert [peer for peer, row in rows().items() if row["organiser"]] == [a.swarm.peer]
+                held = {"reachable": 3, "members": 3, "needed": 2, "held": True}
+                soon(lambda: c.state()["quorum"] == held, "all are reachable")
+                lack = "no quorum: 1 of 3 members reachable; the open round waits for 2"
+                stopped = (a.pid, b.pid)
+                for pid in stopped:
+                    os.kill(pid, signal.SIGSTOP)
+                try:
+                    soon(lambda: c.state()["quorum"] == {**held, "reachable": 1, "held": False}, "two are missed")
+                    assert lack in atoll(c.home, "status").out
+                    assert atoll(c.home, "peers").out.splitlines()[-1] == lack
+                finally:
+                    for pid in stopped:
+                        os.kill(pid, signal.SIGCONT)
+                soon(lambda: c.state()["quorum"] == held, "they are back")
+                one_round(a, b, c)

@@ -1,0 +1,396 @@
+"""A few sessions on a simulated network, step by step: who is let in, what settles, what ends a run, who may vote."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from atoll.collectives import messages as m
+from atoll.collectives.errors import ModelMismatchError
+from atoll.collectives.identifiers import PeerId, RunId
+from atoll.collectives.layout import make_layout
+from atoll.collectives.round import Phase, RoundMachine, Timing
+from atoll.collectives.simulation import Network, World
+from atoll.collectives.swarm import OuterSettings, RunSettings
+from atoll.node.session import events as ev
+from atoll.node.session.memory_storage import MemoryStorage
+from atoll.node.session.replica import ModelReplica
+from atoll.node.session.session import Session
+from atoll.node.simulation.process import NodeProcess, Place
+
+LAYOUT, OTHER = make_layout([("w", (8,))]), make_layout([("v", (9,))])
+SETTINGS = RunSettings(sync_every=1, codec="fp32", outer=OuterSettings(kind="sgd", lr=1.0, momentum=0.0))
+LIMIT_S = 120.0
+
+
+class Peer:
+    """A disk, the node that lives on it, and what its session said in all its lives."""
+
+    def __init__(self, table: Table, name: PeerId) -> None:
+        self.table, self.name = table, name
+        self.storage = MemoryStorage(table.place.settings.outer)
+        self.heard: list[object] = []
+        self.lives = 0
+        self.node: NodeProcess | None = None
+
+    def start(self) -> Peer:
+        """A process begins on this disk."""
+        rng = Random(f"{self.name}/{self.lives}")
+        self.lives += 1
+        self.node = NodeProcess(self.table.place, self.name, self.storage, rng, emit=self.heard.append, died=lambda _: self.kill())
+        self.node.start([peer for peer in self.table.place.peers if peer != self.name])
+        return self
+
+    def kill(self) -> None:
+        """The process dies; the disk stays."""
+        assert self.node is not None
+        self.node.end()
+        self.node = None
+        self.storage.restart()
+
+    @property
+    def session(self) -> Session:
+        """Of the present life."""
+        assert self.node is not None
+        return self.node.session
+
+    @property
+    def machine(self) -> RoundMachine:
+        """Of the run's log."""
+        assert self.session.machine is not None
+        return self.session.machine
+
+    @property
+    def inside(self) -> bool:
+        """Whether it is a member of the open entry's configuration."""
+        return self.session.machine is not None and self.session.machine.is_member
+
+    def do(self, act: Callable[[Session, float], object]) -> None:
+        """An input of the session."""
+        assert self.node is not None
+        with self.node.alive():
+            act(self.node.session, self.table.world.now)
+
+    def attach(self) -> Peer:
+        """A script of the run's model attaches."""
+        self.do(lambda session, now: session.attach(now, LAYOUT))
+        return self
+
+    def contribute(self, name: str, value: float = 1.0) -> bytes:
+        """Offer a contribution of ``value`` everywhere; its cid."""
+        cid = name.encode().ljust(16, b".")
+        self.do(lambda session, now: session.contribute(now, cid, 1, torch.full((LAYOUT.numel,), value)))
+        return cid
+
+    def rounds(self) -> list[ev.RoundCommitted]:
+        """All rounds that a session here has told of."""
+        return [event for event in self.heard if isinstance(event, ev.RoundCommitted)]
+
+
+class Table:
+    """Peers p0, p1, … of one run; p0 founds it."""
+
+    def __init__(self, count: int, settings: RunSettings = SETTINGS) -> None:
+        self.world = World(0)
+        self.network = Network(self.world, latency_s=0.001, jitter_s=0.001)
+        names = [PeerId(f"p{index}") for index in range(count)]
+        self.place = Place(
+            self.world, self.network, names, RunId("run"), names[0], settings, Timing(pull_s=0.1, heartbeat_s=0.25), chunk_elements=4
+        )
+        self.peers = [Peer(self, name) for name in names]
+
+    def found(self) -> Peer:
+        """p0 founds the run."""
+        first = self.peers[0].start()
+        first.do(lambda session, now: session.found(now, LAYOUT, torch.zeros(LAYOUT.numel)))
+        return first.attach()
+
+    def all_in(self) -> list[Peer]:
+        """Everybody starts and is let in."""
+        self.found()
+        for peer in self.peers[1:]:
+            peer.start().attach()
+        self.until(lambda: all(len(peer.session.config_peers()) == len(self.peers) and peer.inside for peer in self.peers))
+        return self.peers
+
+    def until(self, what: Callable[[], bool]) -> None:
+        """Let time pass until something holds."""
+        assert self.world.run(until=self.world.now + LIMIT_S, stop=what)
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass."""
+        self.world.run(until=self.world.now + seconds)
+
+    def end(self) -> None:
+        """All processes end."""
+        for peer in self.peers:
+            if peer.node is not None:
+                peer.kill()
+
+
+def together(table: Table, peers: list[Peer], name: str) -> None:
+    """One round in which these all contribute."""
+    rounds = peers[0].session.completed
+    cids = [peer.contribute(f"{name} {peer.name}") for peer in peers]
+    table.until(lambda: all(peer.session.completed > rounds for peer in peers))
+    entry = next(c.entry for c in reversed(peers[0].machine.journal.entries) if c.entry.contributors)
+    assert [c.cid for c in entry.contributors] == cids
+
+
+# ---- who is let in
+
+
+def test_a_script_of_another_model_never_enters_the_configuration() -> None:
+    table = Table(2)
+    first, other = table.found(), table.peers[1].start()
+    other.do(lambda session, now: session.attach(now, OTHER))  # the run's model is not known here yet
+    table.until(lambda: other.session.phase == "running")
+    table.wait(5.0)
+    assert first.session.config_peers() == ["p0"]
+    with pytest.raises(ModelMismatchError, match="only in your model"):
+        other.do(lambda session, now: session.attach(now, OTHER))
+    other.do(lambda session, now: session.detach(now))
+    table.until(lambda: other.inside)  # now it only seeds
+    table.end()
+
+
+def test_a_node_of_one_script_waits_for_it() -> None:
+    table = Table(2)
+    first, other = table.found(), table.peers[1].start()
+    other.session.seeding = False
+    table.until(lambda: other.session.phase == "running")
+    table.wait(5.0)
+    assert first.session.config_peers() == ["p0"]
+    other.attach()
+    table.until(lambda: other.inside)
+    table.end()
+
+
+# ---- what settles
+
+
+def settled(peer: Peer) -> dict[bytes, bool]:
+    """Contributions of earlier lives that were told of: whether counted. Each is told once."""
+    told = [event for event in peer.heard if isinstance(event, ev.EarlierSettled)]
+    assert len({event.cid for event in told}) == len(told)
+    return {event.cid: event.counted for event in told}
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.0015, 0.003, 0.0045, 0.006, 0.0075, 0.009, 0.0105, 0.012])
+@pytest.mark.parametrize("count", [1, 3])
+def test_all_nodes_die_in_mid_round_and_every_script_hears_what_became_of_its_work(count: int, after_s: float) -> None:
+    """From the first Ready to the last Accepted; a lone member decides by itself."""
+    table = Table(count)
+    offered = {peer: peer.contribute(f"of {peer.name}") for peer in table.all_in()}
+    table.wait(after_s)
+    for peer in table.peers:
+        peer.kill()
+    for peer, cid in offered.items():
+        peer.start().attach().do(lambda session, now, cid=cid: session.earlier.ask(now, cid))
+    table.until(lambda: all(settled(peer) for peer in table.peers))
+    log = table.peers[0].machine.journal.entries
+    counted = [c.cid for certified in log for c in certified.entry.contributors]
+    assert len(set(counted)) == len(counted)
+    assert [settled(peer) for peer in table.peers] == [{cid: cid in counted} for cid in offered.values()]
+    told = [len(peer.rounds()) for peer in table.peers]
+    again = [peer.contribute(f"again, {peer.name}") for peer in table.peers]
+    table.until(lambda: all(len(peer.rounds()) > before for peer, before in zip(table.peers, told, strict=True)))
+    assert [c.cid for c in table.peers[0].machine.journal.entries[-1].entry.contributors] == again
+    table.end()
+
+
+def test_one_node_comes_back_while_the_others_train_on() -> None:
+    table = Table(3)
+    first, second, third = table.all_in()
+    table.network.partition({first.name: 0, second.name: 1, third.name: 2})
+    lost = third.contribute("lost")
+    third.kill()
+    table.network.partition(None)
+    third.start().attach().do(lambda session, now: session.earlier.ask(now, lost))
+    table.until(lambda: bool(settled(third)))  # although nobody has finished anything
+    assert settled(third) == {lost: False}
+    assert third.rounds()[-1].contributors == ()
+    offered = [peer.contribute(f"of {peer.name}") for peer in table.peers]
+    table.until(lambda: all(peer.rounds()[-1].contributors for peer in table.peers))
+    assert [c.cid for c in first.machine.journal.entries[-1].entry.contributors] == offered
+    table.end()
+
+
+def test_a_node_that_lost_its_disk_says_nothing_of_its_work_before_it_is_let_in_again() -> None:
+    """It begins from a state that another was given before; what it replays from there on does not tell."""
+    table = Table(4)
+    table.found()
+    for peer in table.peers[1:]:
+        peer.start().attach()
+        table.until(lambda peer=peer: peer.inside)
+    together(table, table.peers, "1")
+    together(table, table.peers, "2")
+    first, odd = table.peers[0], table.peers[2]
+    table.network.tap = lambda sender, receiver, channel, payload: (
+        channel == "control" and payload[:1] == b"R" and isinstance(m.decode(payload[1:], sender).body, m.Accepted)
+    )
+    offered = {peer: peer.contribute(f"3 {peer.name}") for peer in table.peers}
+    table.until(lambda: all(peer.machine.journal.accepted is not None for peer in table.peers))
+    odd.kill()
+    odd.storage.reset()
+    odd.start().attach()
+    table.until(lambda: odd.session.phase == "running")
+    assert odd.machine.round < first.machine.round
+    odd.do(lambda session, now: session.earlier.ask(now, offered[odd]))
+    table.until(lambda: odd.machine.round == first.machine.round)
+    assert settled(odd) == {}
+    table.network.tap = None
+    table.until(lambda: settled(odd) != {})
+    assert settled(odd) == {offered[odd]: True}
+    table.end()
+
+
+# ---- what ends a run
+
+
+def test_a_run_of_three_rounds_has_three_rounds_with_contributions_however_many_join() -> None:
+    table = Table(4, msgspec.structs.replace(SETTINGS, rounds=3))
+    first, second = table.found(), table.peers[1].start().attach()
+    table.until(lambda: second.inside)
+    together(table, [first, second], "1")
+    table.peers[2].start().attach()
+    table.until(lambda: table.peers[2].inside)
+    together(table, table.peers[:3], "2")
+    second.kill()
+    second.start().attach()  # from its journal
+    table.peers[3].start().attach()  # from a fetched state
+    table.until(lambda: second.session.completed == 2 and table.peers[3].inside)
+    assert [peer.session.completed for peer in table.peers] == [2, 2, 2, 2]
+    together(table, table.peers, "3")
+    told = [[(event.round, bool(event.contributors)) for event in peer.rounds()] for peer in table.peers]
+    assert told[0][-1] == (3, True)
+    assert sorted(round_ for round_, contributed in told[0] if contributed) == [1, 2, 3]
+    assert len(told[0]) > 3  # entries that let somebody in
+    cid = first.contribute("one too many")
+    assert [event for event in first.heard if isinstance(event, ev.ContributionRefused)] == [
+        ev.ContributionRefused(cid, "the run is complete after 3 rounds")
+    ]
+    table.end()
+
+
+def test_a_contribution_stands_when_somebody_joins_before_it_is_offered() -> None:
+    table = Table(2)
+    first, second = table.found(), table.peers[1].start().attach()
+    base = first.session.completed
+    table.until(lambda: second.inside)  # an entry of the log, and the same anchor
+    first.do(lambda session, now: session.contribute(now, b"first...........", 1, torch.ones(LAYOUT.numel), base))
+    table.until(lambda: bool(first.rounds()[-1].contributors))
+    assert (first.rounds()[-1].round, first.rounds()[-1].counted) == (1, True)
+    first.do(lambda session, now: session.contribute(now, b"second..........", 1, torch.ones(LAYOUT.numel), base))
+    assert first.heard[-1] == ev.ContributionRefused(b"second..........", "it was made on the anchor of round 0, the run is at 1")
+    table.end()
+
+
+# ---- who may vote
+
+
+def diverge(peer: Peer) -> None:
+    """One bit of its anchor flips, and its state is hashed again."""
+    replica = peer.session.replica
+    assert isinstance(replica, ModelReplica)
+    replica.anchor[3] += 1.0
+    peer.do(lambda session, now: session.hash_state(peer.machine.round))
+    peer.table.wait(0.1)
+
+
+def in_order(table: Table) -> list[Peer]:
+    """The peers, by the ballots of the open entry that they own."""
+    machine = table.peers[0].machine
+    return [next(peer for peer in table.peers if peer.name == machine.convener_of(ballot).peer) for ballot in range(len(table.peers))]
+
+
+def accepted_by_two(table: Table) -> tuple[Peer, Peer, Peer]:
+    """The convener and one other voted for its entry, and the convener died: only that other can tell. (dead, next convener, witness)"""
+    dead, following, witness = in_order(table)
+
+    def lost(sender: PeerId, receiver: PeerId, channel: str, payload: Any) -> bool:
+        if channel != "control" or payload[:1] != b"R":
+            return False
+        body = m.decode(payload[1:], sender).body
+        return isinstance(body, m.Accepted) or (isinstance(body, m.Accept) and receiver == following.name)
+
+    table.network.tap = lost
+    for peer in table.peers:
+        peer.contribute(f"of {peer.name}")
+    table.until(lambda: witness.machine.journal.accepted is not None)
+    dead.kill()
+    table.network.tap = None
+    assert following.machine.journal.accepted is None
+    return dead, following, witness
+
+
+def voters(peer: Peer) -> set[PeerId]:
+    """Who signed the newest entry in this peer's log."""
+    return {vote.member.peer for vote in peer.machine.journal.entries[-1].votes}
+
+
+@pytest.mark.parametrize("ballot", range(3))
+def test_a_member_whose_state_diverged_does_not_vote_and_fetches_the_state(ballot: int) -> None:
+    """Also where it owns the first ballot: then the next convener takes over."""
+    table = Table(3)
+    table.all_in()
+    odd = in_order(table)[ballot]
+    good = next(peer for peer in table.peers if peer is not odd)
+    diverge(odd)
+    for peer in table.peers:
+        peer.contribute(f"of {peer.name}")
+    table.until(lambda: all(peer.session.completed == 1 for peer in table.peers))
+    assert voters(good) == {peer.name for peer in table.peers if peer is not odd}
+    assert [event.entry for event in odd.heard if isinstance(event, ev.StateDiverged)] == [good.machine.round - 1]
+    table.until(lambda: odd.machine.root is not None and odd.machine.root == good.machine.root)
+    table.end()
+
+
+def test_a_convener_whose_state_diverged_does_not_propose_what_another_accepted() -> None:
+    table = Table(3)
+    table.all_in()
+    diverge(in_order(table)[1])
+    dead, odd, witness = accepted_by_two(table)
+    table.until(lambda: odd.machine.journal.promised > 2)  # its own ballot has come and gone
+    assert odd.machine.journal.accepted is None
+    dead.start().attach()
+    table.until(lambda: all(peer.session.completed == 1 for peer in table.peers))
+    assert voters(witness) == {dead.name, witness.name}
+    table.end()
+
+
+def test_a_convener_does_not_propose_what_another_accepted_before_its_own_state_is_hashed() -> None:
+    table = Table(3)
+    table.all_in()
+    _, following, witness = accepted_by_two(table)
+    root, following.machine.root = following.machine.root, None
+    assert root is not None
+    table.until(lambda: following.machine.convening.phase is Phase.ADOPT)
+    table.wait(0.2)
+    assert following.machine.journal.accepted is None
+    following.do(lambda session, now: following.machine.on_root(now, following.machine.round, root))
+    table.until(lambda: witness.session.completed == 1)
+    assert voters(witness) == {following.name, witness.name}
+    table.end()
+
+
+def test_a_convener_does_not_propose_what_was_reduced_before_its_own_state_is_hashed() -> None:
+    table = Table(3)
+    table.all_in()
+    first = in_order(table)[0]
+    root, first.machine.root = first.machine.root, None
+    assert root is not None
+    for peer in table.peers:
+        peer.contribute(f"of {peer.name}")
+    table.until(lambda: first.machine.open.reduced is not None)
+    table.wait(0.2)
+    assert [peer.machine.journal.accepted for peer in table.peers] == [None, None, None]
+    first.do(lambda session, now: first.machine.on_root(now, first.machine.round, root))
+    table.until(lambda: all(peer.session.completed == 1 for peer in table.peers))
+    assert {vote.ballot for vote in first.machine.journal.entries[-1].votes} == {0}
+    table.end()

@@ -1,0 +1,83 @@
+"""Whether enough members can be reached, in the words of the round's own rule; what is said of it, and when."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.collectives.group import Member, Reach, is_quorum, reach
+from atoll.collectives.identifiers import PeerId
+from atoll.node.cli.live import Progress
+from atoll.node.cli.output import Terminal
+from atoll.node.cli.views import peers_table, runs_table, status_text
+from atoll.node.quorum import no_quorum, quorum_of
+
+FOUNDER, A, B = PeerId("o"), PeerId("a"), PeerId("b")
+
+
+@pytest.mark.parametrize(
+    ("everybody", "there", "expected"),
+    [
+        ("o", "o", Reach(1, 1, 1)),
+        ("oa", "o", Reach(1, 2, 1)),  # exactly half, with the organiser
+        ("oa", "a", Reach(1, 2, 2)),
+        ("oab", "a", Reach(1, 3, 2)),
+        ("oab", "o", Reach(1, 3, 2)),
+        ("oab", "ab", Reach(2, 3, 2)),
+        ("oabc", "oa", Reach(2, 4, 2)),
+        ("oabc", "ab", Reach(2, 4, 3)),
+        ("oabc", "a", Reach(1, 4, 2)),  # the organiser alone would do
+        ("abcd", "ab", Reach(2, 4, 3)),  # an organiser that is no member breaks no tie
+        ("", "", Reach(0, 0, 0)),
+    ],
+)
+def test_who_is_there_and_who_is_needed(everybody: str, there: str, expected: Reach) -> None:
+    assert reach({PeerId(name): name in there for name in everybody}, FOUNDER) == expected
+
+
+@given(st.dictionaries(st.sampled_from([FOUNDER, *(PeerId(name) for name in "abcde")]), st.booleans(), min_size=1))
+def test_it_is_the_rule_of_the_round(members: dict[PeerId, bool]) -> None:
+    config = tuple(Member(peer, 3) for peer in sorted(members))
+    assert reach(members, FOUNDER).quorum == is_quorum(config, [member for member in config if members[member.peer]], FOUNDER)
+
+
+LACK = "no quorum: 1 of 3 members reachable; the open round waits for 2"
+
+
+def test_words() -> None:
+    assert str(reach({FOUNDER: False, A: True, B: False}, FOUNDER)) == LACK
+    assert str(reach({FOUNDER: False, A: True, B: True}, FOUNDER)) == "2 of 3 members reachable"
+
+
+def rows(live: dict[str, bool | None], *guests: str) -> list[dict[str, Any]]:
+    """Rows as the node makes them."""
+    members = [{"peer": peer, "live": there, "member": True, "organiser": peer == FOUNDER} for peer, there in live.items()]
+    return [*members, *({"peer": peer, "live": True, "member": False, "organiser": False} for peer in guests)]
+
+
+def test_documents_say_it_for_tools_and_people() -> None:
+    terminal = Terminal(no_color=True)
+    lost = rows({"o": False, "a": True, "b": False}, "c")  # a guest counts for nothing
+    quorum = quorum_of(lost)
+    assert quorum == {"reachable": 1, "members": 3, "needed": 2, "held": False}
+    assert peers_table(terminal, lost).splitlines()[-1] == LACK
+    run_ = {"phase": "running", "script": True, "quorum": quorum}
+    assert f"  state    training; {LACK}\n" in status_text(terminal, {"runs": [run_ | {"bytes_sent": 1}]})
+    assert f"training; {LACK}" in runs_table(terminal, [run_])
+    progress = Progress("tide", 9)
+    progress.take_status(run_)
+    assert progress.state == f"training; {LACK}"
+    progress.take_status(run_ | {"quorum": quorum_of(rows({"o": False, "a": True, "b": True}))})
+    assert progress.state == "training"
+
+
+def test_what_a_node_cannot_tell_is_not_told() -> None:
+    unsure = rows({"o": None, "a": True, "b": False})
+    assert quorum_of(unsure) is None
+    assert quorum_of([]) is None
+    assert "quorum" not in peers_table(Terminal(no_color=True), unsure)
+    for odd in (None, {}, 3, {"reachable": "x", "members": 3, "needed": 2}):
+        assert no_quorum(odd) == ""
