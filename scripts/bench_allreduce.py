@@ -1,14 +1,14 @@
 """How long an all-reduce of one float32 vector takes, end to end, beside gloo (and hivemind).
 
-Each peer is two processes, as in use: a training process and its node. "Ours" is what a script sees of `swarm.all_reduce`: hand-over
-in shared memory, quantisation, encrypted lanes, hashing, the decision that all agree on, decoding, and the result in the script's tensor. gloo's
+Each peer is two processes, as in use: a training process and its node. "Ours" is what a script sees of `swarm.all_reduce`: encoding
+into shared memory, encrypted lanes, hashing, the decision that all agree on, decoding out of it, and the result in the script's tensor. gloo's
 `all_reduce` runs in the same training processes, turn about (gloo, ours, ours, gloo), started at a common moment. Times are those of the
 slowest peer; CPU seconds are user and system time of all processes that take part, the nodes included. Medians over the runs.
 
 engine_seconds       inside the data plane of the slowest node: from the plan's arrival to the last byte of the result
 decision_ms          from the last byte of the result to the decision, at the median peer
-engine_memory_mib    peak resident memory of a node over what it had before the first operation, less the shared memory that holds the
-                     script's source and result (node_extra_mib: with it); the largest of all nodes
+engine_memory_mib    peak resident memory of a node over what it had before the first operation (node_extra_mib), less what must be kept
+                     until the decision: contribution, result, and the parts received, all encoded; the largest of all nodes
 bytes_sent           by all nodes for one operation: lanes with headers and encryption, and control messages
 idle_cpu             CPU seconds a second of all nodes together while nothing is asked of them; it is part of cpu_seconds
 """
@@ -33,7 +33,7 @@ from _bench import emit, progress
 from _hivemind import Unavailable
 from _hivemind import seconds as hivemind_seconds
 
-from atoll.collectives.codec import CODECS
+from atoll.collectives.codec import CODECS, DEFAULT_CHUNK_ELEMENTS, Grid
 from atoll.node.invite import make_invite
 from atoll.node.manifest import parse_manifest, save_run, sign_manifest
 from atoll.node.paths import find_paths
@@ -249,7 +249,8 @@ def summary(options: argparse.Namespace, runs: list[dict[str, Any]], memory: lis
         return round(mine / theirs, 3) if mine and theirs else None
 
     extra = max(answer["extra_kib"] for answer in memory) / 1024
-    shared = 2 * 4 * options.elements / 2**20
+    grid = Grid(options.codec, options.elements, DEFAULT_CHUNK_ELEMENTS[options.codec])
+    kept = grid.nbytes * (3 - 1 / options.peers) / 2**20
     return {
         "seconds": median(ours, "seconds"),
         "cpu_seconds": median(ours, "cpu_seconds"),
@@ -261,7 +262,7 @@ def summary(options: argparse.Namespace, runs: list[dict[str, Any]], memory: lis
         "engine_ratio_to_gloo": round(e / g, 3) if (e := median(ours, "engine_seconds")) and (g := median(gloo, "seconds")) else None,
         "cpu_ratio_to_gloo": ratio("cpu_seconds"),
         "bytes_sent": median(ours, "bytes_sent"),
-        "engine_memory_mib": round(max(0.0, extra - shared), 1),
+        "engine_memory_mib": round(max(0.0, extra - kept), 1),
         "node_extra_mib": round(extra, 1),
         "node_baseline_mib": round(max(answer["baseline_kib"] for answer in memory) / 1024, 1),
         "incomplete": sum(not found["ok"] for found in runs),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import random
@@ -122,6 +123,7 @@ async def _main(
                     link.ready(path)
                     nursery.start_soon(_follow_parent, link, options.parent_pid, node)
                 nursery.start_soon(_signals, node)
+                gc.freeze()  # what is loaded now stays; the collector need not walk it again and again while an engine works
                 on_ready(node, path)
                 await node.ending.wait()
                 notify("STOPPING=1")

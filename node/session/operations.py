@@ -92,7 +92,7 @@ class Operation:
 
     def withdraw(self, now: float) -> None:
         """The caller waits no longer: take the contribution back unless a plan names it."""
-        self.op_id, plan, contribution = None, self.machine.open.plan, self.machine.contribution
+        self.op_id, self.given, plan, contribution = None, None, self.machine.open.plan, self.machine.contribution
         if contribution is None or (plan is not None and any(c.cid == contribution[0] for c in plan.contributors)):
             return
         self.machine.contribution = None
@@ -215,6 +215,7 @@ class Operation:
             self.serve(contribution[0] if contribution else None)
         if contribution is not None:
             session.ports.exchange.release(contribution[0])
+        self.given = None  # its memory is another operation's next
         self.machine.on_applied(now)
         session.ports.exchange.close_round(self.log, 1)
         session.operations.trim()

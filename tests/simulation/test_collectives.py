@@ -385,6 +385,20 @@ def test_an_operation_id_serves_once() -> None:
     play(3, body)
 
 
+def test_what_was_given_is_let_go_when_it_is_decided_or_withdrawn() -> None:
+    def body(member: LocalMember) -> None:
+        assert member.all_reduce(torch.ones(9), op_id="decided").wait().status == "committed"
+        if member.index == 0:
+            pending = member.all_reduce(torch.ones(9), op_id="withdrawn", everyone=True)
+            pending.cancel()
+            assert pending.wait().status == "open"
+        operations = member._node().session.operations.by_key.values()
+        assert len(operations) >= 1
+        assert [operation.given for operation in operations] == [None] * len(operations)
+
+    play(2, body)
+
+
 def test_one_member_alone_gets_its_own_values() -> None:
     def body(member: LocalMember) -> None:
         flat = torch.tensor([1.0, -0.0])
