@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from atoll.collectives.errors import LocalProtocolError, ModelMismatchError, SwarmClosedError
+from atoll.collectives.errors import LocalProtocolError, ModelMismatchError, NotEnoughPeersError, SwarmClosedError
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.layout import Layout, differences
-from atoll.collectives.swarm import Outcome, PeerView, RunSettings, Share
-from atoll.optim.solo import AnchorStore, Done, Lease
+from atoll.collectives.swarm import Call, Outcome, PeerView, RunSettings, Share
+from atoll.optim.solo import AnchorStore, Lease
 
 
 class Offer:
@@ -134,8 +135,11 @@ class TableSwarm:
                 self.table.decide(self.table.peers)
             return offer
 
-    def all_reduce(self, flat: Tensor, *, weight: int, op_id: str, deadline_s: float) -> Done[Outcome]:
-        return Done(Outcome("open", 0, reason="the table has no free-standing operations"))
+    def operate(self, call: Call, source: Tensor) -> NoReturn:
+        raise NotEnoughPeersError("the table has no free-standing operations")
+
+    def all_reduce(self, flat: Tensor, *, op_id: str, **options: Any) -> NoReturn:
+        raise NotEnoughPeersError("the table has no free-standing operations")
 
     def members(self) -> Sequence[PeerView]:
         with self.table.changed:

@@ -76,7 +76,10 @@ def _load() -> Kernels | None:
     for suffix in EXTENSION_SUFFIXES:
         path = Path(__file__).with_name("_native" + suffix)
         if path.exists():
-            return Kernels(path)
+            try:
+                return Kernels(path)
+            except (OSError, AttributeError):  # built for another machine, or from an older source
+                return None
     return None
 
 

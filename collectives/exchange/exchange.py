@@ -58,7 +58,7 @@ class Exchange:
         self.me = me
         self._emit = emit
         self._result_buffer = result_buffer
-        self._reducers = dict(reducers) if reducers is not None else REDUCERS
+        self._reducers = dict(REDUCERS if reducers is None else reducers)
         self._eager = eager
         self._clock = clock
         self._pools = Pools()

@@ -21,6 +21,7 @@ from atoll.node.membership_records import Record, sign_record
 from atoll.node.net.addresses import split_peer
 from atoll.node.net.network import PeerNetwork
 from atoll.node.paths import find_paths
+from atoll.node.service.buffers import BufferPool
 from atoll.node.service.context import NodeContext
 from atoll.node.service.ports import DOMAIN
 from atoll.node.service.run import RunService
@@ -42,7 +43,7 @@ def test_a_member_is_dialled_at_the_addresses_of_its_record_with_no_bootstrap_le
         await nursery.start(a.run)
         await nursery.start(b.run)
         engine = EngineThread(a.peer, emit=lambda event: None)
-        context = NodeContext(run.identity, find_paths(run.home), a, engine, nursery, random.Random(1), lambda event: None)
+        context = NodeContext(run.identity, find_paths(run.home), a, engine, nursery, random.Random(1), lambda event: None, BufferPool())
         service = RunService(context, run.signed.run_id, a.peer, run.signed, token)
         nursery.start_soon(service.run)
         await service.known.wait()
