@@ -11,6 +11,7 @@ exact                ... after which every survivor's anchor was, bit for bit, t
 bit_equal            ... survivors at the same round had the same bits
 contributors_right   ... all named the same contributors, with their weights
 committed            ... every survivor committed
+survivors_counted    ... with every survivor's contribution in it
 next_round_ok        ... the survivors' next round (with the victim, where the fault does not last) and one of all, after its return, were right
 over_fault_free_s_max  by how much the slowest survivor took longer than in a round without faults (the median of some)
 since_fault_s_max    from the fault to the slowest survivor's outcome
@@ -35,7 +36,7 @@ from _kits import KINDS, NETWORK, PARTS, PHASES, TARGETS, Armed, Fault, Lab, Led
 
 LONG_NAMES = {"reduce-scatter": "reduce", "all-gather": "gather", "decision": "decide"}
 NOTICED = ("stop", "blackhole", "slow")  # found out by silence
-RIGHT = ("exact", "bit_equal", "contributors_right", "committed", "next_round_ok")
+RIGHT = ("exact", "bit_equal", "contributors_right", "committed", "survivors_counted", "next_round_ok")
 FAULT_FREE = 5
 TRIES = 4  # times a trial is repeated when its fault comes too late
 CANNOT = 64  # EX_USAGE
@@ -98,6 +99,7 @@ class Bench:
             result: dict[str, Any] = {
                 "fault": str(what), "victim": armed.blow.victim.name, "convener": armed.blow.convener == armed.blow.victim.peer, "hit": armed.hit,
                 "committed": found.committed, "exact": found.exact, "bit_equal": found.bit_equal, "contributors_right": found.contributors_right,
+                "survivors_counted": all(peer.peer in outcome["contributors"] for outcome in outcomes.values() for peer in outcomes),
                 "counted": found.counted, "over_fault_free_s": round(end - began - self.typical_s, 4),
                 "since_fault_s": round(end - armed.blow.monotonic, 4),
             }  # fmt: skip
@@ -132,7 +134,8 @@ class Bench:
 def run(options: argparse.Namespace, bench: Bench) -> None:
     """All trials, and the figures."""
     bench.warm_up()
-    parts = [options.part] if options.part != "turn" else ["node", "script"]
+    in_turn = options.fault in ("kill", "stop")  # the others strike a whole peer
+    parts = [options.part] if options.part != "turn" else ["node", "script"] if in_turn else ["both"]
     results: list[dict[str, Any]] = []
     hits, attempts = 0, 0
     while hits < options.reps and attempts < options.reps * TRIES:

@@ -11,9 +11,9 @@ kill       the process is gone at once; it is started again when the fault is ov
 stop       SIGSTOP, until the fault is over
 blackhole  nothing gets to the victim or away from it, and nobody is told
 reset      all its connections end by RST, once
-slow       its rate falls to 1 % (`Slow` says of what)
+slow       its rate falls to 1 % of what it was
 corrupt    one byte of its bulk traffic is changed on the way, once
-lie        its own part's result is another one for one receiver, once: sealed and sent as if it were right
+lie        its own part's result is another one for one receiver, once: sealed and sent as if it were right (simulated only)
 leave      it leaves the run in good order
 
 `Simulated` does them to a `SimSwarm` in virtual time; `real_faults.Armed` to processes, in the namespaces of `netns.lab` where it is about

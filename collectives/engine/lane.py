@@ -46,11 +46,12 @@ class PeerFaultError(RemoteProtocolError):
 class Lane:
     """A lane to one peer. Methods raise NetworkError when the connection is gone, RemoteProtocolError when a record is not valid."""
 
-    def __init__(self, peer: PeerId, sock: socket.socket, keys: LaneKeys, path: str, now: float) -> None:
+    def __init__(self, peer: PeerId, sock: socket.socket, keys: LaneKeys, path: str, now: float, number: int = 0) -> None:
         self.peer = peer
         self.sock = sock
         self.fd = sock.fileno()
         self.path = path
+        self.number = number
         self.up = False  # the other end's first record has come
         self.can_read = True
         self.can_write = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
 import sys
 import threading
@@ -60,6 +61,7 @@ class EngineThread:
         self._core = Exchange(me, emit=emit, result_buffer=result_buffer, reducers=reducers, eager=False, clock=time.monotonic)
         self._commands: deque[tuple[str, tuple[Any, ...], dict[str, Any]]] = deque()
         self._lanes: dict[PeerId, Lane] = {}
+        self._numbers = itertools.count(1)
         self._order: list[Lane] = []
         self._poller = make_poller()
         self._wake_out, self._wake_in = socket.socketpair()
@@ -99,12 +101,15 @@ class EngineThread:
         """Whether the thread runs."""
         return self._thread.is_alive()
 
-    def add_lane(self, peer: PeerId, sock: socket.socket, keys: LaneKeys, path: str) -> None:
+    def add_lane(self, peer: PeerId, sock: socket.socket, keys: LaneKeys, path: str) -> int:
         """Use a connected stream socket (TCP, or one end of a bridged pair) as the lane to ``peer``; the engine owns it from now on.
 
         `LaneUp` follows when the other end has proved that it holds the keys. A lane to the same peer that exists is closed.
+        Returns its number, by which `LaneDown` tells it from those before and after it.
         """
-        self._submit("+lane", peer, sock, keys, path)
+        number = next(self._numbers)
+        self._submit("+lane", peer, sock, keys, path, number)
+        return number
 
     def drop_lane(self, peer: PeerId) -> None:
         """Close the lane to ``peer``; `LaneDown` follows."""
@@ -251,7 +256,7 @@ class EngineThread:
         except Exception as error:  # the thread outlives a command that is wrong; whoever gave it is told
             self._emit(CommandFailed(name, str(error), error))
 
-    def _add(self, peer: PeerId, sock: socket.socket, keys: LaneKeys, path: str) -> None:
+    def _add(self, peer: PeerId, sock: socket.socket, keys: LaneKeys, path: str, number: int) -> None:
         old = self._lanes.get(peer)
         if old is not None:
             self._close(old, "replaced by a new lane")
@@ -259,7 +264,7 @@ class EngineThread:
             if peer == self.me:
                 raise LocalProtocolError("a lane to oneself")
             tune(sock, self.settings)
-            lane = Lane(peer, sock, keys, path, time.monotonic())
+            lane = Lane(peer, sock, keys, path, time.monotonic(), number)
         except Exception:
             sock.close()
             raise
@@ -277,7 +282,7 @@ class EngineThread:
         self._poller.forget(lane.fd)
         lane.close()
         self._core.lane_down(lane.peer)
-        self._emit(LaneDown(lane.peer, reason))
+        self._emit(LaneDown(lane.peer, reason, lane.number))
 
 
 _interval_lock = threading.Lock()

@@ -101,10 +101,11 @@ class LaneUp:
 
 @dataclass(frozen=True, slots=True)
 class LaneDown:
-    """The lane to ``peer`` is gone."""
+    """The lane to ``peer`` with this ``number`` (of `EngineThread.add_lane`) is gone; a newer one may have taken its place."""
 
     peer: PeerId
     reason: str
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)

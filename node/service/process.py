@@ -8,7 +8,7 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,10 +92,11 @@ async def _main(
     )  # fmt: skip
     token = trio.lowlevel.current_trio_token()
     nodes: list[Node] = []
+    lanes: dict[PeerId, int] = {}  # the number of the newest to each peer
 
     def from_engine(event: Any) -> None:  # in the engine's thread
         try:
-            token.run_sync_soon(_engine_event, nodes, network, event)
+            token.run_sync_soon(_engine_event, nodes, network, lanes, event)
         except trio.RunFinishedError:
             pass
 
@@ -111,7 +112,7 @@ async def _main(
                 )
                 node = Node(context, private=options.private, parent_pid=options.parent_pid)
                 nodes.append(node)
-                _connect(network, engine, node)
+                _connect(network, engine, node, lanes)
                 if options.resume and not options.private:
                     _resume(node)
                 server = ControlServer(node, paths.control_socket)
@@ -137,8 +138,8 @@ async def _main(
         raise node.error
 
 
-def _engine_event(nodes: Sequence[Node], network: PeerNetwork, event: Any) -> None:
-    if isinstance(event, LaneDown):
+def _engine_event(nodes: Sequence[Node], network: PeerNetwork, lanes: Mapping[PeerId, int], event: Any) -> None:
+    if isinstance(event, LaneDown) and lanes.get(event.peer) == event.number:  # else another has replaced it
         network.lane_lost(event.peer)
     for node in nodes:
         if isinstance(event, CommandFailed):
@@ -170,7 +171,7 @@ def plan_bytes(plan: Plan) -> int:
     return Grid(plan.codec, plan.numel, plan.chunk_elements).nbytes
 
 
-def _connect(network: PeerNetwork, engine: EngineThread, node: Node) -> None:
+def _connect(network: PeerNetwork, engine: EngineThread, node: Node, lanes: dict[PeerId, int]) -> None:
     network.on_link = node.on_link
     network.on_refused = node.on_refused
 
@@ -180,7 +181,7 @@ def _connect(network: PeerNetwork, engine: EngineThread, node: Node) -> None:
 
     def on_lane(peer: PeerId, sock: Any, mine: bytes, theirs: bytes, initiator: bool, path: str) -> None:
         transcript = "|".join(sorted((node.peer, peer))).encode()
-        engine.add_lane(peer, sock, derive_lane_keys(mine, theirs, transcript, initiator=initiator), path)
+        lanes[peer] = engine.add_lane(peer, sock, derive_lane_keys(mine, theirs, transcript, initiator=initiator), path)
 
     network.on_member = on_member
     network.on_lane = on_lane

@@ -1,6 +1,6 @@
 """One peer of an all-reduce test: a script with its node. Commands and answers are JSON lines.
 
-{"do": "reduce", "ops": [{"op", "seed", "weight", "numel", "deadline_s", "poison"}]}
+{"do": "reduce", "ops": [{"op", "seed", "weight", "numel", "deadline_s", "poison", "noise"}]}
     → {"event": "started"}, then one {"event": "reduced", "op", "status", "counted", "contributors", "digest", "untouched", …} an operation
 {"do": "contribute", "weight", "wait_s"} → "frozen", then "outcome": a training round of zeros, with which newcomers become members
 {"do": "node", "without": PID} → {"event": "ready", "peer", "node_pid"} once the node is another process
@@ -43,7 +43,10 @@ def reduce(swarm: Any, ops: list[dict[str, Any]]) -> None:
     begun = list[tuple[dict[str, Any], torch.Tensor, str, Any]]()
     for op in ops:
         flat = torch.empty(op["numel"])
-        contribution(op["seed"], op["numel"], flat)
+        if op.get("noise"):
+            flat.normal_(generator=torch.Generator().manual_seed(op["seed"]))
+        else:
+            contribution(op["seed"], op["numel"], flat)
         if op.get("poison"):
             flat[7] = float("nan")
         before = tensor_digest(flat)

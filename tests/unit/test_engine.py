@@ -294,8 +294,11 @@ def test_commands_that_are_refused_are_reported(swarm):
 def test_a_new_lane_replaces_the_old_one(swarm):
     a, b = swarm(2)
     link(a, b, number=9)
-    assert "replaced" in a.wait(LaneDown).reason
+    down = a.wait(LaneDown)
+    assert "replaced" in down.reason
     assert len(a.engine.stats()) == 1
+    a.engine.drop_lane(b.engine.me)
+    assert a.wait(LaneDown).number > down.number > 0  # whoever opens lanes can tell that the first was not the last
 
 
 def test_stopping_at_any_time_joins_and_closes():
