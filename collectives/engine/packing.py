@@ -17,7 +17,7 @@ from ..identifiers import PeerId
 
 LEVEL = 1  # higher ones never saved enough to be worth their time
 SHORTEST = 4096  # bytes of a payload that may be packed
-FASTEST = 100e6  # bytes/s of a lane above which nothing is worth trying
+FASTEST = 25e6  # bytes/s of a lane above which nothing is tried: int8 never pays there, and a busy processor looks like a slow lane
 TRY_EVERY = 64  # payloads, while it does not pay
 WORTH = 2.0  # seconds saved on the link for a second of the processor's: it has a model to train
 WINDOW_S, WINDOW_BYTES = 0.2, 262_144  # of uninterrupted sending that give a rate
