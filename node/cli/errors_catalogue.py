@@ -261,15 +261,6 @@ check the disk.""",
         74,
         """The run went on without this copy. A log is never rewound: load a newer state, or join again and let the node fetch it.""",
     ),
-    "E400": Page(
-        "config",
-        "a setting is wrong",
-        78,
-        """The message names the key by its path, such as $.train.outer.lr, and what may stand there. Unknown keys are errors, so that
-a typing mistake cannot silently train with a default.
-
-    atoll validate RUN.toml      check a manifest
-    atoll config show            settings in use, and where each comes from""",
     "E305": Page(
         "founded-twice",
         "the run has two histories",
@@ -283,6 +274,15 @@ other. Nothing of either is lost.
 Then choose one. On every machine of the other: atoll down, move the run's folder away (`atoll config path` names the
 folder of runs), atoll up, join again.""",
     ),
+    "E400": Page(
+        "config",
+        "a setting is wrong",
+        78,
+        """The message names the key by its path, such as $.train.outer.lr, and what may stand there. Unknown keys are errors, so that
+a typing mistake cannot silently train with a default.
+
+    atoll validate RUN.toml      check a manifest
+    atoll config show            settings in use, and where each comes from""",
     ),
     "E501": Page(
         "storage",
