@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..collectives.errors import AtollError
 from .cli.output import Terminal, as_json, show_error
+from .ending import interrupt_when_stdin_ends
 from .notify import notify, notify_failed
 from .private_node import ParentLink
 
@@ -30,6 +31,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--announce", action="append", default=[], metavar="ADDR", help="address that others should dial; may be repeated")
     parser.add_argument("--json", action="store_true", help="say where it listens, or why it cannot, as one JSON object on stdout")
     parser.add_argument("--private", action="store_true", help="belong to the script that started this node")
+    parser.add_argument("--until-stdin-ends", action="store_true", help="end when stdin does, so as not to outlive whoever started this")
     parser.add_argument("--parent-pid", type=int, default=0, help="process of that script")
     parser.add_argument("--parent-fd", type=int, default=-1, help="inherited link to that script")
     return parser
@@ -46,6 +48,8 @@ def main(argv: list[str] | None = None) -> int:
         if args.parent_fd >= 0:
             ParentLink(args.parent_fd).failed(error)
         return _failed(args, error)
+    if args.until_stdin_ends:
+        interrupt_when_stdin_ends()
     from .service.process import run_node
 
     try:

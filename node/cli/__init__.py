@@ -21,15 +21,17 @@ nothing else.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 import click
 
 from ...collectives.errors import AtollError
 from .options import shared_options
-from .output import Terminal, show_error
+from .output import Terminal, as_json, show_error
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("meta", "Train a small model on this machine with three peers, kill one, let one join."),
@@ -98,7 +100,7 @@ def cli(ctx: click.Context) -> None:
 def run(argv: Sequence[str]) -> int:
     """Run one command and return its exit status; errors are printed here and nowhere else."""
     terminal = Terminal()
-    terminal.json = "--json" in argv  # also when the command line itself is wrong
+    terminal.json = "--json" in takewhile(lambda word: word != "--", argv)  # also when the command line itself is wrong
     try:
         result: Any = cli.main(list(argv), prog_name="atoll", standalone_mode=False, obj=terminal)
         sys.stdout.flush()
@@ -109,6 +111,8 @@ def run(argv: Sequence[str]) -> int:
     except click.ClickException as error:
         return _usage(terminal, error)
     except (click.Abort, KeyboardInterrupt):
+        if terminal.json:
+            print(as_json({"interrupted": True, "exit": 130}), flush=True)
         terminal.say("stopped")
         return 130
     except AtollError as error:
@@ -151,6 +155,9 @@ def _traceback() -> None:
 
 def main() -> None:
     """The console script."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by whoever started us
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  # open as long as we are
     sys.exit(run(sys.argv[1:]))
 
 

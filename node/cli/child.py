@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -12,14 +13,13 @@ from types import FrameType, TracebackType
 from typing import IO, Self
 
 from ...collectives.errors import ConfigError
-
-END_S = 60.0  # for draining when this process itself is being ended
+from ..ending import GRACE_S, end_signals
 
 
 class Child:
     """A running command, as a context.
 
-    The first Ctrl-C (or SIGTERM) reaches it as SIGINT: it finishes or hands over its round. The second kills it. Its stdin stays
+    The first Ctrl-C (SIGTERM, a closed terminal) reaches it as SIGINT: it finishes or hands over its round. The second kills it. Its stdin stays
     open until this process ends, in whatever way. ``say`` takes its output line by line; None: it writes to our own stdout and stderr
     (``to_stderr``: both to stderr, because stdout is for one JSON object).
     """
@@ -50,7 +50,7 @@ class Child:
         self._before: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
 
     def __enter__(self) -> Self:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in end_signals():
             self._before[number] = signal.signal(number, self._signalled)
         for thread in self._threads:
             thread.start()
@@ -59,7 +59,7 @@ class Child:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if not self._ended.is_set():
             self._kill(signal.SIGINT)
-            if not self._ended.wait(END_S):
+            if not self._ended.wait(GRACE_S):
                 self._kill(signal.SIGKILL)
         for thread in self._threads:
             thread.join()
@@ -75,14 +75,14 @@ class Child:
 
     @property
     def exit_status(self) -> int:
-        """130 and 143 after a signal to us, 128 + n after one to the process, else what the process returned."""
+        """130, 143 and 129 after a signal to us, 128 + n after one to the process, else what the process returned."""
         code = self._process.wait()
         if self.interrupted:
             return 128 + self.interrupted
         return 128 - code if code < 0 else code
 
     def _signalled(self, number: int, frame: FrameType | None) -> None:
-        again = self.interrupted != 0
+        again = self.interrupted != 0 and number != signal.SIGHUP  # shell and system may both tell that the terminal is closed
         self.interrupted = self.interrupted or number
         self._kill(signal.SIGKILL if again else signal.SIGINT)
 
@@ -99,4 +99,5 @@ class Child:
 
     def _read(self, output: IO[str], say: Callable[[str], None]) -> None:
         for line in output:
-            say(line.rstrip("\n"))
+            with contextlib.suppress(OSError):  # the terminal is gone: read on, or the process would wait for us
+                say(line.rstrip("\n"))

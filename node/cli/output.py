@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -136,10 +137,11 @@ def error_object(error: AtollError) -> dict[str, Any]:
 
 
 def show_error(terminal: Terminal, error: AtollError) -> None:
-    """Print an error: what happened, why it probably is so, what to type."""
+    """Print an error: what happened, why it probably is so, what to type. As JSON to stdout, if that takes it."""
     if terminal.json:
-        print(as_json(error_object(error)), flush=True)
-        return
+        with contextlib.suppress(OSError):
+            print(as_json(error_object(error)), flush=True)
+            return
     width = max(40, min(terminal.width, 120))
     indent = " " * (len(error.code) + 1)
     code = terminal.style(error.code, sys.stderr, fg="red", bold=True)

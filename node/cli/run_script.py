@@ -1,15 +1,18 @@
 """Runs the user's own training script for `atoll join --script`: as ``python SCRIPT ARGS`` would, but errors of atoll are shown as errors.
 
 ``python -m atoll.node.cli.run_script SCRIPT [ARGS…]``. Any other exception of the script keeps its traceback: it is the user's to see.
+The end of stdin interrupts it: it does not outlive the `atoll join` that started it.
 """
 
 from __future__ import annotations
 
 import os
 import runpy
+import signal
 import sys
 
 from ...collectives.errors import AtollError
+from ..ending import interrupt_when_stdin_ends
 from .output import Terminal, show_error
 
 
@@ -18,7 +21,9 @@ def main() -> int:
     script = sys.argv[1]
     sys.argv = sys.argv[1:]
     sys.path[0] = os.path.dirname(os.path.abspath(script))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # it is how we are asked to end; a shell's background jobs ignore it
     try:
+        interrupt_when_stdin_ends()
         runpy.run_path(script, run_name="__main__")
     except AtollError as error:
         show_error(Terminal(), error)

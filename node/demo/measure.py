@@ -1,6 +1,6 @@
 """Held-out losses, measured beside the swarm: of the anchors it wrote, and of one machine that trains alone.
 
-``python -m atoll.node.demo.measure run.toml anchors DIR`` and ``… run.toml alone STEPS`` print JSON lines.
+``python -m atoll.node.demo.measure run.toml anchors DIR`` and ``… run.toml alone STEPS`` print JSON lines, until done or until stdin ends.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from ...collectives.identifiers import PeerId
+from ..ending import interrupt_when_stdin_ends
 
 STEP_EVERY = 10
 EVALUATE_EVERY = 100  # steps of one machine alone: as often as peers write anchors
@@ -66,6 +67,7 @@ def main() -> None:
     """The command line above."""
     import torch
 
+    interrupt_when_stdin_ends()
     torch.set_num_threads(1)
     manifest, what, argument = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
     if what == "anchors":

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from ..ending import end_signals
 from ..paths import write_atomic
 from . import DemoOptions
 from .board import Board
@@ -97,13 +98,14 @@ def machine() -> dict[str, Any]:
 
 @contextmanager
 def _terminated_like_interrupted() -> Generator[None]:
-    """SIGTERM ends the demo as Ctrl-C does: with its processes."""
+    """SIGTERM and a closed terminal end the demo as Ctrl-C does: with its processes."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, stop)
+    before = {number: signal.signal(number, stop) for number in end_signals()}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -85,8 +85,8 @@ class Stage:
         return {"ATOLL_HOME": str(self.home(name)), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
     def node(self, name: str, inbox: Inbox) -> Child:
-        """Start a peer's node, on a free port of this machine only."""
-        return self._start(name, "node", ["atoll.node.cli", "up", "--listen", "/ip4/127.0.0.1/tcp/0"], inbox)
+        """Start a peer's node, on a free port of this machine only. Like all processes of the demo it ends with the demo."""
+        return self._start(name, "node", ["atoll.node", "--until-stdin-ends", "--listen", "/ip4/127.0.0.1/tcp/0"], inbox)
 
     def status(self, name: str) -> dict[str, Any] | None:
         """What a peer's node says of itself; None while it does not answer."""

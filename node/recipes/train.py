@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
 import sys
 import threading
@@ -26,6 +25,7 @@ from ...collectives.errors import AtollError, ConfigError
 from ...collectives.swarm import Outcome, Swarm
 from ...optim import Attachment, attach
 from ..cli.output import Terminal, show_error
+from ..ending import interrupt_when_stdin_ends
 from ..manifest import Manifest, gpt_config, load_run
 from ..paths import find_paths
 from .data import BUILTIN, Corpus, load_corpus, peer_generator
@@ -175,14 +175,8 @@ def _stopper(until_stdin_ends: bool) -> threading.Event:
 
     signal.signal(signal.SIGINT, ask)
     signal.signal(signal.SIGTERM, ask)
-
-    def watch() -> None:
-        while os.read(0, 4096):  # not sys.stdin: a thread inside its lock would keep the interpreter from ending
-            pass
-        stop.set()
-
     if until_stdin_ends:
-        threading.Thread(target=watch, name="atoll-stdin", daemon=True).start()
+        interrupt_when_stdin_ends()
     return stop
 
 

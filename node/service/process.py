@@ -9,6 +9,7 @@ import random
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,8 +63,8 @@ def run_node(options: NodeOptions, on_ready: Callable[[Node, Path], None] = lamb
     # thread torch computes in the thread that calls it.
     torch.set_num_threads(1)
     sys.setswitchinterval(0.0005)  # libp2p's Python work holds the interpreter beside the engine thread
+    paths = find_paths(options.home)
     try:
-        paths = find_paths(options.home)
         paths.ensure()
         lock = NodeLock.acquire(paths)
         try:
@@ -78,6 +79,8 @@ def run_node(options: NodeOptions, on_ready: Callable[[Node, Path], None] = lamb
         raise error from None
     finally:
         if lock is not None:
+            with suppress(OSError):  # the usual folder still holds the lock; the short one of a long path is empty now
+                paths.control_socket.parent.rmdir()
             lock.release()
         if link is not None:
             link.close()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from bad_input_kit import soon
 
 pytestmark = pytest.mark.slow
 
@@ -23,6 +25,20 @@ def _processes_of(folder: Path) -> list[str]:
         except OSError:
             continue
     return found
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks at processes in /proc")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
+def test_nothing_outlives_the_demo(tmp_path: Path, number: signal.Signals) -> None:
+    out = tmp_path / "demo"
+    command = [sys.executable, "-m", "atoll.node.cli", "demo", "--quick", "--no-baseline", "--json", "--out", str(out)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={**os.environ, "ATOLL_HOME": ""}) as demo:
+        soon(lambda: len(_processes_of(out / "homes")) >= 6, "three nodes and three scripts")
+        demo.send_signal(number)
+        told, _ = demo.communicate(timeout=60)
+    soon(lambda: not _processes_of(out / "homes"), "all of them have ended")
+    ending = (-9, "") if number == signal.SIGKILL else (130, '{"schema": 1, "interrupted": true, "exit": 130}\n')
+    assert (demo.returncode, told.decode()) == ending
 
 
 def test_quick_demo(tmp_path: Path) -> None:

@@ -330,6 +330,8 @@ def test_interruptions_and_the_system(atoll: Cli, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(explain_command, "callback", broken)
     assert atoll("explain") == status
     assert "Traceback" not in atoll.err
+    assert atoll("explain", "--json") == status
+    assert json.loads(atoll.out).get("interrupted", False) == (status == 130)
 
 
 def test_colour_and_live(monkeypatch: pytest.MonkeyPatch) -> None:

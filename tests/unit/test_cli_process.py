@@ -47,6 +47,15 @@ from atoll.node.cli.child import Child
 with Child([sys.executable, "-c", sys.argv[1]], dict(os.environ), None, to_stderr=False) as child:
     sys.exit(child.wait(90))
 """
+FOR_EVER = """
+import time
+try:
+    print("up", flush=True)
+    while True:
+        time.sleep(0.05)
+finally:
+    print("end", flush=True)
+"""
 INVITE = "atoll1:nonsense"
 
 
@@ -165,6 +174,21 @@ def test_a_reader_that_goes_away(atoll_home: Path) -> None:
     assert (done.returncode, done.stderr) == (141, b"")
 
 
+def test_a_stdout_that_takes_nothing_or_is_closed(atoll_home: Path) -> None:
+    for argv, status in ((("ls", "--json"), 73), (("ls",), 73), (("explain", "nonsense", "--json"), 2)):
+        with open("/dev/full", "wb") as full:
+            done = subprocess.run(
+                [*ATOLL, *argv], stdout=full, stderr=subprocess.PIPE, timeout=100, env=environment(atoll_home), check=False
+            )
+        assert done.returncode == status
+        assert done.stderr.startswith(b"E")
+        assert b"Traceback" not in done.stderr
+        assert b"E000" not in done.stderr
+    closed = " ".join(["exec", *ATOLL, "explain", ">&-"])
+    done = subprocess.run(["sh", "-c", closed], stderr=subprocess.PIPE, timeout=100, env=environment(atoll_home), check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_ctrl_c_while_asking(atoll_home: Path, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", ASKING], capture_output=True, timeout=100, env=environment(atoll_home), check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"\nstopped\n")
@@ -180,6 +204,46 @@ def test_first_ctrl_c_drains_the_child_and_the_second_kills_it(atoll_home: Path)
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
         assert process.stdout.read() == ""
+
+
+def test_a_closed_terminal_asks_the_child_to_end_however_often_it_is_told(atoll_home: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", STARTER, STUBBORN], stdout=subprocess.PIPE, text=True, env=environment(atoll_home))
+    assert process.stdout is not None
+    with process.stdout:
+        assert process.stdout.readline() == "up\n"
+        for _ in range(2):
+            process.send_signal(signal.SIGHUP)
+            assert process.stdout.readline() == "draining\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 128 + signal.SIGHUP
+        assert process.stdout.read() == ""
+
+
+def test_nohup_is_respected(atoll_home: Path) -> None:
+    ignoring = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n" + STARTER
+    process = subprocess.Popen([sys.executable, "-c", ignoring, STUBBORN], stdout=subprocess.PIPE, text=True, env=environment(atoll_home))
+    assert process.stdout is not None
+    with process.stdout:
+        assert process.stdout.readline() == "up\n"
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "draining\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
+def test_a_script_of_ones_own_ends_with_whoever_started_it(number: signal.Signals, atoll_home: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(FOR_EVER)
+    starter = STARTER.replace('"-c", sys.argv[1]', '"-m", "atoll.node.cli.run_script", sys.argv[1]')
+    command = [sys.executable, "-c", starter, str(tmp_path / "mine.py")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment(atoll_home))
+    assert process.stdout is not None
+    with process.stdout:
+        assert process.stdout.readline() == "up\n"
+        process.send_signal(number)
+        assert process.stdout.read() == "end\n"  # up to the end of the last process that could write
+        assert process.wait(60) == (-number if number == signal.SIGKILL else 128 + number)
 
 
 def test_the_child_sees_the_end_of_whoever_started_it(atoll_home: Path) -> None:
@@ -212,7 +276,10 @@ def test_a_script_of_ones_own(body: str, status: int, words: str, atoll_home: Pa
     (tmp_path / "helper.py").write_text("x = 7")
     (tmp_path / "mine.py").write_text(f"import sys\n{body}\n")
     command = [sys.executable, "-m", "atoll.node.cli.run_script", str(tmp_path / "mine.py"), "--a", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment(atoll_home), check=False)
+    read, write = os.pipe()  # it ends with its stdin
+    done = subprocess.run(command, stdin=read, capture_output=True, text=True, timeout=100, env=environment(atoll_home), check=False)
+    os.close(read)
+    os.close(write)
     assert done.returncode == status
     assert words in done.stdout + done.stderr
     assert ("Traceback" in done.stderr) == (words == "Traceback")
