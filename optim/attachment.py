@@ -244,7 +244,7 @@ class Attachment:
             logger.warning("this round is lost, training goes on: %s", error)
         elif not self._node_lost:
             self._node_lost = True
-            logger.warning("the node is gone, training alone until it is back: %s", error)
+            logger.warning("training alone until the node is back in the run: %s", error)
             emit(TrainingAlone(self.swarm.run_id, node_lost=True))
 
     def _drop(self, samples: int, reason: str) -> None:

@@ -183,6 +183,15 @@ full, the port is taken, or libp2p is not installed as it should be.
 
     atoll up             run it in the foreground and see""",
     ),
+    "E162": Page(
+        "left",
+        "this node has left the run",
+        1,
+        """Somebody typed `atoll leave`. It stays left, over restarts of the node too, until somebody joins again. A script that trains in
+it goes on alone; it is back in the run by itself once the node is.
+
+    atoll join RUN       its id, the beginning of it, or its name""",
+    ),
     "E200": Page(
         "security",
         "something could not be trusted",

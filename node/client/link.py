@@ -256,7 +256,7 @@ class Link:
 
     def _lose(self, reason: str, error: AtollError | None = None) -> None:
         if self.lost is None:
-            self.lost = closed(reason)
+            self.lost = error if isinstance(error, SwarmClosedError) else closed(reason)
             for call in self._calls.values():
                 call.error = error or self.lost
             self._calls.clear()

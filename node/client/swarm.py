@@ -12,6 +12,8 @@
   with the same layout. Then ``reattached`` has grown by one, ``connected`` is True, and everything works as before, on the
   run's newest anchor; `open` returns it.
 
+A node that has left the run (`atoll leave`) is lost in the same way, with E162 as the reason, until somebody joins the run again.
+
 `join` and the first `open` wait for the node, and raise when there is none.
 """
 
@@ -27,7 +29,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ...collectives.api import Handle, all_reduce, placed
-from ...collectives.errors import DeadlineExceededError, LocalProtocolError, SwarmClosedError
+from ...collectives.errors import AtollError, DeadlineExceededError, LocalProtocolError, SwarmClosedError
 from ...collectives.layout import Layout
 from ...collectives.swarm import Call, Outcome, PeerView, sample_count
 from ..control import protocol as p
@@ -56,13 +58,18 @@ class _Attached:
         self.reductions = ReductionMemory()
 
 
+def _as_closed(error: AtollError) -> SwarmClosedError:
+    """Why there is no node, as the error that calls raise meanwhile."""
+    return error if isinstance(error, SwarmClosedError) else closed(error.message)
+
+
 class RunSwarm:
     """See `collectives.swarm.Swarm`; made by `join`. Ends with ``close``, ``with``, or the process.
 
     Several threads may call it. In a forked child every call raises SwarmClosedError.
 
     Attributes: ``peer``, ``run_id``, ``settings`` as in Swarm; ``reattached``: how many times a new connection replaced a lost
-    one; ``trouble``: why there is none now, or "".
+    one.
     """
 
     def __init__(self, entry: Entry, link: Link, info: p.RunInfo, progress: Callable[[str, int, int], None] | None = None) -> None:
@@ -70,7 +77,7 @@ class RunSwarm:
         self.run_id = info.run_id
         self.settings = info.settings
         self.reattached = 0
-        self.trouble = ""
+        self._gone: SwarmClosedError | None = None  # why there is no node, while there is none
         self._entry = entry
         self._link: Link | None = link  # before `open`
         self._at: _Attached | None = None  # after it, while there is a node
@@ -132,12 +139,17 @@ class RunSwarm:
                     self._ticket.call = link.submit(lambda id_: p.Resume(id_, cid))
                 self._at, self._layout = _Attached(link, memory), layout
                 self.reattached += again
-                self.trouble = ""
+                self._gone = None
         except BaseException:
             link.close()
             raise
 
     # ── rounds ──
+
+    @property
+    def trouble(self) -> str:
+        """Why there is no node now, or nothing."""
+        return self._gone.message if self._gone is not None else ""
 
     @property
     def connected(self) -> bool:
@@ -163,11 +175,9 @@ class RunSwarm:
         try:
             return at.link.ask(make, kind, timeout_s=ANSWER_S)
         except DeadlineExceededError as error:
-            self._lose(at, error.message)
-            raise closed(error.message) from None
+            raise self._lose(at, closed(error.message)) from None
         except SwarmClosedError as error:
-            self._lose(at, error.message)
-            raise
+            raise self._lose(at, error) from None
 
     def contribute(self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None) -> Ticket:
         """See Swarm. Does not wait for the node; an exception in ``write`` leaves nothing frozen. Raises SwarmClosedError
@@ -184,7 +194,7 @@ class RunSwarm:
             try:
                 ticket.call = at.link.submit(lambda id_: p.Contribute(id_, ticket.cid, samples, base))
             except SwarmClosedError as error:  # perhaps sent, perhaps not: the next node will know
-                self._lose(at, error.message)
+                self._lose(at, error)
             return ticket
 
     @property
@@ -220,8 +230,7 @@ class RunSwarm:
                 ticket.release()
                 raise
         except DeadlineExceededError as error:
-            self._lose(at, error.message)
-            raise closed(error.message) from None
+            raise self._lose(at, closed(error.message)) from None
         return ticket
 
     def all_reduce(
@@ -278,7 +287,7 @@ class RunSwarm:
         try:
             at.link.ask(p.Depart, p.Done, timeout_s=LEAVE_S)
         except (SwarmClosedError, DeadlineExceededError) as error:
-            self._lose(at, error.message)
+            self._lose(at, _as_closed(error))
 
     def close(self) -> None:
         """See Swarm. Waits for a private node's end (it hands over what is open); Ctrl-C then kills it."""
@@ -293,7 +302,7 @@ class RunSwarm:
                 if at is not None and link is at.link:
                     self._flush_report(at)
                 link.close()
-        self.trouble = "closed"
+        self._gone = SwarmClosedError("closed")
         self._entry.dial.close()
 
     def attach(self, model: Any, optimizer: Any, **options: Any) -> Any:
@@ -321,7 +330,7 @@ class RunSwarm:
         if at is not None:
             at.link.poll()
             if at.link.lost is not None:
-                self._lose(at, at.link.lost.message)
+                self._lose(at, at.link.lost)
 
     def wait_until(self, ready: Callable[[], bool], timeout_s: float | None) -> None:
         """Wait for ``ready()``, for the time to pass, or for the node to be lost."""
@@ -362,19 +371,20 @@ class RunSwarm:
         if self._at is None:
             if self._layout is None:
                 raise LocalProtocolError("open() the run first", hint="attach() does; without a model: atoll.collectives.enter(swarm)")
-            raise closed(self.trouble)
+            assert self._gone is not None
+            raise self._gone.with_traceback(None)
         return self._at
 
-    def _lose(self, at: _Attached, reason: str) -> None:
-        at.link.close(reason)
+    def _lose(self, at: _Attached, error: SwarmClosedError) -> SwarmClosedError:
+        """The connection is of no more use, for the reason that is also returned: enter the run again."""
+        at.link.close(error.message)
         with self._lock:
-            if self._at is not at or self._closed:
-                return
-            self._at = None
-            self.trouble = reason
-            self._reductions.clear()
-            self._entry.dial.lost()
-            self._reattach = Reattach(self._try_again, self._failed_again)
+            if self._at is at and not self._closed:
+                self._at, self._gone = None, error
+                self._reductions.clear()
+                self._entry.dial.lost()
+                self._reattach = Reattach(self._try_again, self._failed_again)
+        return error
 
     def _try_again(self, give_up: Callable[[], bool]) -> None:
         """One attempt of the reattaching thread."""
@@ -390,8 +400,8 @@ class RunSwarm:
             raise closed("the run has lost its state and this script holds no anchor")
         views[-1].copy_into(destination)
 
-    def _failed_again(self, error: Any) -> None:
-        self.trouble = error.message
+    def _failed_again(self, error: AtollError) -> None:
+        self._gone = _as_closed(error)
 
     def _stop_reattach(self) -> None:
         reattach, self._reattach = self._reattach, None

@@ -6,12 +6,13 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import trio
 
-from ...collectives.errors import AtollError, ConfigError, NetworkError, StorageError
+from ...collectives.errors import AtollError, ConfigError, NetworkError, StorageError, SwarmClosedError
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import Layout
 from ...security.identity import Identity
@@ -36,7 +37,13 @@ ADMISSION_PATIENCE_S = 10.0  # how long a script waits for its node to become a 
 
 
 LEFT = "left"
-"""A file in a run's folder: it was left, and the next life of the node does not enter it by itself."""
+"""A file in a run's folder: it was left, and this node does not enter it again until somebody joins it."""
+
+
+def left(run_id: RunId, name: str) -> SwarmClosedError:
+    """What a script of a run that was left is told."""
+    again = f"atoll join {run_id[:8]}"
+    return SwarmClosedError(f"this node has left run {name or run_id}; `{again}` brings it back", code="E162", hint=f"Back in: {again}")
 
 
 class Admission(msgspec.Struct, frozen=True):
@@ -138,7 +145,7 @@ class Node:
         return self._find(run).peers()
 
     async def find_run(self, run: str) -> RunInfo:
-        """A run that this node is in, or one that is stored here and is entered now."""
+        """A run that this node is in, or one that is stored here and is entered now. Raises SwarmClosedError (E162) for one that was left."""
         await trio.lowlevel.checkpoint()
         try:
             found = self._find(run)
@@ -146,6 +153,8 @@ class Node:
             signed = load_run(self.paths, run) if run else self._only_stored()
             if signed is None or signed.run_id in self.by_id:
                 raise
+            if self._left_file(signed.run_id).exists():
+                raise left(signed.run_id, signed.open().name) from None
             found = await self._enter(signed.run_id, signed.organiser, signed, load_admission(self.paths, signed.run_id))
         if found.error is not None and found.signed is not None:  # what it failed of may be mended by now
             found = await self._enter(found.run_id, found.organiser, found.signed, load_admission(self.paths, found.run_id))
@@ -173,15 +182,20 @@ class Node:
         )
 
     # ---- joining and leaving
+    def _left_file(self, run_id: RunId) -> Path:
+        return self.paths.run_dir(run_id) / LEFT
+
     async def join(self, request: JoinRequest, progress: ProgressSink) -> RunInfo:
         """Enter a run by invite or by manifest."""
         if request.invite:
             invite = parse_invite(request.invite, now_s=time.time())
             admission = Admission(invite.token_bytes(), tuple(invite.bootstrap))
             save_admission(self.paths, invite.run_id, admission)
+            self._left_file(invite.run_id).unlink(missing_ok=True)
             run = await self._enter(invite.run_id, invite.organiser, None, admission)
         elif request.manifest:
             signed = decode_signed(request.manifest)
+            self._left_file(signed.run_id).unlink(missing_ok=True)
             run = await self._enter(signed.run_id, signed.organiser, signed, load_admission(self.paths, signed.run_id))
         else:
             raise ConfigError("neither an invite nor a manifest was given")
@@ -212,7 +226,6 @@ class Node:
     def _begin(self, run_id: RunId, organiser: PeerId, signed: SignedManifest | None, admission: Admission) -> RunService:
         run = self.by_id.get(run_id)
         if run is None:
-            (self.paths.run_dir(run_id) / LEFT).unlink(missing_ok=True)
             stored, token = list_runs(self.paths, []).get(run_id), admission.token
             if not token and organiser == self.peer:
                 token = make_invite(run_id, (), self.identity, now_s=time.time()).token_bytes()
@@ -223,9 +236,8 @@ class Node:
 
     def resume(self, run_id: RunId, signed: SignedManifest) -> None:
         """Enter a run of the last life again, unless it was left."""
-        if (self.paths.run_dir(run_id) / LEFT).exists():
-            return
-        self._begin(run_id, signed.organiser, signed, load_admission(self.paths, run_id))
+        if not self._left_file(run_id).exists():
+            self._begin(run_id, signed.organiser, signed, load_admission(self.paths, run_id))
 
     def _nobody_answered(self, run: RunService) -> AtollError:
         bootstrap = self.context.network.status()["bootstrap"]
@@ -248,8 +260,8 @@ class Node:
             hint="Ask any member for a fresh one: atoll invite new",
         )  # fmt: skip
 
-    def _drop(self, run: RunService) -> None:
-        run.stop()
+    def _drop(self, run: RunService, why: AtollError | None = None) -> None:
+        run.stop(why)
         if self.by_id.get(run.run_id) is run:
             del self.by_id[run.run_id]
             self._ended[run.run_id] = run
@@ -259,8 +271,8 @@ class Node:
         service = self._find(run)
         if not now:
             await self._depart(service, DRAIN_S)
-        self._drop(service)
-        write_atomic(self.paths.run_dir(service.run_id) / LEFT, b"")
+        self._drop(service, left(service.run_id, service.manifest.name if service.manifest else ""))
+        write_atomic(self._left_file(service.run_id), b"")
 
     async def _depart(self, service: RunService, patience_s: float) -> None:
         session = service.session

@@ -248,7 +248,7 @@ def test_a_lost_node_costs_a_round_not_the_training(offer_too: bool, caplog: pyt
     table.decide(["me"])
     attachment.sync()
     assert attachment.stats["node_lost"] is False
-    assert len([record for record in caplog.records if "node is gone" in record.message]) == 1
+    assert len([record for record in caplog.records if "until the node is back" in record.message]) == 1
     assert attachment.stats["samples_counted"] + attachment.stats["samples_dropped"] + attachment.stats["samples_unsent"] == 4 * H
 
 
