@@ -6,12 +6,14 @@ else. All methods are called from one thread of the script and none of them need
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Generic, Literal, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
+from .errors import ConfigError
 from .group import MAX_CODEC_NAME
 from .identifiers import PeerId, RunId
 from .layout import Layout
@@ -22,6 +24,14 @@ if TYPE_CHECKING:
 Status = Literal["committed", "open", "uncertified"]
 MAX_TAG = 16
 T = TypeVar("T", covariant=True)
+
+
+def sample_count(samples: Any) -> int:
+    """``samples`` as an int: any integer, also numpy's or a tensor of one. Raises ConfigError for anything else, such as 2.5."""
+    try:
+        return operator.index(samples)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{samples!r} is not a number of samples", key="samples", why="Members are weighted by whole samples.") from None
 
 
 class OuterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -103,7 +103,7 @@ def _close_key(key: str) -> str:
 
 def _read(file: Path) -> str | None:
     try:
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -36,7 +36,7 @@ from .simulation.process import NodeProcess, Place
 from .simulation.stage import Actor, Stage
 
 Script = Callable[[Any], Any]
-LIMIT_S = 7 * 86_400.0  # virtual seconds after which a run that does not end is given up
+LIMIT_S = 86_400.0  # virtual seconds after which a run that does not end is given up
 
 
 class _Peer:
@@ -176,7 +176,8 @@ class LocalSwarm:
     def run(self, script: Callable[[Swarm], Any], *, step_s: float | Sequence[float] = 0.0, limit_s: float = LIMIT_S) -> list[Any]:
         """Run ``script(swarm)`` for every peer until all have ended; returns what they returned, None for one that was killed.
 
-        Raises the first error of a script; SwarmClosedError when nothing happens any more or ``limit_s`` virtual seconds have passed.
+        Raises the first error of a script; SwarmClosedError when nothing happens any more or ``limit_s`` virtual seconds (a day)
+        have passed: scripts that wait for members which never come back are simulated until then. Give less where that takes long.
         """
         steps = [float(step_s)] * len(self.peers) if isinstance(step_s, int | float) else [float(cost) for cost in step_s]
         if len(steps) != len(self.peers):

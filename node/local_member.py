@@ -15,7 +15,7 @@ from ..collectives.codec import Grid
 from ..collectives.errors import AtollError, LocalProtocolError, SwarmClosedError
 from ..collectives.identifiers import PeerId, RunId
 from ..collectives.layout import Layout
-from ..collectives.swarm import Call, Outcome, PeerView, RunSettings
+from ..collectives.swarm import Call, Outcome, PeerView, RunSettings, sample_count
 from ..optim.solo import Lease
 from .session import events as ev
 from .session.replica import ModelReplica, PlainSlots
@@ -205,7 +205,7 @@ class LocalMember:
             raise LocalProtocolError("open() the run first")
         if self._pending is not None:
             raise LocalProtocolError("a contribution is still undecided", hint="wait() for it, or try again when it is done()")
-        if samples < 1:
+        if (samples := sample_count(samples)) < 1:
             raise LocalProtocolError(f"a contribution of {samples} samples")
         vector = torch.zeros(self._layout.numel)
         write(vector)

@@ -200,11 +200,13 @@ def parse_manifest(text: str, name: str = "manifest") -> Manifest:
 def load_manifest(path: Path) -> Manifest:
     """The manifest in a TOML file. Raises ConfigError."""
     try:
-        if path.stat().st_size > MAX_MANIFEST_BYTES:
+        with path.open("rb") as file:
+            data = file.read(MAX_MANIFEST_BYTES + 1)  # a device has no size
+        if len(data) > MAX_MANIFEST_BYTES:
             raise ConfigError(
                 f"{path} has more than {MAX_MANIFEST_BYTES} bytes", why="A manifest is small.", hint="Is this the right file?"
             )
-        text = path.read_text(encoding="utf-8")
+        text = data.decode("utf-8-sig")
     except OSError as error:
         raise ConfigError(
             f"cannot read {path}: {error.strerror}", why="", hint="Look at the path; a first manifest: atoll new --example > run.toml"

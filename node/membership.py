@@ -70,6 +70,7 @@ class Membership:
         unix_offset_s: float = 0.0,
     ) -> None:
         self.me, self.run = me, run
+        self.foreign: set[PeerId] = set()  # on another history of the run: wherever they are, nothing is decided with them
         self.timing = timing or Timing()
         self.refused: Counter[str] = Counter()  # records refused, by reason
         self._sign, self._verify, self._rng, self._offset = sign, verify, rng, unix_offset_s
@@ -115,12 +116,17 @@ class Membership:
         its connection has ended: a process that is killed says so by that, and its silence needs no proof as long."""
         if peer == self.me:
             return True
+        if peer in self.foreign:
+            return False
         last = max(self._heard.get(peer, float("-inf")), self._seen.get(peer, float("-inf")))
         lost = self._lost.get(peer, float("inf"))
         return now - last <= self.timing.detect_s and (last > lost or now - lost <= self.timing.lost_s)
 
     def suspected(self, now: float, peer: PeerId) -> bool:
-        """Whether ``peer`` was watched for ``detect_s``, or lost its connection, and is not `live`. Without being watched it never is."""
+        """Whether ``peer`` was watched for ``detect_s``, or lost its connection, and is not `live`. Without being watched it never is,
+        unless it is on another history."""
+        if peer in self.foreign:
+            return True
         since = self._watched.get(peer)
         return since is not None and (now - since > self.timing.detect_s or peer in self._lost) and not self.live(now, peer)
 

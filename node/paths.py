@@ -5,6 +5,7 @@ what              default                         with ATOLL_HOME=H
 ================  ==============================  =======================
 config.toml       $XDG_CONFIG_HOME/atoll          H
 identity.key      $XDG_DATA_HOME/atoll            H
+founded/          $XDG_DATA_HOME/atoll            H
 runs/, log/       $XDG_STATE_HOME/atoll           H/state
 caches            $XDG_CACHE_HOME/atoll           H/cache
 control.sock      $XDG_RUNTIME_DIR/atoll          H/run
@@ -47,6 +48,10 @@ class Paths:
     def identity_file(self) -> Path:
         """The node's private key."""
         return self.data_dir / "identity.key"
+
+    def founded_file(self, run_id: str) -> Path:
+        """Says that this key has founded the run; beside the key, so that whoever keeps that does not found it again."""
+        return self.data_dir / "founded" / run_id
 
     @property
     def control_socket(self) -> Path:

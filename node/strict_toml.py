@@ -22,7 +22,7 @@ def parse_toml(text: str, name: str) -> dict[str, Any]:
     """The table of a TOML text. ``name`` (a file name) is for the message. Raises ConfigError with line and column."""
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(
             f"{name} is not valid TOML: {error}",
             why="Strings need quotes, tables look like [train.outer].",

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 
 from ..collectives.errors import AtollError, ConfigError, DeadlineExceededError, LocalProtocolError, StateError, SwarmClosedError
 from ..collectives.group import Reach, reach
-from ..collectives.swarm import AnchorView, Outcome, Swarm
+from ..collectives.swarm import AnchorView, Outcome, PeerView, Swarm, sample_count
 from ..collectives.telemetry import emit
 from .checks import check_arguments, check_optimizer, check_ranks, check_swarm, innermost
 from .events import ProgressDropped, QuorumSeen, Reentered, RoundSeen, TrainingAlone
@@ -122,6 +122,7 @@ class Attachment:
 
     def samples(self, count: int) -> None:
         """The step under way processes ``count`` more samples (default: 1 a step). Members are weighted by their samples."""
+        count = sample_count(count)
         if count < 0:
             raise ConfigError(f"samples({count}): a number of samples cannot be negative", key="samples")
         self._declared = (self._declared or 0) + count
@@ -157,8 +158,9 @@ class Attachment:
     def sync(self) -> Outcome | None:
         """End the round now: contribute what was trained since the last one and adopt what was decided.
 
-        Waits at most for the deadline (`stats`["deadline_s"]). Returns the last Outcome, None when there was nothing to contribute or no
-        node. Called by the hook; call it by hand at any point between two steps, such as before a final evaluation.
+        Waits at most for the deadline (`stats`["deadline_s"]), and 5 s where too few members are there to decide anything. Returns the
+        last Outcome, None when there was nothing to contribute or no node. Called by the hook; call it by hand at any point between two
+        steps, such as before a final evaluation.
         """
         if self._detached:
             raise LocalProtocolError("this attachment was detached")
@@ -217,7 +219,7 @@ class Attachment:
             emit(Reentered(self.swarm.run_id, self._replica.base.round))
             if turn is not None:
                 yield turn
-        yield from self._replica.turn(self._budget.seconds)
+        yield from self._replica.turn(self._budget.seconds, lambda: self._reach(self.swarm.members()).quorum)
 
     def _note(self, turn: Turn) -> None:
         outcome, totals = turn.outcome, self._totals
@@ -266,8 +268,7 @@ class Attachment:
             self._failed(error)
             return
         self._peers = sum(1 for member in members if member.live and member.peer != self.swarm.peer)
-        organiser = next((member.peer for member in members if member.organiser), None)
-        there = reach({member.peer: member.live for member in members}, organiser)
+        there = self._reach(members)
         self._tell_quorum(there)
         if self._peers:
             self._said_alone = False
@@ -275,6 +276,11 @@ class Attachment:
             self._said_alone = True
             logger.info("training alone; peers may join at any time")
             emit(TrainingAlone(self.swarm.run_id, node_lost=False))
+
+    @staticmethod
+    def _reach(members: Sequence[PeerView]) -> Reach:
+        organiser = next((member.peer for member in members if member.organiser), None)
+        return reach({member.peer: member.live for member in members}, organiser)
 
     def _tell_quorum(self, there: Reach) -> None:
         """Say once that the open round cannot be decided, when one was waited for in vain; and once that it can be again."""
@@ -330,11 +336,14 @@ class Attachment:
         """Tell the node about training, such as ``loss=loss``: a number or a tensor of one element.
 
         Tensors are summed where they are and read once a round, so this never waits for a device. The mean of each over the round is
-        what `atoll status` shows and `stats`["metrics"] holds.
+        what `atoll status` shows and `stats`["metrics"] holds. Raises ConfigError for anything else.
         """
         for name, value in metrics.items():
-            if isinstance(value, Tensor):
-                value = value.detach().reshape(()).to(torch.float32)
+            try:
+                value = value.detach().reshape(()).to(torch.float32) if isinstance(value, Tensor) else float(value)
+            except (TypeError, ValueError, RuntimeError):
+                what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+                raise ConfigError(f"log({name}=…): {what} is no number", key=name, hint=f"log({name}=float(…)), or leave it out.") from None
             total, count = self._sums.get(name, (0.0, 0))
             self._sums[name] = (total + value, count + 1)
 

@@ -18,6 +18,7 @@ from ..collectives.swarm import AnchorView, Outcome, Pending, Swarm
 from .flat import FlatTensor, FlatVector
 from .pseudograd import write_pseudo_gradient
 from .reconcile import adopt, rebase
+from .schedule import FLOOR_S
 
 NOT_FINITE = "{} holds NaN or infinity; the model goes back to the anchor (the inner optimizer's state may be damaged, too)"
 
@@ -82,8 +83,9 @@ class Replica:
         self._adopt(frozen, outcome.counted, new)
         return Turn(outcome, frozen.samples, 0.0)
 
-    def turn(self, deadline_s: float) -> Iterator[Turn]:
-        """One boundary: look at what is frozen; once that is decided, offer what was trained since and wait up to ``deadline_s``."""
+    def turn(self, deadline_s: float, decidable: Callable[[], bool] = lambda: True) -> Iterator[Turn]:
+        """One boundary: look at what is frozen; once that is decided, offer what was trained since and wait up to ``deadline_s``, but no
+        longer than `FLOOR_S` at a time once it is not ``decidable``."""
         frozen = self.frozen
         if frozen is not None:
             outcome = frozen.pending.wait(0.0)
@@ -99,7 +101,7 @@ class Replica:
         if bad := self.flat.not_finite():
             self.drop(self.swarm.anchor(), NOT_FINITE.format(bad))
         else:
-            yield self._offer(deadline_s)
+            yield self._offer(deadline_s, decidable)
 
     def drop(self, new: AnchorView, reason: str) -> None:
         """Give up what was not sent and make the live parameters the anchor ``new``, which the replica takes over."""
@@ -124,14 +126,16 @@ class Replica:
         """Measure progress against ``new`` from now on; the live parameters stay as they are."""
         self._take(new)
 
-    def _offer(self, deadline_s: float) -> Turn:
+    def _offer(self, deadline_s: float, decidable: Callable[[], bool]) -> Turn:
         started, samples, base = self._clock(), self.unsent, self.base
         pending = self.swarm.contribute(samples=samples, write=lambda out: write_pseudo_gradient(self.flat, base, out), base=base.round)
         frozen = self.frozen = Frozen(pending, samples)
         self.unsent = 0
         decided = False
         try:
-            outcome = pending.wait(deadline_s)
+            outcome = pending.wait(min(deadline_s, FLOOR_S))
+            while outcome.status == "open" and (deadline_s := deadline_s - FLOOR_S) > 0 and decidable():
+                outcome = pending.wait(min(deadline_s, FLOOR_S))
             if outcome.status != "open":
                 new = self.swarm.anchor()
                 decided = True

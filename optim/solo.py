@@ -21,7 +21,7 @@ from ..collectives.errors import LocalProtocolError, ModelMismatchError, OutOfDa
 from ..collectives.identifiers import PeerId, RunId
 from ..collectives.layout import Layout, differences
 from ..collectives.reduce import works_on_bits
-from ..collectives.swarm import Call, Outcome, PeerView, RunSettings, Share
+from ..collectives.swarm import Call, Outcome, PeerView, RunSettings, Share, sample_count
 from .outer import OuterStep, effective_outer
 
 T = TypeVar("T")
@@ -200,7 +200,7 @@ class SoloSwarm:
         store = self._opened()
         if self._left:
             raise SwarmClosedError("this member has left the run", hint="Make another SoloSwarm to train on.")
-        if samples < 1:
+        if (samples := sample_count(samples)) < 1:
             raise LocalProtocolError(f"a contribution of {samples} samples; at least 1 is needed")
         if base is not None and base != store.round:
             return Done(Outcome("committed", store.round, reason=f"refused: it was made on the anchor of round {base}"))

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from atoll.collectives import api
 from atoll.collectives.digest import chunk_hash
-from atoll.collectives.errors import LocalProtocolError, ModelMismatchError, SwarmClosedError
+from atoll.collectives.errors import ConfigError, LocalProtocolError, ModelMismatchError, SwarmClosedError
 from atoll.collectives.exchange import BlobComplete, BlobProgress, ExchangeEvent, NonFinite, PartReduced, Report, ResultComplete
 from atoll.collectives.group import Certified, Entry, Member, Plan, Vote
 from atoll.collectives.identifiers import PeerId
@@ -227,6 +227,9 @@ def swarm_what_cannot_be_contributed_freezes_nothing(case: SwarmCase) -> None:
     for samples in (0, -1):
         with pytest.raises(LocalProtocolError, match="samples"):
             swarm.contribute(samples=samples, write=untouched)
+    for nonsense in (2.5, "4", None):
+        with pytest.raises(ConfigError, match="is not a number of samples"):
+            swarm.contribute(samples=nonsense, write=untouched)  # type: ignore[arg-type]
 
     def interrupted(out: Tensor) -> None:
         out.fill_(9.0)

@@ -110,9 +110,10 @@ the usual cause. Trying again is safe.""",
         "no member of the run answered",
         69,
         """The network is reached, but nobody who knows this run is online, so its recipe cannot be fetched. A run lives as long as one
-of its members' nodes does.
+of its members' nodes does. After `atoll new` a run exists on paper only, until somebody's node serves it.
 
-    atoll up             on the organiser's machine: its node serves the runs it knows""",
+    atoll up             on the organiser's machine: its node serves the runs it knows
+    atoll join RUN       there, too, where the run has only been made with `atoll new`: the first one who trains founds it""",
     ),
     "E120": Page(
         "clock",
@@ -259,6 +260,19 @@ check the disk.""",
         "local state is older than the run",
         74,
         """The run went on without this copy. A log is never rewound: load a newer state, or join again and let the node fetch it.""",
+    ),
+    "E305": Page(
+        "founded-twice",
+        "the run has two histories",
+        74,
+        """The organiser's node had lost the run's state and founded the run again while no other member could be asked. Both
+histories have the same run id and the organiser's signature, and they never meet: members of each ignore those of the
+other. Nothing of either is lost.
+
+    atoll export RUN DIR        on a member of each: keep both models
+
+Then choose one. On every machine of the other: atoll down, move the run's folder away (`atoll config path` names the
+folder of runs), atoll up, join again.""",
     ),
     "E400": Page(
         "config",

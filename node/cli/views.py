@@ -128,7 +128,7 @@ def peers_table(terminal: Terminal, peers: Sequence[Document]) -> str:
             short_peer(str(peer.get("peer", ""))) + (" (you)" if peer.get("you") else ""),
             "–" if peer.get("you") else str(peer.get("path") or "no lane"),
             "–" if peer.get("round") is None else str(peer["round"]),
-            {True: "live", False: "lost"}.get(peer.get("live", True), "–"),
+            "other history" if peer.get("other_history") else {True: "live", False: "lost"}.get(peer.get("live", True), "–"),
             "yes" if peer.get("member", True) else "not yet",
         )
         for peer in peers

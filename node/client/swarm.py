@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from ...collectives.api import Handle, all_reduce, placed
 from ...collectives.errors import DeadlineExceededError, LocalProtocolError, SwarmClosedError
 from ...collectives.layout import Layout
-from ...collectives.swarm import Call, Outcome, PeerView
+from ...collectives.swarm import Call, Outcome, PeerView, sample_count
 from ..control import protocol as p
 from ..shared_memory import AnchorSlot, received
 from .link import Link, closed
@@ -172,7 +172,7 @@ class RunSwarm:
     def contribute(self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None) -> Ticket:
         """See Swarm. Does not wait for the node; an exception in ``write`` leaves nothing frozen. Raises SwarmClosedError
         without a node (``write`` is then not called), LocalProtocolError while another contribution is undecided."""
-        if not 1 <= samples < 1 << 48:
+        if not 1 <= (samples := sample_count(samples)) < 1 << 48:
             raise LocalProtocolError(f"a contribution of {samples} samples")
         at = self._ready()
         with self._lock:

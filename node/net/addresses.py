@@ -5,6 +5,7 @@ Addresses come from strangers, so that everything here is strict and bounded, an
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import re
 import socket
@@ -20,6 +21,17 @@ MAX_ADDRESS_CHARS = 200
 
 _HOST_NAME = re.compile(r"(?=.{1,253}$)([A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?\.?)+$")
 _WILDCARDS = ("0.0.0.0", "::")
+_NO_PORT = {  # errno of bind: why, and what to do
+    errno.EADDRINUSE: (
+        "another program listens there; most likely a node is already running as you",
+        "atoll status    or choose another port with --port",
+    ),
+    errno.EADDRNOTAVAIL: (
+        "no network interface of this machine has this address",
+        "Listen on /ip4/0.0.0.0/tcp/PORT; the address of a router goes into node.announce.",
+    ),
+    errno.EACCES: ("ports below 1024 need the rights of the system's administrator", "Choose another port with --port"),
+}
 
 
 def host_and_port(address: str) -> tuple[str, int]:
@@ -66,6 +78,30 @@ def split_peer(address: str) -> tuple[PeerId, str]:
     return PeerId(peer), head
 
 
+def check_listen(address: str) -> None:
+    """Raise ConfigError unless a node can listen on ``address``: a numeric host and a TCP port, 0 for any."""
+    try:
+        ipaddress.ip_address(host_and_port(address)[0])
+    except ValueError:
+        raise ConfigError(
+            f"not an address to listen on: {address[:MAX_ADDRESS_CHARS]!r}",
+            key="listen",
+            why="a node listens on a numeric address of this machine and a TCP port",
+            hint="/ip4/0.0.0.0/tcp/4150 for all addresses of this machine, /ip4/127.0.0.1/tcp/0 for this machine only",
+        ) from None
+
+
+def check_announce(address: str) -> None:
+    """Raise ConfigError unless others could dial ``address``."""
+    if not is_address(address):
+        raise ConfigError(
+            f"not an address to announce: {address[:MAX_ADDRESS_CHARS]!r}",
+            key="announce",
+            why="others dial it: it needs a host, a TCP port that is not 0, and no peer id",
+            hint="/ip4/203.0.113.7/tcp/4150, or /dns4/node.example.org/tcp/4150",
+        )
+
+
 def join_peer(peer: PeerId, address: str) -> str:
     """The address together with the id of the peer that must answer there."""
     return f"{address}/p2p/{peer}"
@@ -106,7 +142,7 @@ def expand(host: str, port: int) -> list[str]:
 
 
 def check_port_free(host: str, port: int) -> None:
-    """Raise ConfigError E101 when somebody else listens there already.
+    """Raise ConfigError E101 when somebody else listens there already, or nobody here can.
 
     libp2p listens with SO_REUSEPORT, so that two nodes of one user could silently share a port and each lose half of its
     connections. Port 0 is always free.
@@ -119,11 +155,7 @@ def check_port_free(host: str, port: int) -> None:
         try:
             sock.bind((host, port))
         except OSError as error:
+            why, hint = _NO_PORT.get(error.errno or 0, ("the system refuses", "Choose another: --port, or --listen"))
             raise ConfigError(
-                f"port {port}/tcp on {host} cannot be used: {error.strerror}",
-                key="listen",
-                code="E101",
-                exit_code=73,
-                why="another program listens there; most likely a node is already running as you",
-                hint="atoll status    or choose another port with --port",
+                f"port {port}/tcp on {host} cannot be used: {error.strerror}", key="listen", code="E101", exit_code=73, why=why, hint=hint
             ) from None

@@ -11,7 +11,7 @@ import trio
 
 from ...collectives.identifiers import PeerId, RunId
 from ...security.identity import Identity
-from .addresses import host_and_port, join_peer, split_peer
+from .addresses import check_announce, check_listen, host_and_port, join_peer, split_peer
 from .announcements import Announcement
 from .backoff import Backoff
 from .bootstrap import Bootstrap
@@ -60,6 +60,10 @@ class PeerNetwork:
 
         ``lane_port``: TCP port of the lane listener, on the host of the first listen address; 0 takes any. Raises ConfigError.
         """
+        for address in listen:
+            check_listen(address)
+        for address in announce:
+            check_announce(address)
         self.peer = identity.peer
         self._cache = cache
         self._rng = rng or random.Random()
@@ -246,8 +250,11 @@ class PeerNetwork:
 
     def _learned(self, news: Announcement) -> None:
         peer = PeerId(news.peer)
+        known = self.book.addresses(peer)
         self.book.add(peer, news.addresses)
         self._unsaved.set()
+        if not known:  # a node that is killed now must find it again
+            self._save()
         self.on_member(RunId(news.run), peer, news.addresses)
 
     async def _search(self, run: RunId) -> None:

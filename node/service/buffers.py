@@ -15,7 +15,7 @@ import numpy as np
 
 from ..shared_memory import SharedBuffer
 
-MAX_FREE_BYTES = 256 << 20
+MAX_FREE, MAX_FREE_BYTES = 4, 256 << 20  # buffers and bytes kept for the next taker
 _numbers = itertools.count(1)
 
 
@@ -67,7 +67,7 @@ class BufferPool:
             return
         self._free.append(buffer)
         try:
-            while sum(kept.nbytes for kept in list(self._free)) > self._max_free_bytes and len(self._free) > 1:
+            while len(self._free) > MAX_FREE or (sum(b.nbytes for b in list(self._free)) > self._max_free_bytes and len(self._free) > 1):
                 self._free.popleft()  # unmapped with its last reference
         except IndexError:
             pass  # another thread took it

@@ -233,7 +233,14 @@ class Node:
         if any(state == "connected" for state in bootstrap.values()):
             return NetworkError(
                 f"no member of run {run.run_id} answered in {MANIFEST_PATIENCE_S:g} s", code="E113",
-                why="The bootstrap node answers, but nobody who knows the run is online.", hint="Is the organiser's node up?  atoll status",
+                why="The bootstrap node answers, but nobody who knows the run is online: its members are off, or nobody has joined it yet.",
+                hint="On the organiser's machine: atoll status, then atoll join RUN (where it was only made: atoll new)",
+            )  # fmt: skip
+        if run.organiser == self.peer:
+            return NetworkError(
+                f"nobody knows run {run.run_id}: {tried}", code="E110",
+                why="This is your own run, and nothing of it is stored here.",
+                hint="Start another member first: its node hands over the run. If there never was one: atoll new RUN.toml",
             )  # fmt: skip
         return NetworkError(
             f"none of {len(bootstrap)} bootstrap addresses answered in {MANIFEST_PATIENCE_S:g} s ({tried}); this is not a ban and your key is fine",
@@ -262,7 +269,7 @@ class Node:
         service.guard(lambda: session.detach(trio.current_time()))
         service.guard(lambda: session.leave(trio.current_time()))
         with trio.move_on_after(patience_s):
-            while {self.peer} < set(session.config_peers()) and service.error is None:  # the last one stays in the log as a member
+            while {self.peer} < set(session.config_peers()) and service.decidable:  # the last one stays in the log as a member
                 service.wake()
                 await trio.sleep(POLL_S)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import trio
 
-from ...collectives.errors import AtollError, ConfigError, NotAdmittedError, StorageError, VersionMismatchError
+from ...collectives.errors import AtollError, ConfigError, NotAdmittedError, StateError, StorageError, VersionMismatchError
 from ...collectives.group import Plan
 from ...collectives.identifiers import PeerId, RunId
 from ...optim.outer import effective_outer
@@ -33,6 +33,7 @@ from .troubles import Troubles, coded, described
 log = logging.getLogger("atoll")
 
 ASK_MANIFEST, MANIFEST = b"?", b"C"
+SEEKING: tuple[str, int, int] = ("finding members", 0, 0)
 HISTORY = 256  # committed rounds kept for status
 
 
@@ -62,7 +63,7 @@ class RunService:
         self.metrics: dict[str, float] = {}
         self.rounds: list[dict[str, Any]] = []
         self.operation: dict[str, Any] | None = None  # the free-standing one decided last
-        self.progress: tuple[str, int, int] = ("finding members", 0, 0)
+        self.progress = SEEKING
         self.refusals: dict[PeerId, tuple[str, str]] = {}
         self.troubles = Troubles(run_id, node.publish)
         self.phases = Phases(run_id, node.publish)
@@ -117,12 +118,23 @@ class RunService:
 
     @property
     def undecided(self) -> bool:
-        """Whether a contribution is frozen in an open round."""
+        """Whether a contribution is frozen in an open round that can be decided."""
         machine = self.session.machine if self.session and self.error is None else None
-        return machine is not None and machine.contribution is not None
+        return machine is not None and machine.contribution is not None and self.decidable
 
-    def stop(self) -> None:
-        """End this run at this node."""
+    @property
+    def decidable(self) -> bool:
+        """Whether waiting for a decision makes sense: the run goes on here, and it is not known that too few members are there."""
+        quorum = None if self.error else quorum_of(self.peers())
+        return self.error is None and (quorum is None or quorum["held"])
+
+    def stop(self, why: AtollError | None = None) -> None:
+        """End this run at this node; its script is told ``why``."""
+        if why is not None:
+            self.error = why
+            self.known.set()
+            for listener in list(self.listeners):
+                listener(RunFailed(why))
         self._scope.cancel()
 
     def fail(self, error: BaseException) -> None:
@@ -132,10 +144,7 @@ class RunService:
         self.error = coded(error, f"run {self.run_id}")
         self.troubles.tell(self.error)
         self.node.publish({"event": "run.failed", "run": self.run_id, **described(self.error)})
-        self.known.set()
-        for listener in list(self.listeners):
-            listener(RunFailed(self.error))
-        self._scope.cancel()
+        self.stop(self.error)
 
     def guard(self, act: Callable[[], object]) -> None:
         """Do something with the session: what the disk refuses is trouble and will be tried again; anything else ends this run."""
@@ -164,7 +173,8 @@ class RunService:
         settings = self.manifest.settings()
         self.storage = RunFiles(
             folder, run_id=self.run_id, outer=effective_outer(settings), slots=self.slots, trouble=self.troubles.tell,
-            me=self.node.identity.peer, organiser=self.organiser,
+            me=self.node.identity.peer, organiser=self.organiser, founded=self.node.paths.founded_file(self.run_id),
+            first_life=int(time.time()),
         )  # fmt: skip
         self.ports = RunPorts(self, self.storage)
         now = trio.current_time()
@@ -350,12 +360,27 @@ class RunService:
                 self.node.publish({"event": "state.root", "run": self.run_id, "entry": event.entry, "root": event.root.hex()})
             case ev.PeerMisbehaved():
                 self.node.publish({"event": "peer.misbehaved", "run": self.run_id, "peer": event.peer, "reason": event.reason})
+            case ev.AnotherHistory():
+                if (twice := self._founded_twice()) is not None:
+                    self.troubles.tell(twice)
             case ev.StateDiverged():
                 self.node.publish({"event": "state.diverged", "run": self.run_id, "entry": event.entry})
             case _:
                 pass
         for listener in list(self.listeners):
             listener(event)
+
+    def _founded_twice(self) -> StateError | None:
+        """Somebody is on another history of this run: a trouble for as long as it is so."""
+        foreign = sorted(self.session.membership.foreign) if self.session else []
+        if not foreign:
+            return None
+        who = f"{', '.join(peer[-8:] for peer in foreign)} {'is' if len(foreign) == 1 else 'are'}"
+        return StateError(
+            f"{who} on another history of this run; it was founded twice", code="E305",
+            why="The organiser's node had lost the run's state and founded it again. The two never meet: each trains without the other.",
+            hint="Choose one. On every machine of the other: atoll down, move the run's folder away, atoll up, join again.",
+        )  # fmt: skip
 
     def _describe(self, event: ev.RoundCommitted) -> dict[str, Any]:
         return {
@@ -376,8 +401,9 @@ class RunService:
         """JSON-able."""
         session = self.session
         config = session.config_peers() if session else []
+        fetching = session is not None and session.phase == "fetching"
         last = next((row for row in reversed(self.rounds) if row["contributors"]), None)
-        trouble = self.error or self.troubles.current or (self.storage.unsaved if self.storage else None)
+        trouble = self.error or self.troubles.current or (self.storage.unsaved if self.storage else None) or self._founded_twice()
         return {
             "run_id": self.run_id,
             "name": self.manifest.name if self.manifest else "",
@@ -390,7 +416,7 @@ class RunService:
             "member": self.node.identity.peer in config,
             "quorum": None if self.error else quorum_of(self.peers()),
             "script": bool(session and session.script),
-            "progress": list(self.progress),
+            "progress": ["waiting for the state", 0, 0] if fetching and self.progress == SEEKING else list(self.progress),
             "metrics": dict(self.metrics),
             "last_round": last,
             "last_operation": self.operation,
@@ -417,7 +443,8 @@ class RunService:
                 "you": peer == me,
                 "member": peer in config,
                 "organiser": peer == self.organiser,
-                "live": True if membership.live(now, peer) else False if membership.suspected(now, peer) else None,
+                "live": session.others.there(now, peer),
+                "other_history": peer in membership.foreign,
                 "path": "self" if peer == me else lanes.get(peer, ""),
                 "round": (records[peer].round or None) if peer in records else None,
                 "addresses": list(records[peer].addresses) if peer in records else [],

@@ -18,6 +18,8 @@ from .reductions import Reductions
 from .run import RunFailed, RunService
 
 FLOAT_BYTES = 4
+LEAVE_S = 30.0
+LOOK_S = 0.5  # how often a script that leaves looks whether there still is a quorum
 
 
 def check_size(manifest: Manifest, layout: Layout) -> None:
@@ -114,10 +116,11 @@ class AttachedScript:
         self.run.node.publish({"event": "script.report", "run": self.run.run_id, "metrics": dict(metrics)})
 
     async def leave(self) -> None:
-        """Contribute no more once the frozen contribution is decided; keep seeding."""
-        with trio.move_on_after(30):
-            while self._frozen is not None and self.run.error is None:
-                await self._changed()
+        """Contribute no more once the frozen contribution is decided, or cannot be for want of a quorum; keep seeding."""
+        with trio.move_on_after(LEAVE_S):
+            while self._frozen is not None and self.run.decidable:
+                with trio.move_on_after(LOOK_S):
+                    await self._changed()
         self._detach()
 
     def _detach(self) -> None:

@@ -13,6 +13,7 @@ volatile        their journal, which is not kept
 operations      free-standing operations
 earlier         what became of contributions of an earlier life
 installing      a fetched state replaces the own one
+others          whom to ask; who is on another history of the run
 beginning       the genesis; what the last life left on disk; whose model it is
 session         Session: all of it tied together
 """

@@ -76,6 +76,13 @@ class PeerMisbehaved:
 
 
 @dataclass(frozen=True, slots=True)
+class AnotherHistory:
+    """A peer's log begins with another genesis that the organiser signed: the run was founded twice. Told once a peer."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
 class OperationDone:
     """A free-standing all-reduce is decided: ``result`` are its encoded bytes."""
 

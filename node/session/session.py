@@ -8,7 +8,7 @@ state on its way), "running", and "left".
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from random import Random
 from typing import Any, Literal
 
@@ -34,6 +34,7 @@ from .beginning import check_model, make_genesis, restore
 from .earlier import Earlier
 from .installing import Installing
 from .operations import Operations
+from .others import Others
 from .ports import Replica, SessionPorts
 from .serving import Serving
 from .transfer import Transfer
@@ -66,11 +67,12 @@ class Session:
         self.operations = Operations(self)
         self.earlier = Earlier(self)
         self.installing = Installing(self)
+        self.others = Others(self)
         self.left = False
         self.script: Layout | None = None  # layout of the attached script, if any
         self.loop: deque[m.Envelope] = deque()  # messages to oneself
         self._contributions: deque[tuple[bytes, int, Tensor, int | None]] = deque()
-        self._contacts: list[PeerId] = []
+        self.contacts: list[PeerId] = []
         self._draining = False
         self._unrecorded: Entry | None = None  # applied, but the disk was full
         self._asked_at = self._ticked_at = -1e9
@@ -240,8 +242,8 @@ class Session:
         """Peers that discovery says take part in the run."""
         self._now = now
         for peer in peers:
-            if peer != self.me and peer not in self._contacts and len(self._contacts) < 256:
-                self._contacts.append(peer)
+            if peer != self.me and peer not in self.contacts and len(self.contacts) < 256:
+                self.contacts.append(peer)
                 self._asked_at = -1e9
         self._drain(now)
 
@@ -270,6 +272,8 @@ class Session:
         body = envelope.body
         if envelope.log != self.log:
             self.operations.on_message(now, peer, envelope)
+        elif self.others.ignores(peer, envelope):
+            pass
         elif isinstance(body, m.AskState):
             self.serving.on_ask_state(now, peer)
         elif isinstance(body, m.Get):
@@ -336,7 +340,7 @@ class Session:
         if now - self._ticked_at >= self.timing.pull_s * 0.99:
             self._ticked_at = now
             self._retry(now)
-            targets = self.targets(now)
+            targets = self.others.targets(now)
             self.transfer.tick(now, targets)
             self.serving.tick(now)
             self.operations.tick(now)
@@ -344,37 +348,12 @@ class Session:
                 self.machine.tick(now)
             if now - self._asked_at >= self.timing.fetch_s:
                 self._asked_at = now
-                self._knock(targets)
+                self.others.knock(now, targets)
         self._drain(now)
 
     def next_due(self) -> float:
         """When `tick` wants to be called next."""
         return min(self.membership.next_due(), self._ticked_at + self.timing.pull_s)
-
-    def targets(self, now: float) -> list[PeerId]:
-        """Peers worth asking, the likeliest first."""
-        config = self.config_peers()
-        known = [*config, *(record.peer for record in self.membership.records()), *self._contacts]
-        unique = [peer for peer in dict.fromkeys(known) if peer != self.me]
-        live = [peer for peer in unique if not self.membership.suspected(now, peer)]
-        self.rng.shuffle(live)
-        return sorted(live, key=lambda peer: peer not in config)
-
-    def _knock(self, targets: Sequence[PeerId]) -> None:
-        """Ask for the log while there is none, for admission while this member is not in the configuration."""
-        machine = self.machine
-        if self.left:
-            return
-        if machine is None:
-            for peer in targets[:3]:
-                self.actions.tell(peer, 0, m.Fetch())
-        elif not machine.stateless and not machine.is_member and not machine.leaving and not machine.frontier and self._belongs():
-            for peer in self.config_peers():
-                self.actions.tell(peer, machine.round, m.Join())
-
-    def _belongs(self) -> bool:
-        """Whether this member may ask to be let in: a script of another model would be counted in quorums, and then end."""
-        return self.seeding if self.script is None else self.replica is not None and self.script == self.replica.layout
 
     # ---- progress
     def adopt(self, now: float, round_: int, root: bytes) -> None:

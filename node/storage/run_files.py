@@ -14,6 +14,7 @@ from ...collectives.errors import StorageError
 from ...collectives.group import Certified, Entry
 from ...collectives.layout import Layout
 from ...collectives.swarm import OuterSettings
+from ..paths import make_private
 from ..session.ports import Replica
 from ..session.replica import ModelReplica, Slots, bytes_of
 from . import checkpoint as cp
@@ -31,15 +32,18 @@ class RunFiles:
 
     ``trouble`` is told (from any thread) when damaged local state cannot be used, or the state could not be written. Damaged state is
     set aside and fetched anew; but where ``me`` is the only member known, nothing is touched and StorageError E303 is raised, by the
-    constructor or later by `reset` and `check`.
+    constructor or later by `reset` and `check`. ``founded``: the file that says that this organiser has founded the run.
+    ``first_life``: the incarnation to begin with where nothing is on disk, larger than that of any earlier folder: what a lost journal has
+    voted for is not known any more.
     """
 
     def __init__(
         self, folder: Path, *, run_id: str, outer: OuterSettings, slots: Callable[[int], Slots], trouble: Callable[[StorageError], None],
-        me: str = "", organiser: str | None = None,
+        me: str = "", organiser: str | None = None, founded: Path | None = None, first_life: int = 0,
     ) -> None:  # fmt: skip
         self._folder, self._run_id, self._outer, self._slots, self._trouble = folder, run_id, outer, slots, trouble
-        self._me, self._organiser = me, organiser
+        self._first_life = first_life
+        self._me, self._organiser, self._founded = me, organiser, founded or folder / "founded"
         self.damage: StorageError | None = None
         """What of the local state could not be used in this life."""
         self.unsaved: StorageError | None = None
@@ -73,7 +77,11 @@ class RunFiles:
 
     def lost(self) -> StorageError:
         """The error for an organiser whose run was founded here, whose state is gone, and who reaches no other member."""
-        return self.damage or cp.damaged(self._folder / "journal", "the run was founded here and its state is missing", alone=True)
+        return self.damage or StorageError(
+            f"this run was founded here and its state is missing: {self._folder / 'journal'}", code="E303", exit_code=74,
+            why="Founded again it would have two histories. No other member answers that has its state.",
+            hint="Start another member's node first: the state comes from there. Or restore the folder from a backup.",
+        )  # fmt: skip
 
     def _damaged(self, error: StorageError) -> None:
         self.damage = error
@@ -86,8 +94,8 @@ class RunFiles:
 
     @property
     def was_founded(self) -> bool:
-        """Whether this folder ever held the state of the run: its founder must not found it twice."""
-        return (self._folder / "founded").exists() or bool(self._journal.entries)
+        """Whether this member ever held the state of the run: its founder must not found it twice."""
+        return self._founded.exists() or bool(self._journal.entries)
 
     def layout(self) -> Layout | None:
         """The layout, if known."""
@@ -103,7 +111,9 @@ class RunFiles:
     def save_layout(self, layout: Layout) -> None:
         """Keep the layout."""
         write_atomically(self._folder / "layout", msgspec.msgpack.encode(layout))
-        write_atomically(self._folder / "founded", b"1\n")
+        if self._me == self._organiser:
+            make_private(self._founded.parent)
+            write_atomically(self._founded, b"1\n")
 
     # ---- results
     def allocate(self, nbytes: int) -> memoryview:
@@ -169,8 +179,8 @@ class RunFiles:
             self._save(replica, genesis, 0)
             self.save_layout(replica.layout)
         except StorageError:
-            for name in ("founded", "layout"):
-                (self._folder / name).unlink(missing_ok=True)
+            for file in (self._founded, self._folder / "layout"):
+                file.unlink(missing_ok=True)
             shutil.rmtree(self._folder / "checkpoint", ignore_errors=True)
             self._checkpoint_round = -1
             raise
@@ -244,7 +254,7 @@ class RunFiles:
         try:
             return int((self._folder / "life").read_text())
         except (OSError, ValueError):
-            return 0
+            return self._first_life
 
     def close(self) -> None:
         """End of the run at this node; nothing on disk changes but the journal's end. Raises StorageError."""

@@ -6,7 +6,8 @@ job       a job in its worker thread does
 engine    its data plane does
 install   taking over a fetched state does
 fsize     it can write no byte to any file meanwhile
-counting  nothing but the reference count frees memory: no garbage collector
+patient   leaving a run, it would wait for an hour
+counting  nothing but the reference count frees memory: no garbage collector; and operations are soon forgotten
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from typing import Any
 from atoll.collectives.exchange import Exchange
 from atoll.node.__main__ import main
 from atoll.node.net.network import PeerNetwork
-from atoll.node.session import Session
+from atoll.node.service import node as service
+from atoll.node.service import scripts
+from atoll.node.session import Session, operations
 from atoll.node.session.replica import ModelReplica
 
 
@@ -64,8 +67,11 @@ if __name__ == "__main__":
         fail_in(ModelReplica, "apply")
     elif what == "install":
         fail_in(ModelReplica, "install")
+    elif what == "patient":
+        scripts.LEAVE_S = service.DRAIN_S = service.LEAVE_S = 3600.0
     elif what == "counting":
         gc.disable()
+        operations.LIFETIME_S = 2.0
     elif what == "fsize":
         limit_in(Session, "tick")
     elif what == "engine":

@@ -173,7 +173,7 @@ def test_requests_with_absurd_values(swarm: tuple[Run, Member, Member]) -> None:
             lambda id_: p.FindRun(id_, "\0" * 200),
             lambda id_: p.Lease(id_),
             lambda id_: p.Contribute(id_, bytes(16), 1),
-            lambda id_: p.ReduceStart(id_, "x", 1, 1.0),
+            lambda id_: p.ReduceStart(id_, "x"),
             lambda id_: p.Leave(id_, "no such run"),
         ):
             call = link.submit(make)
@@ -251,10 +251,12 @@ def absurd(run: str) -> list[bytes]:
         "op/",
         "op/x",
         "op/////",
-        "op/-1/int8/a/b",
-        f"op/{much * much}/int8/a/b",
-        "op/10/none/a/b",
-        "op/10/fp32/a/b/c/d",
+        "op/-1/int8/mean/any/a/b",
+        f"op/{much * much}/int8/mean/any/a/b",
+        "op/10/none/mean/any/a/b",
+        "op/10/fp32/mean/any/a/b/c",
+        "op/10/bits/gather/all/a/b",
+        "op/2/bits/wrap64/any/a/b",
     ]
     return [b"R" + m.encode(m.Envelope(log, round_, much, body)) for log in logs for round_ in (0, 1, 2, much) for body in bodies]
 

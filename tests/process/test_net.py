@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,10 +15,11 @@ import trio
 from atoll.collectives.errors import ConfigError, NotAdmittedError, PeerUnreachableError, RemoteProtocolError
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.node.net import lanes, streams
-from atoll.node.net.addresses import host_and_port, split_peer
+from atoll.node.net.addresses import check_port_free, host_and_port, split_peer
 from atoll.node.net.dht.records import run_key
 from atoll.node.net.dht.wire import PUT_VALUE, Rpc
 from atoll.node.net.network import PeerNetwork
+from atoll.node.net.peerbook import PeerBook
 from atoll.security.identity import Identity
 
 RUN = RunId("run")
@@ -166,6 +167,53 @@ def test_a_restart_needs_no_bootstrap(tmp_path: Path) -> None:
         await wait_for(lambda: again.connected(a.peer))
 
     run(main)
+
+
+def test_a_new_peer_of_a_run_is_in_the_cache_as_soon_as_it_is_known(tmp_path: Path) -> None:
+    """Killed at once and back on another port, a node finds it again: nobody else could tell either where the other is."""
+
+    async def main(nursery: trio.Nursery) -> None:
+        cache, on_disk = tmp_path / "peers.json", dict[PeerId, tuple[str, ...]]()
+        a = network(cache=cache)
+
+        def learned(run: RunId, peer: PeerId, addresses: Sequence[str]) -> None:
+            book = PeerBook(a.peer)
+            book.load(cache)
+            on_disk[peer] = book.addresses(peer)
+
+        a.on_member = learned
+        a.announce_run(RUN)
+        await nursery.start(a.run)
+        b = network(a)
+        b.announce_run(RUN)
+        await nursery.start(b.run)
+        await wait_for(lambda: b.peer in on_disk)
+        assert on_disk[b.peer] == tuple(split_peer(address)[1] for address in b.addresses())
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    "address", ["garbage", "/ip4/127.0.0.1/udp/0", "/dns4/localhost/tcp/0", "/ip4/127.0.0.1/tcp/70000", "/ip4/1.2.3/tcp/1", ""]
+)
+def test_what_is_no_address_to_listen_on_is_named(address: str) -> None:
+    with pytest.raises(ConfigError, match="not an address to listen on") as told:
+        network(listen=[*LISTEN, address])
+    assert (told.value.key, told.value.exit_code) == ("listen", 78)
+
+
+@pytest.mark.parametrize("address", ["garbage", "/ip4/127.0.0.1/tcp/0", "/ip4/0.0.0.0/tcp/4150", "/ip4/192.0.2.7/udp/4150"])
+def test_what_nobody_could_dial_is_not_announced(address: str) -> None:
+    with pytest.raises(ConfigError, match="not an address to announce") as told:
+        network(announce=["/dns4/node.example.org/tcp/4150", address])
+    assert (told.value.key, told.value.exit_code) == ("announce", 78)
+
+
+def test_an_address_of_another_machine_is_not_a_port_that_is_taken() -> None:
+    with pytest.raises(ConfigError) as told:
+        check_port_free("192.0.2.1", 4150)  # for documentation only: nobody has it
+    assert (told.value.code, told.value.exit_code) == ("E101", 73)
+    assert "no network interface of this machine has this address" in told.value.why
 
 
 def test_messages_keep_their_order_and_large_ones_arrive() -> None:

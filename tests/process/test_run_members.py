@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -11,12 +12,13 @@ from typing import Any
 
 import pytest
 import trio
-from bad_input_kit import atoll, ended, new_run, one_round, soon
+from bad_input_kit import atoll, ended, new_run, odd, one_round, soon
 
 from atoll.collectives.engine import EngineThread
 from atoll.collectives.errors import PeerUnreachableError
 from atoll.node.client import NodeClient
 from atoll.node.invite import make_invite
+from atoll.node.manifest import save_run
 from atoll.node.membership_records import Record, sign_record
 from atoll.node.net.addresses import split_peer
 from atoll.node.net.network import PeerNetwork
@@ -107,3 +109,45 @@ def test_nodes_say_where_members_are_and_when_too_few_are_there(tmp_path: Path) 
                         os.kill(pid, signal.SIGCONT)
                 soon(lambda: c.state()["quorum"] == held, "they are back")
                 one_round(a, b, c)
+
+
+@pytest.mark.slow
+def test_a_script_that_leaves_without_a_quorum_is_not_held(tmp_path: Path) -> None:
+    """Its node would wait for a decision for an hour; this test would not."""
+    run = new_run(tmp_path)
+    a, b = run.organiser(), run.member("b", command=odd("patient"))
+    try:
+        one_round(a, b)
+        os.kill(a.pid, signal.SIGSTOP)
+        try:
+            pending = b.swarm.contribute(samples=1, write=lambda out: out.fill_(1.0))
+            b.swarm.leave()  # the node sees within a second that it waits in vain
+            assert b.swarm.connected
+            assert not pending.done()
+            b.end()
+        finally:
+            os.kill(a.pid, signal.SIGCONT)
+    finally:
+        a.swarm.close()
+        b.swarm.close()
+
+
+@pytest.mark.slow
+def test_a_run_that_was_founded_twice_says_so_at_both_nodes(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    paths, marker = find_paths(run.home), find_paths(run.home).founded_file(run.signed.run_id)
+    with ended(a := run.organiser()), ended(b := run.member("b")):
+        one_round(a, b)
+        assert marker.exists()
+    shutil.rmtree(paths.state_dir)
+    marker.unlink()  # with it the organiser would wait for another member
+    save_run(paths, run.signed)
+    with ended(a := run.organiser()), ended(b := run.member("b")):
+        for member, other in ((a, b), (b, a)):
+            soon(lambda m=member: "E305" in m.codes(), "both have heard of it")
+            told = f"{other.swarm.peer[-8:]} is on another history of this run; it was founded twice"
+            assert member.state()["trouble"]["message"] == told
+            assert "other history" in atoll(member.home, "peers").out
+            assert member.log().count(told) == 1
+        one_round(a)  # alone it was before, and is now
+        assert a.state()["trouble"]["code"] == "E305"

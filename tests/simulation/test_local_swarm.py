@@ -168,6 +168,15 @@ def test_a_script_without_a_quorum_is_told_once_and_once_when_it_is_back(caplog:
     assert [result["round"] for result in results] == [30, 30, 30]
 
 
+def test_a_script_that_cannot_be_decided_waits_for_the_floor_and_not_for_its_deadline() -> None:
+    settings = msgspec.structs.replace(SETTINGS, rounds=30, deadline_s=60.0)
+    swarm = LocalSwarm(3, settings=settings).crash_at(1, 12.0, back_after_s=50.0).crash_at(2, 12.0, back_after_s=50.0)
+    alone, *others = swarm.run(train, step_s=0.25)
+    assert [result["round"] for result in (alone, *others)] == [30, 30, 30]
+    steps_s = 0.25 * len(alone["losses"])
+    assert steps_s > 12.0 + 50.0 - 5.0 - 2.0  # it trained through all of the gap but one floor (and short rounds before and after)
+
+
 def test_all_reduce_gives_the_same_mean_to_all_who_call() -> None:
     def script(swarm: LocalMember) -> tuple[Outcome, torch.Tensor]:
         steps(swarm, 8)

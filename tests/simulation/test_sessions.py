@@ -171,6 +171,71 @@ def test_a_node_of_one_script_waits_for_it() -> None:
     table.end()
 
 
+# ---- a run that was founded twice
+
+
+def test_a_run_that_was_founded_twice_says_so_on_both_sides_and_each_goes_its_way() -> None:
+    table = Table(3)
+    first, other, third = table.all_in()
+    together(table, [first, other, third], "one")
+    for peer in table.peers:
+        peer.kill()
+    first.storage = MemoryStorage(table.place.settings.outer, 7)  # the organiser's disk is lost, and nobody else is there to say so
+    table.found()
+    together(table, [first], "mine")
+    other.start().attach()
+    table.until(lambda: bool(other.session.membership.foreign and first.session.membership.foreign))
+    third.start().attach()
+    table.until(lambda: len(first.session.membership.foreign) == 2 and "p0" in third.session.membership.foreign)
+    for name in ("two", "three"):  # each history goes on by itself: two of three are a quorum of the old one
+        together(table, [first], name)
+        together(table, [other, third], name)
+    twice = [[event.peer for event in peer.heard if isinstance(event, ev.AnotherHistory)] for peer in table.peers]
+    assert [sorted(peers) for peers in twice] == [["p1", "p2"], ["p0"], ["p0"]]  # once each
+    for peer in (other, third):
+        assert not peer.session.membership.live(table.world.now, PeerId("p0"))
+        assert PeerId("p0") not in peer.session.others.targets(table.world.now)
+    first.kill()
+    first.storage = MemoryStorage(table.place.settings.outer, 8)  # its owner gives up the second history
+    first.start().attach()
+    table.until(lambda: first.inside and "p0" in other.session.config_peers())
+    assert not other.session.membership.foreign
+    together(table, [first, other, third], "four")
+    assert [other.session.others.there(table.world.now, peer.name) for peer in table.peers] == [True] * 3
+    table.end()
+
+
+def test_a_member_that_lost_its_disk_is_not_counted_on_before_it_is_let_in_again() -> None:
+    """Alone with one that kept it, never: nobody else can tell which state is the run's."""
+    table = Table(2)
+    first, other = table.all_in()
+    together(table, [first, other], "one")
+    assert [peer.session.others.there(table.world.now, other.name) for peer in table.peers] == [True, True]
+    first.kill()
+    first.storage = MemoryStorage(table.place.settings.outer, 7)
+    first.start()
+    table.until(lambda: first.session.phase == "fetching" and other.session.others.there(table.world.now, first.name) is False)
+    assert other.session.membership.live(table.world.now, first.name)
+    table.wait(20.0)
+    assert (first.session.phase, other.session.completed) == ("fetching", 1)
+    table.end()
+
+
+def test_only_a_genesis_that_the_organiser_signed_proves_another_history() -> None:
+    table = Table(2)
+    first, other = table.all_in()
+    genesis = first.machine.journal.entries[0]
+    forged = msgspec.structs.replace(genesis, entry=msgspec.structs.replace(genesis.entry, base=b"another model".ljust(32)))
+    catch = m.encode(m.Envelope(first.session.log, 0, 0, m.Catch((forged,), 1, 0)))
+    first.do(lambda session, now: session.on_message(now, other.name, b"R" + catch))
+    assert [event.reason for event in first.heard if isinstance(event, ev.PeerMisbehaved)] == [
+        "genesis entry is not signed by the run's organiser"
+    ]
+    assert not first.session.membership.foreign
+    together(table, [first, other], "one")
+    table.end()
+
+
 # ---- what settles
 
 

@@ -130,8 +130,17 @@ def test_unreadable_files(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not a text file"):
         m.load_manifest(tmp_path / "binary.toml")
     (tmp_path / "huge.toml").write_bytes(b"#" * 70_000)
-    with pytest.raises(ConfigError, match="more than"):
-        m.load_manifest(tmp_path / "huge.toml")
+    for endless in (tmp_path / "huge.toml", Path("/dev/zero")):
+        with pytest.raises(ConfigError, match="more than"):
+            m.load_manifest(endless)
+    (tmp_path / "deep.toml").write_text("schema = 1\nname = " + 5000 * "[")
+    with pytest.raises(ConfigError, match=r"deep\.toml is not valid TOML"):
+        m.load_manifest(tmp_path / "deep.toml")
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_bytes(b'\xef\xbb\xbfschema = 1\r\nname = "tide"\r\n')
+    assert m.load_manifest(tmp_path / "run.toml") == m.parse_manifest('schema = 1\nname = "tide"\n')
 
 
 def test_newer_schema_is_a_version_mismatch() -> None:

@@ -439,6 +439,10 @@ def test_log_is_read_once_a_round_and_reported_as_a_mean() -> None:
         attachment.log(loss=torch.tensor([float(step)], requires_grad=True), lr=0.5)
         assert "loss" not in swarm.reported
         train(model, optimizer, range(1), 0)
+        for nonsense in (None, "abc", torch.zeros(2)):
+            with pytest.raises(ConfigError, match="is no number") as told:
+                attachment.log(loss=nonsense)
+            assert told.value.key == "loss"
     assert swarm.reported == {"step": H, "samples": H, "loss": 1.0, "lr": 0.5}
     assert attachment.stats["metrics"] == {"loss": 1.0, "lr": 0.5}
 
@@ -528,6 +532,13 @@ def test_refusals_name_the_key_and_the_way_out() -> None:
     refused("model", "attached already", model, adamw(model), swarm)
     with pytest.raises(ConfigError):
         attachment.samples(-1)
+    for nonsense in (2.5, "4", None):
+        with pytest.raises(ConfigError, match="is not a number of samples"):
+            attachment.samples(nonsense)  # type: ignore[arg-type]
+    for number in (3, np.int64(4), torch.tensor(5)):
+        attachment.samples(number)  # type: ignore[arg-type]
+    train(model, good, range(H), 0)
+    assert attachment.stats["samples_counted"] == 3 + 4 + 5 + H - 1
 
 
 def test_several_ranks_are_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import weakref
 from pathlib import Path
 
@@ -160,6 +161,32 @@ def test_checkpoint_comes_back_bit_for_bit_and_damage_is_told(tmp_path: Path) ->
     assert damaged.replica(layout, restore=True).generation == -1
     assert [error.code for error in troubles] == ["E303"]
     damaged.close()
+
+
+def test_who_founded_a_run_and_lost_its_folder_does_not_found_it_again_and_is_somebody_new(tmp_path: Path) -> None:
+    def life(number: int, me: str = "p0") -> RunFiles:
+        return RunFiles(
+            tmp_path / me, run_id="r", outer=OuterSettings(), slots=PlainSlots, trouble=lambda _: None, me=me, organiser="p0",
+            founded=tmp_path / "beside the key" / "r", first_life=number,
+        )  # fmt: skip
+
+    layout, genesis = make_layout([("w", (4, 5))]), log_of(1)[0]
+    for me in ("p1", "p0"):  # another member's marker would mean nothing
+        files = life(5, me)
+        assert (files.was_founded, files.journal().incarnation) == (False, 5)
+        files.found(files.replica(layout, restore=False), genesis)
+        assert files.was_founded == (me == "p0")
+        files.close()
+    same = life(6)
+    assert (same.was_founded, same.journal().incarnation) == (True, 5)
+    same.close()
+    shutil.rmtree(tmp_path / "p0")
+    lost = life(7)
+    assert (lost.was_founded, lost.journal().incarnation) == (True, 7)  # what the lost journal has voted for is not known any more
+    with pytest.raises(StorageError, match="was founded here and its state is missing") as told:
+        lost.check()
+    assert told.value.code == "E303"
+    lost.close()
 
 
 def test_a_damaged_journal_begins_a_new_incarnation(tmp_path: Path) -> None:

@@ -1,0 +1,111 @@
+"""Whom a session asks: for the log while there is none, for admission, and whether they are on this history of the run at all.
+
+Only the organiser can found a run. One that lost its state and founds it again makes a second history that no vote joins with the first:
+so it asks whoever is not in its configuration for the first entry. A genesis that it signed itself and that is not this one is the
+proof; each side then tells its own, and neither counts on the other any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ...collectives import messages as m
+from ...collectives.identifiers import PeerId
+from ...collectives.round import check_genesis
+from . import events as ev
+
+if TYPE_CHECKING:
+    from .session import Session
+
+COMPARE_S = 5.0  # a stranger that has not said how its log begins is asked again after this long
+ASKED_AT_ONCE = 3
+
+
+class Others:
+    """The other peers of the run, as far as they can be asked."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._lives: dict[PeerId, int] = {}  # members: the newest incarnation that spoke
+        self._same: set[PeerId] = set()  # known to be on this history
+        self._compared: dict[PeerId, float] = {}  # strangers: when they were asked last
+
+    def targets(self, now: float) -> list[PeerId]:
+        """Peers worth asking, the likeliest first."""
+        session = self.session
+        config = session.config_peers()
+        known = [*config, *(record.peer for record in session.membership.records()), *session.contacts]
+        unique = [peer for peer in dict.fromkeys(known) if peer != session.me]
+        live = [peer for peer in unique if not session.membership.suspected(now, peer)]
+        session.rng.shuffle(live)
+        return sorted(live, key=lambda peer: peer not in config)
+
+    def knock(self, now: float, targets: Sequence[PeerId]) -> None:
+        """Ask for the log while there is none, for admission while this member is not in the configuration, strangers for their history."""
+        session = self.session
+        machine = session.machine
+        if session.left:
+            return
+        if machine is None:
+            for peer in targets[:ASKED_AT_ONCE]:
+                session.actions.tell(peer, 0, m.Fetch())
+            return
+        if not machine.stateless and not machine.is_member and not machine.leaving and not machine.frontier and self._belongs():
+            for peer in session.config_peers():
+                session.actions.tell(peer, machine.round, m.Join())
+        if session.me == session.organiser:
+            self._compare(now, targets)
+
+    def _belongs(self) -> bool:
+        """Whether this member may ask to be let in: a script of another model would be counted in quorums, and then end."""
+        session = self.session
+        return session.seeding if session.script is None else session.replica is not None and session.script == session.replica.layout
+
+    def there(self, now: float, peer: PeerId) -> bool | None:
+        """Whether a decision can count on a member; None where that is not known yet. Not on one that lost its journal and has not been let
+        in again under its new incarnation."""
+        membership, machine = self.session.membership, self.session.machine
+        if machine is not None and any(member.peer == peer and member.incarnation < self._lives.get(peer, 0) for member in machine.config):
+            return False
+        return True if membership.live(now, peer) else False if membership.suspected(now, peer) else None
+
+    # ---- histories
+    def _compare(self, now: float, targets: Sequence[PeerId]) -> None:
+        strangers = [peer for peer in targets if peer not in self._same and peer not in self.session.config_peers()]
+        self._compared = {peer: at for peer in strangers if now - (at := self._compared.get(peer, -1e9)) < COMPARE_S}
+        for peer in [peer for peer in strangers if peer not in self._compared][:ASKED_AT_ONCE]:
+            self._compared[peer] = now
+            self.session.actions.tell(peer, 0, m.Fetch())
+
+    def ignores(self, peer: PeerId, envelope: m.Envelope) -> bool:
+        """Whether a message of the main log comes from another history, or proves that its sender is on one. Raises RemoteProtocolError."""
+        session, body = self.session, envelope.body
+        machine, foreign = session.machine, session.membership.foreign
+        if machine is None:
+            return False
+        if peer in session.config_peers():
+            self._lives[peer] = max(envelope.incarnation, self._lives.get(peer, 0))
+        genesis = machine.journal.entries[0]
+        if isinstance(body, m.Catch) and body.entries and body.entries[0].entry.round == 0:
+            theirs = body.entries[0]
+            if theirs.entry.hash() == genesis.entry.hash():
+                foreign.discard(peer)
+                self._same.add(peer)
+            elif peer not in foreign:
+                check_genesis(theirs, run=session.run, organiser=session.organiser, verify=session.ports.verify, peer=peer)
+                foreign.add(peer)
+                self._tell(peer)
+                session.ports.emit(ev.AnotherHistory(peer))
+        elif peer in foreign and isinstance(body, m.Fetch):
+            if envelope.round:
+                self._tell(peer)
+            else:  # it may have nothing by now, and come to us
+                foreign.discard(peer)
+        return peer in foreign
+
+    def _tell(self, peer: PeerId) -> None:
+        """How our history begins."""
+        machine = self.session.machine
+        assert machine is not None
+        self.session.actions.tell(peer, 0, m.Catch((machine.journal.entries[0],), machine.round, self.session.actions.results_from()))
