@@ -58,7 +58,10 @@ class EngineThread:
         self.settings = settings or EngineSettings()
         self.exchange = EngineExchange(self._submit)
         self._emit = emit
-        self._core = Exchange(me, emit=emit, result_buffer=result_buffer, reducers=reducers, eager=False, clock=time.monotonic)
+        self._core = Exchange(
+            me, emit=emit, result_buffer=result_buffer, reducers=reducers, eager=False, clock=time.monotonic,
+            resend_after_s=self.settings.resend_after_s,
+        )  # fmt: skip
         self._commands: deque[tuple[str, tuple[Any, ...], dict[str, Any]]] = deque()
         self._lanes: dict[PeerId, Lane] = {}
         self._numbers = itertools.count(1)

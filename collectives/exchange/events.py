@@ -41,12 +41,14 @@ class ResultComplete:
 class Report:
     """Answer to `Exchange.report`. ``missing``: chunks of my part that lack a contribution, by its cid. ``lacking``: result chunks that
     have not come, by the owner of their part. ``progress`` counts the useful records received for the plan: when it has not moved since
-    the last report, asking again is in order."""
+    the last report, asking again is in order. ``resumed``: peers whose lane came up since the last report; what was under way on the one
+    before is lost."""
 
     plan_id: bytes
     missing: dict[bytes, Spans]
     lacking: dict[PeerId, Spans]
     progress: int = 0
+    resumed: frozenset[PeerId] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ class Exchange:
     ``emit`` gets every event. ``result_buffer`` gives the memory for a plan's encoded result: writable, flat, at least its encoded
     length, aligned to 4, a different one for every plan; by default it is allocated. ``reducers`` are those plans may name.
     ``eager``: reduce as soon as possible, inside the call that made it possible. With False the driver calls `work` in its idle time,
-    so that no call takes longer than a few chunks. ``clock`` only measures: nothing depends on it.
+    so that no call takes longer than a few chunks. What a lane took is under way: not sent again within ``resend_after_s``.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class Exchange:
         reducers: Mapping[str, Reducer] | None = None,
         eager: bool = True,
         clock: Callable[[], float] = lambda: 0.0,
+        resend_after_s: float = 0.0,
     ) -> None:
         self.me = me
         self._emit = emit
@@ -72,7 +73,7 @@ class Exchange:
         self._incoming: tuple[PeerId, Callable[[], None], Callable[[], None] | None] | None = None
         self._events: deque[ExchangeEvent] = deque()
         self._blobs = Blobs(self._post)
-        self._sender = Sender(self._frozen, self._blobs, self._poison, self._forget_if_served)
+        self._sender = Sender(self._frozen, self._blobs, self._poison, self._forget_if_served, clock, resend_after_s)
         self._delivering = False
 
     # ---- rounds
@@ -185,7 +186,7 @@ class Exchange:
         box = self._sender.box(peer)
         flow = box.flow(state.slot)
         for chunk in unfold(spans, state.slot.chunks):
-            if state.owners[chunk] == peer:
+            if state.owners[chunk] == peer and self._sender.overdue(flow.sent.get(cid, {}), chunk):
                 flow.parts[cid, chunk] = None
         box.wake(flow)
 
@@ -194,8 +195,9 @@ class Exchange:
         state = self._plans.get(plan_id)
         if state is None or peer == self.me:
             return
-        chunks = unfold(spans, state.slot.chunks)
-        self._queue_results(state, (peer,), [c for c in chunks if state.owners[c] == self.me and state.hashes[c] is not None])
+        chunks = [c for c in unfold(spans, state.slot.chunks) if state.owners[c] == self.me and state.hashes[c] is not None]
+        given = self._sender.box(peer).flow(state.slot).given
+        self._queue_results(state, (peer,), [c for c in chunks if self._sender.overdue(given, c)])
 
     def report(self, plan_id: bytes) -> None:
         """Ask what a plan (or a wanted blob, by its name) still lacks; answered by a `Report` (`BlobProgress`) event if it is known."""
@@ -239,16 +241,19 @@ class Exchange:
     def lane_up(self, peer: PeerId) -> None:
         """There is a lane to ``peer``."""
         self._lanes.add(peer)
+        self._sender.box(peer).lane_lost()
+        for state in self._plans.values():
+            state.resumed.add(peer)
 
     def lane_down(self, peer: PeerId) -> None:
         """The lane is gone, with whatever was in flight. What is queued waits for the next one."""
         self._lanes.discard(peer)
         if self._incoming is not None and self._incoming[0] == peer:
             self._abort_incoming()
+        box = self._sender.box(peer)
+        box.lane_lost()
         for slot in list(self._lingering.values()):
-            box = self._sender.boxes.get(peer)
-            if box is not None:
-                box.drop(slot.id)
+            box.drop(slot.id)
             self._forget_if_served(slot)
 
     def next_record(self, peer: PeerId) -> Outgoing | None:
@@ -268,8 +273,7 @@ class Exchange:
         if record.kind == wire_header.RESULT:
             return self._result_destination(peer, record)
         if record.kind == wire_header.BLOB:
-            place = self._blobs.destination(peer, record)
-            if place is None:
+            if (place := self._blobs.destination(peer, record)) is None:
                 return None
             self._incoming = (peer, place[1], None)
             return place[0]
@@ -278,8 +282,7 @@ class Exchange:
     def received(self, peer: PeerId, header: bytes | bytearray | memoryview) -> None:
         """The view that `destination` returned for this record is filled."""
         del header
-        incoming = self._incoming
-        if incoming is None or incoming[0] != peer:
+        if (incoming := self._incoming) is None or incoming[0] != peer:
             return
         self._incoming = None
         incoming[1]()
@@ -304,8 +307,7 @@ class Exchange:
         if slot is None:
             return None
         slot.check_record(peer, record.chunk, record.length)
-        wire = slot.part_wire(peer, record.sub, record.chunk)
-        if wire is None:
+        if (wire := slot.part_wire(peer, record.sub, record.chunk)) is None:
             return None
 
         def arrived() -> None:
@@ -344,8 +346,7 @@ class Exchange:
         if slot is None:
             return None
         slot.check_record(peer, record.chunk, record.length)
-        wire = slot.early_wire(record.key, peer, record.chunk)
-        if wire is None:
+        if (wire := slot.early_wire(record.key, peer, record.chunk)) is None:
             return None
 
         def arrived() -> None:
@@ -459,8 +460,7 @@ class Exchange:
         for box in self._sender.boxes.values():
             flow = box.flows.get(slot.id)
             if flow is not None:
-                flow.parts.clear()
-                flow.results.clear()
+                flow.clear()
 
     def _forget_if_served(self, slot: RoundSlot) -> None:
         if slot.closed and not any(slot.id in box.flows for box in self._sender.boxes.values()):

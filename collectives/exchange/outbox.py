@@ -13,6 +13,8 @@ from .header import HEADER_BYTES
 from .pool import Workspace
 from .slot import Frozen, RoundSlot
 
+LONG_AGO, NOT_YET = float("-inf"), float("inf")
+
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
@@ -28,13 +30,14 @@ class Outgoing:
 class Flow:
     """One round towards one peer: its parts of my contribution, and results of my part."""
 
-    __slots__ = ("slot", "parts", "results", "sent", "result_turn", "queued")
+    __slots__ = ("slot", "parts", "results", "sent", "given", "result_turn", "queued")
 
     def __init__(self, slot: RoundSlot) -> None:
         self.slot = slot
         self.parts: OrderedDict[tuple[bytes, int], None] = OrderedDict()  # (cid, chunk)
         self.results: OrderedDict[int, None] = OrderedDict()
-        self.sent: dict[bytes, set[int]] = {}  # by cid: what this peer was sent already, under whichever plan
+        self.sent: dict[bytes, dict[int, float]] = {}  # by cid: what this peer was sent already, under whichever plan, and when
+        self.given: dict[int, float] = {}  # results of the present plan this peer was sent, and when
         self.result_turn = False
         self.queued = False
 
@@ -42,9 +45,11 @@ class Flow:
         """Whether a chunk of a contribution was never handed out."""
         return chunk not in self.sent.get(cid, ())
 
-    def mark_sent(self, cid: bytes, chunk: int) -> None:
-        """A chunk of a contribution has been handed out."""
-        self.sent.setdefault(cid, set()).add(chunk)
+    def clear(self) -> None:
+        """Nothing that was queued is to be sent, and no result was."""
+        self.parts.clear()
+        self.results.clear()
+        self.given = {}
 
 
 class Outbox:
@@ -55,6 +60,7 @@ class Outbox:
         self.flows: dict[bytes, Flow] = {}  # by slot id
         self.blobs: OrderedDict[tuple[bytes, int], None] = OrderedDict()  # (name, chunk)
         self.workspace = Workspace()  # where parts are encoded on their way out
+        self.in_hand: tuple[dict[int, float], int] | None = None  # the chunk handed out last: the lane has not asked for more since
 
     def flow(self, slot: RoundSlot) -> Flow:
         """The flow of a round, made on first use."""
@@ -73,21 +79,29 @@ class Outbox:
         """Forget a round."""
         flow = self.flows.pop(slot_id, None)
         if flow is not None:
-            flow.parts.clear()
-            flow.results.clear()
+            flow.clear()
+
+    def lane_lost(self) -> None:
+        """What was under way may not have come: all of it may be sent again at once."""
+        self.in_hand = None
+        for flow in self.flows.values():
+            for handed in (*flow.sent.values(), flow.given):
+                handed.update(dict.fromkeys(handed, LONG_AGO))
 
 
 class Sender:
     """The outboxes of all peers. Chunks are encoded when they are pulled."""
 
     def __init__(
-        self, frozen: Mapping[bytes, Frozen], blobs: Blobs, poison: Callable[[bytes], None], served: Callable[[RoundSlot], None]
-    ) -> None:
+        self, frozen: Mapping[bytes, Frozen], blobs: Blobs, poison: Callable[[bytes], None], served: Callable[[RoundSlot], None],
+        clock: Callable[[], float], patience_s: float,
+    ) -> None:  # fmt: skip
         self.boxes: dict[PeerId, Outbox] = {}
         self._frozen = frozen
         self._blobs = blobs
         self._poison = poison  # a contribution is not finite
         self._served = served  # a closed round has nothing more for one peer
+        self._clock, self._patience_s = clock, patience_s
 
     def box(self, peer: PeerId) -> Outbox:
         """The outbox of a peer, made on first use."""
@@ -96,11 +110,19 @@ class Sender:
             box = self.boxes[peer] = Outbox()
         return box
 
+    def overdue(self, handed: Mapping[int, float], chunk: int) -> bool:
+        """Whether a chunk, if it was handed out at all, should have come by now: a lane loses nothing while it lasts."""
+        return self._clock() - handed.get(chunk, LONG_AGO) >= self._patience_s
+
     def next_record(self, peer: PeerId) -> Outgoing | None:
         """The next record for a peer, or None."""
         box = self.boxes.get(peer)
         if box is None:
             return None
+        if box.in_hand is not None:
+            handed, chunk = box.in_hand
+            handed[chunk] = self._clock()
+            box.in_hand = None
         while box.ring:
             flow = box.ring[0]
             found = self._next_of(flow, box)
@@ -128,6 +150,7 @@ class Sender:
                 flow.result_turn = False
                 chunk, _ = flow.results.popitem(last=False)
                 payload = state.view(chunk)
+                handed = flow.given
                 head = wire_header.pack(wire_header.RESULT, len(payload), chunk, state.plan_id, slot.id)
             else:
                 flow.result_turn = True
@@ -135,8 +158,9 @@ class Sender:
                 found = self._encode(flow, box, cid, chunk)
                 if found is None:
                     continue
-                payload = found
+                payload, handed = found, flow.sent.setdefault(cid, {})
                 head = wire_header.pack(wire_header.PART, len(payload), chunk, slot.id, cid)
+            handed[chunk], box.in_hand = NOT_YET, (handed, chunk)
             slot.bytes_sent += HEADER_BYTES + len(payload)
             return Outgoing(head, payload)
         return None
@@ -149,5 +173,4 @@ class Sender:
         if not finite:
             self._poison(cid)
             return None
-        flow.mark_sent(cid, chunk)
         return wire.data

@@ -42,6 +42,7 @@ class PlanState:
         self.hashes: list[bytes | None] = [None] * slot.chunks
         self.have = 0
         self.progress = 0
+        self.resumed: set[PeerId] = set()  # whose lanes came up since the last report
         self.blocked = False  # a contribution turned out to be unusable: nothing more can be reduced under this plan
         self.waiting: dict[int, int] = {}  # my chunks that are not reduced: how many contributions of others they lack
         self._left: dict[int, int] = {}  # my parts: chunks still to reduce
@@ -153,4 +154,6 @@ class PlanState:
         for chunk, digest in enumerate(self.hashes):
             if digest is None and self.owners[chunk] != self._me:
                 lacking.setdefault(self.owners[chunk], []).append(chunk)
-        return Report(self.plan_id, missing, {owner: spans(chunks) for owner, chunks in lacking.items()}, self.progress)
+        resumed, self.resumed = self.resumed, set()
+        found = {owner: spans(chunks) for owner, chunks in lacking.items()}
+        return Report(self.plan_id, missing, found, self.progress, frozenset(resumed))

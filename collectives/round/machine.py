@@ -7,7 +7,7 @@ data plane (`atoll.collectives.exchange`) yields bytes for a plan and safety doe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from random import Random
 
 from .. import messages as m
@@ -18,7 +18,7 @@ from .catching import Catching
 from .certificate import vote_payload
 from .convener import Convening
 from .journal import Journal
-from .pulling import ask_again
+from .pulling import ask_again, on_the_way
 from .state import OpenRound, RoundActions, Shape
 from .timing import Timing
 
@@ -184,10 +184,13 @@ class RoundMachine:
             self._progress(now)
         self._bytes_arrived(now)
 
-    def on_report(self, now: float, plan_id: bytes, missing: dict[bytes, m.Spans], lacking: dict[PeerId, m.Spans]) -> None:
-        """What the data plane still waits for: contributions missing in my part, result chunks lacking by owner."""
+    def on_report(
+        self, now: float, plan_id: bytes, missing: dict[bytes, m.Spans], lacking: dict[PeerId, m.Spans],
+        resumed: Collection[PeerId] = (),
+    ) -> None:  # fmt: skip
+        """What the data plane waits for: contributions missing in my part, result chunks by owner; and whose lane is a new one."""
         if self.open.plan is not None and self.open.plan.plan_id == plan_id:
-            ask_again(self, now, self.open.plan, missing, lacking)
+            ask_again(self, now, self.open.plan, missing, lacking, resumed)
 
     def on_applied(self, now: float) -> None:
         """The decided entry's outer step is done (its state root follows by `on_root`): the next round opens."""
@@ -226,7 +229,7 @@ class RoundMachine:
         """Call about every ``timing.pull_s`` seconds."""
         opened = self.open
         if opened.decided and not opened.applying:
-            self._try_apply()
+            self._try_apply(now)
         if opened.applying:
             return
         stale = now - opened.progress_at > self.timing.takeover_s / 2
@@ -303,7 +306,7 @@ class RoundMachine:
             if self.has_bytes(entry):
                 self.open.pending = None
                 self.cast_vote(now, ballot, entry)
-            else:
+            elif not on_the_way(self, now, entry):
                 self.actions.fetch_result(entry, [sender])
 
     def cast_vote(self, now: float, ballot: int, entry: Entry) -> None:
@@ -337,23 +340,23 @@ class RoundMachine:
                 return self.catching.fetch(now, who.peer)
             certificate = tuple(Vote(member, body.ballot, signature) for member, signature in sorted(votes.items()))
             self.open.decided = Certified(entry, certificate)
-            self._try_apply()
+            self._try_apply(now)
         return None
 
-    def _try_apply(self) -> None:
+    def _try_apply(self, now: float) -> None:
         decided = self.open.decided
         if decided is None or self.open.applying or self.stateless:
             return
         if self.has_bytes(decided.entry):
             self.open.applying = True
             self.actions.apply(decided.entry)
-        else:
+        elif not on_the_way(self, now, decided.entry):
             holders = [*(vote.member.peer for vote in decided.votes), *(member.peer for member in self.tail.entry.next_config)]
             self.actions.fetch_result(decided.entry, [peer for peer in dict.fromkeys(holders) if peer != self.me.peer])
 
     def _bytes_arrived(self, now: float) -> None:
         self._try_vote(now)
-        self._try_apply()
+        self._try_apply(now)
         self.convening.step(now)
 
     def _note(self, certified: Certified) -> None:
@@ -370,7 +373,7 @@ class RoundMachine:
         if self.ahead and not self.open.decided:
             self.open.decided = self.ahead.pop(0)
             self.open.known[self.open.decided.entry.hash()] = self.open.decided.entry
-        self._try_apply()
+        self._try_apply(now)
 
     # ---- contributor
     def _my_ready(self) -> m.Ready | None:

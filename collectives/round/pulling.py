@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from .. import messages as m
-from ..group import Plan
+from ..group import Entry, Plan
 from ..identifiers import PeerId
 
 if TYPE_CHECKING:
@@ -15,10 +16,12 @@ MISSING_SPANS = 256  # of one contribution in one message; the rest is asked for
 PATIENCE_PULLS = 8  # a source that sent nothing for so many pulls is asked again; what is under way would only come twice
 
 
-def ask_again(machine: RoundMachine, now: float, plan: Plan, missing: dict[bytes, m.Spans], lacking: dict[PeerId, m.Spans]) -> None:
+def ask_again(
+    machine: RoundMachine, now: float, plan: Plan, missing: dict[bytes, m.Spans], lacking: dict[PeerId, m.Spans], resumed: Collection[PeerId],
+) -> None:  # fmt: skip
     """Ask contributors for ``missing`` parts (telling the convener) and owners for ``lacking`` results; less than before is progress.
 
-    Lanes lose nothing while they last, so only sources that have fallen silent are asked.
+    Lanes lose nothing while they last, so only sources that have fallen silent are asked, and at once those with a new lane.
     """
     opened = machine.open
     opened.lacking_owners = frozenset(lacking)
@@ -26,8 +29,12 @@ def ask_again(machine: RoundMachine, now: float, plan: Plan, missing: dict[bytes
     if opened.lacking is None or left < opened.lacking:
         opened.lacking = left
         opened.progress_at = now
+        opened.bulk_at = now
         machine.convening.bulk_progress(now)
     machine.convening.on_own_report(missing)
+    for peer in resumed:
+        for source in (peer.encode(), *(c.cid for c in plan.contributors if c.member.peer == peer)):
+            opened.waiting[plan.plan_id, source] = (0, float("-inf"))
     silent = {cid: spans for cid, spans in missing.items() if _is_silent(machine, now, plan, cid, _count(spans))}
     me = machine.me.peer
     if any(part.owner == me for part in plan.parts) and (missing or lacking):
@@ -38,6 +45,15 @@ def ask_again(machine: RoundMachine, now: float, plan: Plan, missing: dict[bytes
     for owner, spans in lacking.items():
         if owner != me and _is_silent(machine, now, plan, owner.encode(), _count(spans)):
             machine.tell(owner, m.Need(plan.plan_id, spans[: m.MAX_CHUNK_LIST]))
+
+
+def on_the_way(machine: RoundMachine, now: float, entry: Entry) -> bool:
+    """Whether the plan under way still brings the bytes of an entry, so that fetching them from others would bring them twice."""
+    opened, plan = machine.open, machine.open.plan
+    if plan is None or (plan.contributors, plan.parts) != (entry.contributors, entry.parts):
+        return False
+    lost = any(machine.actions.suspected(part.owner) and opened.lacking_of(part.owner) for part in plan.parts)
+    return not lost and now - max(opened.bulk_at, opened.planned_at) <= machine.timing.revise_s
 
 
 def _count(spans: m.Spans) -> int:

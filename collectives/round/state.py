@@ -100,6 +100,7 @@ class OpenRound:
     planned_at: float = 0.0
     reduced: tuple[Plan, tuple[bytes, ...]] | None = None  # the newest plan whose result is complete here, and its part digests
     lacking: int | None = None  # chunks not yet here, for progress; None before the first report
+    bulk_at: float = 0.0  # when `lacking` last shrank
     lacking_owners: frozenset[PeerId] = frozenset()
     waiting: dict[tuple[bytes, bytes], tuple[int, float]] = field(default_factory=dict[tuple[bytes, bytes], tuple[int, float]])
     """By (plan, cid or owner): chunks outstanding from that source, and since when no fewer."""

@@ -304,7 +304,7 @@ class Session:
                     self.actions.on_result(now, event)
             case x.Report():
                 if not self.operations.on_report(now, event) and machine:
-                    machine.on_report(now, event.plan_id, event.missing, event.lacking)
+                    machine.on_report(now, event.plan_id, event.missing, event.lacking, event.resumed)
             case x.BlobProgress():
                 self.transfer.on_blob(now, event.name, event.have, event.missing)
             case x.BlobComplete():

@@ -65,7 +65,9 @@ class NodeProcess:
         self.storage: Storage = storage
         self.world, self.network = place.world, place.network
         self.ended = self.frozen = False
-        self.plane = place.exchange(peer, emit=lambda event: self._events.append(event), clock=lambda: place.world.now)
+        self.plane = place.exchange(
+            peer, emit=lambda event: self._events.append(event), clock=lambda: place.world.now, resend_after_s=8 * place.timing.pull_s
+        )
         self.exchange = cast(DataPlane, self.plane)
         self.session = Session(
             run=place.run_id, me=peer, organiser=place.organiser, settings=place.settings, ports=self, rng=rng, now=place.world.now,

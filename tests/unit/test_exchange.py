@@ -14,6 +14,7 @@ from atoll.collectives.exchange import (
     BadChunk,
     BlobComplete,
     BlobProgress,
+    Exchange,
     NonFinite,
     PartReduced,
     PeerFault,
@@ -502,3 +503,63 @@ def test_events_may_give_commands():
     net.run()
     want = ref_result(plan, vectors)
     assert got == dict.fromkeys(net.peers, want)
+
+
+def two_with_a_clock():
+    """Two exchanges that send again after 1 s, at their clock's time; all records of ``a`` towards ``b`` have been handed out."""
+    net, clock = Net(2), [100.0]
+    a, b = net.peers
+    node = net.nodes[a] = Exchange(a, emit=net.events[a].append, clock=lambda: clock[0], resend_after_s=1.0)
+    node.lane_up(b)
+    vectors = {cid_of(i): vector(600, i) for i in range(2)}
+    plan = make_plan([(p, cid_of(i), 1) for i, p in enumerate(net.peers)], net.peers, 600, 100, "fp32")
+    node.open_round(LOG, 1, net.peers, 600, 100, "fp32")
+    node.freeze(LOG, 1, cid_of(0), vectors[cid_of(0)])
+    node.execute(plan, net.peers)
+    assert sum(1 for _ in iter(lambda: node.next_record(b), None)) == 3
+    return node, b, plan, clock
+
+
+def asked_again(node, b, plan):
+    """How many records follow from a request for all of b's part."""
+    node.resend_parts(b, plan.plan_id, cid_of(0), ((0, 6),))
+    return sum(1 for _ in iter(lambda: node.next_record(b), None))
+
+
+def test_what_is_under_way_is_not_sent_again():
+    node, b, plan, clock = two_with_a_clock()
+    assert asked_again(node, b, plan) == 0
+    clock[0] += 0.9
+    assert asked_again(node, b, plan) == 0
+    clock[0] += 0.1
+    assert asked_again(node, b, plan) == 3
+    assert asked_again(node, b, plan) == 0
+
+
+def test_a_record_is_under_way_until_the_lane_asks_for_more():
+    node, b, plan, clock = two_with_a_clock()
+    clock[0] += 1.0
+    node.resend_parts(b, plan.plan_id, cid_of(0), ((3, 4),))
+    assert node.next_record(b) is not None
+    clock[0] += 50.0  # a slow lane: still the same record
+    node.resend_parts(b, plan.plan_id, cid_of(0), ((3, 4),))
+    assert node.next_record(b) is None
+
+
+def test_what_a_lost_lane_had_is_sent_again_at_once():
+    node, b, plan, _ = two_with_a_clock()
+    node.lane_down(b)
+    node.lane_up(b)
+    assert asked_again(node, b, plan) == 3
+
+
+def test_a_report_names_lanes_that_came_up_once():
+    net = Net(2)
+    vectors = {cid_of(i): vector(600, i) for i in range(2)}
+    plan = make_plan([(p, cid_of(i), 1) for i, p in enumerate(net.peers)], net.peers, 600, 100, "fp32")
+    start(net, plan, vectors)
+    a, b = net.peers
+    net.cut(a, b)
+    net.nodes[a].report(plan.plan_id)
+    net.nodes[a].report(plan.plan_id)
+    assert [report.resumed for report in net.of(a, Report)] == [{b}, set()]
