@@ -27,6 +27,12 @@ hypothesis.settings.load_profile("atoll")
 
 _stderr_fd = os.dup(2)  # before pytest captures it
 
+# Under nohup, in a shell's background jobs and in some CI these are ignored, and every process of a test would inherit that; a handler
+# that does nothing is not inherited.
+for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+    if signal.getsignal(_number) == signal.SIG_IGN:
+        signal.signal(_number, lambda number, frame: None)
+
 
 @pytest.fixture(autouse=True)
 def _time_limit(request: pytest.FixtureRequest) -> Iterator[None]:
