@@ -8,6 +8,7 @@ A contribution is a deterministic function of (seed), so that anybody can comput
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
@@ -89,8 +90,9 @@ def main() -> None:
         pending = offer(swarm, pending, command["seed"], command["weight"], numel)
         say(event="frozen")
         outcome = pending.wait(command["wait_s"])
-        at = time.monotonic()
-        round_, hexdigest = digest(swarm, numel) if outcome.status == "committed" else (-1, "")
+        at, round_, hexdigest = time.monotonic(), -1, ""
+        with contextlib.suppress(SwarmClosedError):  # the node was killed between the decision and now
+            round_, hexdigest = digest(swarm, numel) if outcome.status == "committed" else (-1, "")
         say(
             event="outcome", status=outcome.status, round=outcome.round, counted=outcome.counted, reason=outcome.reason, anchor_round=round_,
             contributors={share.peer: share.samples for share in outcome.contributors}, digest=hexdigest, elapsed_s=at - since, at=at,
