@@ -1,4 +1,4 @@
-"""What the benchmark scripts share: the machine, the commit, percentiles, and the one JSON object at the end of stdout.
+"""What the benchmark scripts share: the machine, the commit, percentiles, a manifest, and the one JSON object at the end of stdout.
 
 from _bench import emit, percentile, progress
 """
@@ -17,6 +17,17 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+CANNOT = 64  # EX_USAGE: asked for something that cannot be measured here
+
+
+class FailedError(Exception):
+    """The measurement could not be made."""
+
+
+def manifest(name: str, codec: str) -> str:
+    """The manifest of a run whose peers only exchange: the text of a TOML file."""
+    exchange = f'[exchange]\ncodec = "{codec}"\n'
+    return f'schema = 1\nname = "{name}"\n[model]\nentry = "local:{name}"\n[train]\nsync_every = 1\nmethod = "local_sgd"\n{exchange}'
 
 
 def progress(text: str) -> None:

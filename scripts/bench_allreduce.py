@@ -29,7 +29,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from _bench import emit, progress
+from _bench import CANNOT, FailedError, emit, manifest, progress
 from _hivemind import Unavailable
 from _hivemind import seconds as hivemind_seconds
 
@@ -43,22 +43,6 @@ RIVALS = ("gloo", "hivemind")
 LEAD_S = 0.05  # between telling the peers and the common start
 IDLE_S = 2.0
 ANSWER_S = 400.0
-CANNOT = 64  # EX_USAGE
-MANIFEST = """
-schema = 1
-name = "bench"
-[model]
-entry = "local:bench"
-[train]
-sync_every = 1
-method = "local_sgd"
-[exchange]
-codec = "{codec}"
-"""
-
-
-class FailedError(Exception):
-    """The measurement could not be made."""
 
 
 class Worker:
@@ -117,7 +101,7 @@ class Bench:
         paths = find_paths(home)
         paths.ensure()
         identity = load_or_create(paths.identity_file)
-        signed = sign_manifest(parse_manifest(MANIFEST.format(codec=options.codec)), identity)
+        signed = sign_manifest(parse_manifest(manifest("bench", options.codec)), identity)
         save_run(paths, signed)
         invite = str(make_invite(signed.run_id, [f"/ip4/127.0.0.1/tcp/{port}/p2p/{identity.peer}"], identity, now_s=time.time()))
         try:

@@ -31,7 +31,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
 
-from _bench import emit, progress
+from _bench import CANNOT, emit, progress
 from _kits import KINDS, NETWORK, PARTS, PHASES, TARGETS, Armed, Fault, Lab, Ledger, Part, Peer, Peers, Watch, fault, missing
 
 LONG_NAMES = {"reduce-scatter": "reduce", "all-gather": "gather", "decision": "decide"}
@@ -39,7 +39,6 @@ NOTICED = ("stop", "blackhole", "slow")  # found out by silence
 RIGHT = ("exact", "bit_equal", "contributors_right", "committed", "survivors_counted", "next_round_ok")
 FAULT_FREE = 5
 TRIES = 4  # times a trial is repeated when its fault comes too late
-CANNOT = 64  # EX_USAGE
 
 
 class Bench:

@@ -30,35 +30,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from _bench import emit, progress
+from _bench import CANNOT, FailedError, emit, manifest, progress
 from _kits import TESTS, Lab, Peers, Seen, Watch, missing
 
-from atoll.collectives.codec import CODECS, DEFAULT_CHUNK_ELEMENTS, get_codec
+from atoll.collectives.codec import CODECS, DEFAULT_CHUNK_ELEMENTS, Grid
 
-CANNOT = 64  # EX_USAGE
 SETTLE_TRIES = 40
 MEMBERS_S = 30.0
 DEADLINE_S = 300.0
-MANIFEST = """
-schema = 1
-name = "link"
-[train]
-sync_every = 1
-method = "local_sgd"
-[exchange]
-codec = "{codec}"
-"""
-
-
-class FailedError(Exception):
-    """The measurement could not be made."""
-
-
-def encoded_bytes(codec: str, elements: int) -> int:
-    """Bytes of one encoded vector."""
-    step, size = DEFAULT_CHUNK_ELEMENTS[codec], get_codec(codec).wire_bytes
-    whole, rest = divmod(elements, step)
-    return whole * size(step) + (size(rest) if rest else 0)
 
 
 def bound_s(nbytes: int, mbit: Sequence[float]) -> float:
@@ -139,15 +118,15 @@ def run(options: argparse.Namespace, folder: Path) -> int:
     rates = [options.mbit] * options.peers
     if options.slow_one:
         rates[-1] = options.slow_one
-    nbytes = encoded_bytes(options.codec, options.elements)
+    nbytes = Grid(options.codec, options.elements, DEFAULT_CHUNK_ELEMENTS[options.codec]).nbytes
     bound = bound_s(nbytes, rates)
     with Lab(options.peers, mbit=rates, rtt_ms=options.rtt_ms) as lab:
         before = lab.ping_ms()
         plain = bytes(round(nbytes * 2 * (options.peers - 1) / options.peers))
         plain_use = len(plain) * 8e-6 / lab.transfer(plain)[1] / options.mbit
         progress(f"ping {before:.2f} ms; plain TCP uses {plain_use:.1%} of the link")
-        manifest, script = MANIFEST.format(codec=options.codec), TESTS / "process" / "reduce_peer.py"
-        with Peers(folder, options.peers, options.elements, script, hosts=lab.hosts, manifest=manifest) as swarm:
+        script, text = TESTS / "process" / "reduce_peer.py", manifest("link", options.codec)
+        with Peers(folder, options.peers, options.elements, script, hosts=lab.hosts, manifest=text) as swarm:
             runs = measure(options, Bench(swarm, options.elements), bound)
         after = lab.ping_ms()
         valid = lab.on_target(before) and lab.on_target(after)

@@ -45,6 +45,8 @@ KINDS = ("kill", "stop", "leave", "join")
 MANIFEST = """
 schema = 1
 name = "soak"
+[model]
+entry = "local:soak"
 [train]
 sync_every = 15
 method = "diloco"
