@@ -11,6 +11,10 @@ actions         what the log's state machine asks of the session
 naming          names of free-standing operations: what all their callers must agree in
 volatile        their journal, which is not kept
 operations      free-standing operations
+record          what must not be forgotten of branches
+branch          a branch of the log, at one of its members
+branching       without a quorum: forks, the branch, and its end
+offering        contributions of the script, until they are frozen
 earlier         what became of contributions of an earlier life
 installing      a fetched state replaces the own one
 others          whom to ask; who is on another history of the run
