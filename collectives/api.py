@@ -13,7 +13,9 @@ at once with a handle: `wait` blocks, `done` looks, `cancel` gives up. What they
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 WORD_BYTES = 4
 WIDTHS = (8, 16, 32, 64)
+DISPATCH = "__torch_dispatch__"  # a tensor that has its own (DTensor, a fake one) is not what its memory says
 
 
 class Handle(Generic[T]):
@@ -53,7 +56,8 @@ class Handle(Generic[T]):
         if self._result:
             return self._result[0]
         outcome = self._operating.wait(timeout_s)
-        result = self._finish(outcome)
+        with _plainly():
+            result = self._finish(outcome)
         if outcome.status != "open" or self._operating.done():
             self._result.append(result)
             self._operating.release()
@@ -118,13 +122,8 @@ def all_reduce(
 
     ``codec``: how values travel; "" is the run's. A tensor with NaN or infinity ends as "open". Raises what `Swarm.operate` raises.
     """
-    _check_floats(tensor)
-    if weight < 1 or (op != "mean" and weight != 1):
-        raise LocalProtocolError(f"all_reduce of weight {weight}: a mean takes a weight of at least 1, {op} no other than 1")
-    if op not in ("mean", "sum", "max"):
-        raise LocalProtocolError(f"all_reduce knows mean, sum and max, not {op!r}", hint="modular_sum is for integers")
-    flat = tensor.detach().view(-1)
-    operating = swarm.operate(_call(op_id, op, deadline_s, everyone, weight=weight, codec=codec), flat)
+    flat = _floats(tensor, op, weight)
+    operating = _operate(swarm, _call(op_id, op, deadline_s, everyone, weight=weight, codec=codec), flat)
     return Handle(operating, lambda outcome: _into(operating, outcome, flat))
 
 
@@ -137,13 +136,12 @@ def modular_sum(
     """
     import torch
 
-    _check_plain(tensor, torch.int64)
-    if not 1 <= bits <= 64:
+    flat = _flat(tensor, torch.int64)
+    if not 1 <= (bits := _whole(bits, "bits")) <= 64:
         raise LocalProtocolError(f"modular_sum of {bits} bits; 1 to 64")
     width = next(width for width in WIDTHS if width >= bits)
     narrow = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}[width]
-    flat, words = tensor.detach().view(-1), words_of(tensor.detach().to(narrow))
-    operating = swarm.operate(_call(op_id, f"wrap{width}", deadline_s, everyone, tag=f"b{bits}"), words)
+    operating = _operate(swarm, _call(op_id, f"wrap{width}", deadline_s, everyone, tag=f"b{bits}"), words_of(flat.to(narrow)))
 
     def finish(outcome: Outcome) -> Outcome:
         if outcome.status == "committed":
@@ -157,7 +155,7 @@ def modular_sum(
 
 def all_gather(swarm: Swarm, tensor: Tensor, *, op_id: str, deadline_s: float = 60.0, everyone: bool = False) -> Handle[Gathered]:
     """Everybody's tensor, bit for bit, by peer: any dtype and shape, the same at all members, on the CPU."""
-    operating = swarm.operate(_call(op_id, "gather", deadline_s, everyone, tag=_kind(tensor)), words_of(tensor))
+    operating = _operate(swarm, _call(op_id, "gather", deadline_s, everyone, tag=_kind(tensor)), words_of(tensor))
     return Handle(operating, lambda outcome: Gathered(outcome, _slots(operating, outcome, tensor)))
 
 
@@ -169,9 +167,8 @@ def reduce_scatter(
 
     It costs what an all-reduce costs: a result is only called committed when a quorum holds all of it.
     """
-    _check_floats(tensor)
-    flat = tensor.detach().view(-1)
-    operating = swarm.operate(_call(op_id, op, deadline_s, everyone, weight=weight, codec=codec, tag="scatter"), flat)
+    flat = _floats(tensor, op, weight)
+    operating = _operate(swarm, _call(op_id, op, deadline_s, everyone, weight=weight, codec=codec, tag="scatter"), flat)
 
     def finish(outcome: Outcome) -> Scattered:
         if outcome.status != "committed":
@@ -198,14 +195,13 @@ def copy_from(
     swarm: Swarm, tensor: Tensor, *, roots: Sequence[PeerId], op_id: str, deadline_s: float = 60.0, everyone: bool = False
 ) -> Handle[Outcome]:
     """A broadcast by several roots that hold the same bytes: each sends its part of them."""
-    _check_plain(tensor, tensor.dtype)
-    source = swarm.peer in roots
+    flat, source = _flat(tensor), swarm.peer in roots
     tag = blake3("\n".join([_kind(tensor), *sorted(roots)]).encode()).hexdigest(8)
-    operating = swarm.operate(_call(op_id, "copy", deadline_s, everyone, weight=int(source), tag=tag), words_of(tensor))
+    operating = _operate(swarm, _call(op_id, "copy", deadline_s, everyone, weight=int(source), tag=tag), words_of(tensor))
 
     def finish(outcome: Outcome) -> Outcome:
         if outcome.status == "committed" and not source:
-            tensor.detach().copy_(_read(operating, 0, tensor.dtype, tensor.shape))
+            flat.copy_(_read(operating, 0, flat.dtype, flat.shape))
         return outcome
 
     return Handle(operating, finish)
@@ -215,9 +211,8 @@ def barrier(swarm: Swarm, *, op_id: str, deadline_s: float = 60.0) -> Handle[Out
     """Committed once every live member with a script has called it; the contributors are who came. "open" at the deadline."""
     import torch
 
-    return Handle(
-        swarm.operate(_call(op_id, "max", deadline_s, True, codec="fp32", tag="barrier"), torch.zeros(1)), lambda outcome: outcome
-    )
+    nothing = torch.zeros(1, dtype=torch.float32, device="cpu")
+    return Handle(_operate(swarm, _call(op_id, "max", deadline_s, True, codec="fp32", tag="barrier"), nothing), lambda outcome: outcome)
 
 
 def check_state(
@@ -229,13 +224,13 @@ def check_state(
     """
     import torch
 
+    if not tensors:
+        raise LocalProtocolError("check_state of no tensors")
     names = sorted(tensors)
     digests = b"".join(blake3(_bytes_of(tensors[name]).numpy().data).digest() for name in names)
     kind = blake3("\n".join(f"{name} {_kind(tensors[name])}" for name in names).encode()).hexdigest(8)
-    if not names:
-        raise LocalProtocolError("check_state of no tensors")
     mine = torch.frombuffer(bytearray(digests), dtype=torch.float32)
-    operating = swarm.operate(_call(op_id, "gather", deadline_s, everyone, tag=kind), mine)
+    operating = _operate(swarm, _call(op_id, "gather", deadline_s, everyone, tag=kind), mine)
     return Handle(operating, lambda outcome: _compare(outcome, names, _slots(operating, outcome, mine)))
 
 
@@ -248,6 +243,8 @@ def repair_state(
     names = sorted({name for differing in check.differing.values() for name in differing})
     if not names:
         raise LocalProtocolError("there is nothing to repair", why=f"the check is {check.outcome.status} and all of it agrees")
+    if lacking := [name for name in names if name not in tensors]:
+        raise LocalProtocolError(f"the check found {', '.join(lacking)} to differ, and no such tensor is given")
     packed = torch.cat([_bytes_of(tensors[name]) for name in names])
     copied = copy_from(swarm, packed, roots=check.holders, op_id=op_id, deadline_s=deadline_s)
 
@@ -286,7 +283,7 @@ def words_of(tensor: Tensor) -> Tensor:
     import torch
 
     flat = _bytes_of(tensor)
-    if flat.numel() % WORD_BYTES or flat.storage_offset() % WORD_BYTES:
+    if flat.numel() % WORD_BYTES or flat.data_ptr() % WORD_BYTES:
         padded = flat.new_zeros(-(-flat.numel() // WORD_BYTES) * WORD_BYTES)
         padded[: flat.numel()] = flat
         flat = padded
@@ -307,7 +304,7 @@ def _read(operating: Operating, start: int, dtype: Any, shape: Sequence[int]) ->
     import torch
 
     nbytes = torch.Size(shape).numel() * dtype.itemsize
-    words = torch.empty(-(-nbytes // WORD_BYTES))
+    words = torch.empty(-(-nbytes // WORD_BYTES), dtype=torch.float32, device="cpu")
     operating.copy_into(words, start)
     return words.view(torch.uint8)[:nbytes].view(dtype).view(tuple(shape))
 
@@ -329,35 +326,92 @@ def _into(operating: Operating, outcome: Outcome, flat: Tensor) -> Outcome:
 def _bytes_of(tensor: Tensor) -> Tensor:
     import torch
 
-    _check_plain(tensor, tensor.dtype)
-    return tensor.detach().view(-1).view(torch.uint8)
+    return _flat(tensor).view(torch.uint8)
 
 
 def _kind(tensor: Tensor) -> str:
     """What all callers must agree in, beside the length: dtype and shape."""
+    _check_plain(tensor)
     return blake3(f"{tensor.dtype} {tuple(tensor.shape)}".encode()).hexdigest(8)
 
 
-def _check_floats(tensor: Tensor) -> None:
+def _floats(tensor: Tensor, op: str, weight: int) -> Tensor:
+    """The elements of a reduction's tensor, once its arguments are checked."""
     import torch
 
-    _check_plain(tensor, torch.float32)
+    if op not in ("mean", "sum", "max"):
+        raise LocalProtocolError(f"a reduction is a mean, sum or max, not {op!r}", hint="modular_sum is for integers")
+    if _whole(weight, "weight") < 1 or (op != "mean" and weight != 1):
+        raise LocalProtocolError(f"{op} of weight {weight}: a mean takes a weight of at least 1, {op} no other than 1")
+    return _flat(tensor, torch.float32)
 
 
-def _check_plain(tensor: Tensor, dtype: Any) -> None:
-    if tensor.dtype != dtype or tensor.device.type != "cpu" or not tensor.is_contiguous() or not tensor.numel():
-        kind = str(dtype).removeprefix("torch.")
-        raise LocalProtocolError(
-            f"this collective takes a non-empty {kind} tensor, contiguous and on the CPU, "
-            f"not {tuple(tensor.shape)} of {tensor.dtype} on {tensor.device}{'' if tensor.is_contiguous() else ', not contiguous'}"
-        )
+def _whole(value: Any, name: str) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise LocalProtocolError(f"{name} is a whole number, not {value!r}") from None
+
+
+def _plainly() -> AbstractContextManager[Any]:
+    """What is made in the caller's inference mode could not be used again outside of it."""
+    import torch
+
+    return torch.inference_mode(False)
+
+
+def _operate(swarm: Swarm, call: Call, values: Tensor) -> Operating:
+    with _plainly():
+        return swarm.operate(call, values)
+
+
+def _flat(tensor: Tensor, dtype: Any = None) -> Tensor:
+    """A tensor's elements in its own memory, without its history and whatever mode it was made in."""
+    import torch
+
+    _check_plain(tensor, dtype)
+    with _plainly():
+        return torch.from_numpy(tensor.detach().view(-1).view(torch.uint8).numpy()).view(tensor.dtype)
+
+
+def _check_plain(tensor: Any, dtype: Any = None) -> None:
+    """Refuse what is not a tensor whose values are its memory: its bytes are read and written as they lie there. No dtype: any."""
+    import torch
+
+    given = tensor if isinstance(tensor, torch.Tensor) else None
+    if given is None or not _plain(given) or (dtype is not None and given.dtype != dtype):
+        kind = str(dtype).removeprefix("torch.") + " tensor" if dtype is not None else "tensor"
+        raise LocalProtocolError(f"this collective takes a non-empty {kind}, contiguous and on the CPU, not {_described(tensor)}")
+
+
+def _plain(tensor: Tensor) -> bool:
+    import torch
+
+    ours = getattr(type(tensor), DISPATCH) is getattr(torch.Tensor, DISPATCH)
+    dense = ours and not tensor.is_nested and not tensor.is_quantized and tensor.layout == torch.strided and tensor.device.type == "cpu"
+    return bool(dense and not tensor.is_conj() and not tensor.is_neg() and tensor.is_contiguous() and tensor.numel())
+
+
+def _described(value: Any) -> str:
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        return f"a {type(value).__name__}"
+    if value.is_nested:
+        return f"a nested tensor of {value.dtype}"
+    strange = [
+        *([str(value.layout)] if value.layout != torch.strided else ["not contiguous"] * (not value.is_contiguous())),
+        *(what for what, so in (("conjugated", value.is_conj()), ("negated", value.is_neg())) if so),
+        *([type(value).__name__] if type(value) not in (torch.Tensor, torch.nn.Parameter) else []),
+    ]
+    return ", ".join([f"{tuple(value.shape)} of {value.dtype} on {value.device}", *strange])
 
 
 def _call(
     op_id: str, reducer: str, deadline_s: float, everyone: bool, *, weight: int = 1, codec: str = "", tag: str = ""
 ) -> Call:  # fmt: skip
-    call = Call(op_id, reducer, codec, weight, float(deadline_s), everyone, tag)
     try:
+        call = Call(op_id, reducer, codec, operator.index(weight), float(deadline_s), everyone, tag)
         return msgspec.convert(msgspec.to_builtins(call), Call)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, TypeError, ValueError) as error:
         raise LocalProtocolError(f"operation {op_id!r} cannot be called: {error}") from None
