@@ -14,7 +14,7 @@ import trio
 
 from atoll.collectives.errors import ConfigError, NotAdmittedError, PeerUnreachableError, RemoteProtocolError
 from atoll.collectives.identifiers import PeerId, RunId
-from atoll.node.net import lanes, streams
+from atoll.node.net import lanes, outbox, streams
 from atoll.node.net.addresses import check_port_free, host_and_port, split_peer
 from atoll.node.net.dht.records import run_key
 from atoll.node.net.dht.wire import PUT_VALUE, Rpc
@@ -234,7 +234,7 @@ def test_a_full_queue_drops_the_oldest_and_counts() -> None:
         a.on_message(RUN, Inbox())
         await nursery.start(a.run)
         nowhere = Identity.generate().peer
-        for _ in range(streams.QUEUE_MESSAGES + 10):
+        for _ in range(outbox.QUEUE_MESSAGES + 10):
             a.send(RUN, nowhere, b"x")
         assert a.status()["messages_dropped"] == 10
 
