@@ -24,8 +24,21 @@ from .addresses import MAX_ADDRESSES
 from .faults import Faults
 from .framing import MAX_FRAME_BYTES, FrameReader, decode, frame
 from .greeting import (
-    HELLO_S, MAX_HELLO_BYTES, MAX_TOPIC_CHARS, NO_TOPIC, PROTOCOL, SILENT_S, VERSION, Answer, Counters, Hello, RefusedError, Topic,
-    hello_decoder, preface_decoder, transcript,
+    HELLO_S,
+    MAX_HELLO_BYTES,
+    MAX_TOPIC_CHARS,
+    NO_TOPIC,
+    PROTOCOL,
+    SILENT_S,
+    VERSION,
+    Answer,
+    Counters,
+    Hello,
+    RefusedError,
+    Topic,
+    hello_decoder,
+    preface_decoder,
+    transcript,
 )  # fmt: skip
 from .host import Host, PeerStream
 from .lane_sockets import TOKEN_BYTES, LaneListener
