@@ -260,7 +260,8 @@ class LocalMember:
             pass
         counted, elapsed = event.cid == running.cid, self.clock() - running.since
         sent, received = (now - before for now, before in zip(self.traffic(), running.traffic, strict=True))
-        running.outcome = Outcome("committed", 1, event.contributors, counted, (), sent, received, elapsed)
+        of = {"config": event.config, "members": event.members}
+        running.outcome = Outcome("committed", 1, event.contributors, counted, (), sent, received, elapsed, **of)
 
     def members(self) -> Sequence[PeerView]:
         """See Swarm."""

@@ -138,7 +138,8 @@ class Reductions:
                 "bytes_sent": sent, "bytes_received": received, "at": time.time(),
             }
         )  # fmt: skip
-        self.events.reduced(event.op_id, Outcome("committed", 0, event.contributors, counted, (), sent, received, elapsed), buffer)
+        of = {"config": event.config, "members": event.members}
+        self.events.reduced(event.op_id, Outcome("committed", 0, event.contributors, counted, (), sent, received, elapsed, **of), buffer)
 
     def _traffic(self, reduction: _Reduction) -> tuple[int, int]:
         sent, received = self.run.traffic()
