@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from process.test_collectives import LENGTH, SCRIPT, await_members, digest, peers_of, results, start
 from swarm_kit import Peers
-from test_collectives import LENGTH, SCRIPT, await_members, digest, peers_of, results, start
 
 pytestmark = pytest.mark.slow
 
