@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
@@ -25,15 +24,14 @@ from blake3 import blake3
 from .errors import LocalProtocolError
 from .identifiers import HASH_BYTES, PeerId
 from .layout import make_layout
+from .plain import WORD_BYTES, bytes_of, flat_of, kind_of, operate, plainly, whole, words_of
 from .swarm import Call, Operating, Outcome, Swarm
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 T = TypeVar("T")
-WORD_BYTES = 4
 WIDTHS = (8, 16, 32, 64)
-DISPATCH = "__torch_dispatch__"  # a tensor that has its own (DTensor, a fake one) is not what its memory says
 
 
 class Handle(Generic[T]):
@@ -56,7 +54,7 @@ class Handle(Generic[T]):
         if self._result:
             return self._result[0]
         outcome = self._operating.wait(timeout_s)
-        with _plainly():
+        with plainly():
             result = self._finish(outcome)
         if outcome.status != "open" or self._operating.done():
             self._result.append(result)
@@ -123,7 +121,7 @@ def all_reduce(
     ``codec``: how values travel; "" is the run's. A tensor with NaN or infinity ends as "open". Raises what `Swarm.operate` raises.
     """
     flat = _floats(tensor, op, weight)
-    operating = _operate(swarm, _call(op_id, op, deadline_s, everyone, weight=weight, codec=codec), flat)
+    operating = operate(swarm, call_of(op_id, op, deadline_s, everyone, weight=weight, codec=codec), flat)
     return Handle(operating, lambda outcome: _into(operating, outcome, flat))
 
 
@@ -136,12 +134,12 @@ def modular_sum(
     """
     import torch
 
-    flat = _flat(tensor, torch.int64)
-    if not 1 <= (bits := _whole(bits, "bits")) <= 64:
+    flat = flat_of(tensor, torch.int64)
+    if not 1 <= (bits := whole(bits, "bits")) <= 64:
         raise LocalProtocolError(f"modular_sum of {bits} bits; 1 to 64")
     width = next(width for width in WIDTHS if width >= bits)
     narrow = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}[width]
-    operating = _operate(swarm, _call(op_id, f"wrap{width}", deadline_s, everyone, tag=f"b{bits}"), words_of(flat.to(narrow)))
+    operating = operate(swarm, call_of(op_id, f"wrap{width}", deadline_s, everyone, tag=f"b{bits}"), words_of(flat.to(narrow)))
 
     def finish(outcome: Outcome) -> Outcome:
         if outcome.status == "committed":
@@ -155,7 +153,7 @@ def modular_sum(
 
 def all_gather(swarm: Swarm, tensor: Tensor, *, op_id: str, deadline_s: float = 60.0, everyone: bool = False) -> Handle[Gathered]:
     """Everybody's tensor, bit for bit, by peer: any dtype and shape, the same at all members, on the CPU."""
-    operating = _operate(swarm, _call(op_id, "gather", deadline_s, everyone, tag=_kind(tensor)), words_of(tensor))
+    operating = operate(swarm, call_of(op_id, "gather", deadline_s, everyone, tag=kind_of(tensor)), words_of(tensor))
     return Handle(operating, lambda outcome: Gathered(outcome, _slots(operating, outcome, tensor)))
 
 
@@ -168,7 +166,7 @@ def reduce_scatter(
     It costs what an all-reduce costs: a result is only called committed when a quorum holds all of it.
     """
     flat = _floats(tensor, op, weight)
-    operating = _operate(swarm, _call(op_id, op, deadline_s, everyone, weight=weight, codec=codec, tag="scatter"), flat)
+    operating = operate(swarm, call_of(op_id, op, deadline_s, everyone, weight=weight, codec=codec, tag="scatter"), flat)
 
     def finish(outcome: Outcome) -> Scattered:
         if outcome.status != "committed":
@@ -195,9 +193,9 @@ def copy_from(
     swarm: Swarm, tensor: Tensor, *, roots: Sequence[PeerId], op_id: str, deadline_s: float = 60.0, everyone: bool = False
 ) -> Handle[Outcome]:
     """A broadcast by several roots that hold the same bytes: each sends its part of them."""
-    flat, source = _flat(tensor), swarm.peer in roots
-    tag = blake3("\n".join([_kind(tensor), *sorted(roots)]).encode()).hexdigest(8)
-    operating = _operate(swarm, _call(op_id, "copy", deadline_s, everyone, weight=int(source), tag=tag), words_of(tensor))
+    flat, source = flat_of(tensor), swarm.peer in roots
+    tag = blake3("\n".join([kind_of(tensor), *sorted(roots)]).encode()).hexdigest(8)
+    operating = operate(swarm, call_of(op_id, "copy", deadline_s, everyone, weight=int(source), tag=tag), words_of(tensor))
 
     def finish(outcome: Outcome) -> Outcome:
         if outcome.status == "committed" and not source:
@@ -212,7 +210,7 @@ def barrier(swarm: Swarm, *, op_id: str, deadline_s: float = 60.0) -> Handle[Out
     import torch
 
     nothing = torch.zeros(1, dtype=torch.float32, device="cpu")
-    return Handle(_operate(swarm, _call(op_id, "max", deadline_s, True, codec="fp32", tag="barrier"), nothing), lambda outcome: outcome)
+    return Handle(operate(swarm, call_of(op_id, "max", deadline_s, True, codec="fp32", tag="barrier"), nothing), lambda outcome: outcome)
 
 
 def check_state(
@@ -227,10 +225,10 @@ def check_state(
     if not tensors:
         raise LocalProtocolError("check_state of no tensors")
     names = sorted(tensors)
-    digests = b"".join(blake3(_bytes_of(tensors[name]).numpy().data).digest() for name in names)
-    kind = blake3("\n".join(f"{name} {_kind(tensors[name])}" for name in names).encode()).hexdigest(8)
+    digests = b"".join(blake3(bytes_of(tensors[name]).numpy().data).digest() for name in names)
+    kind = blake3("\n".join(f"{name} {kind_of(tensors[name])}" for name in names).encode()).hexdigest(8)
     mine = torch.frombuffer(bytearray(digests), dtype=torch.float32)
-    operating = _operate(swarm, _call(op_id, "gather", deadline_s, everyone, tag=kind), mine)
+    operating = operate(swarm, call_of(op_id, "gather", deadline_s, everyone, tag=kind), mine)
     return Handle(operating, lambda outcome: _compare(outcome, names, _slots(operating, outcome, mine)))
 
 
@@ -245,14 +243,14 @@ def repair_state(
         raise LocalProtocolError("there is nothing to repair", why=f"the check is {check.outcome.status} and all of it agrees")
     if lacking := [name for name in names if name not in tensors]:
         raise LocalProtocolError(f"the check found {', '.join(lacking)} to differ, and no such tensor is given")
-    packed = torch.cat([_bytes_of(tensors[name]) for name in names])
+    packed = torch.cat([bytes_of(tensors[name]) for name in names])
     copied = copy_from(swarm, packed, roots=check.holders, op_id=op_id, deadline_s=deadline_s)
 
     def finish(outcome: Outcome) -> Outcome:
         if outcome.status == "committed" and swarm.peer not in check.holders:
             at = 0
             for name in names:
-                target = _bytes_of(tensors[name])
+                target = bytes_of(tensors[name])
                 target.copy_(packed[at : at + target.numel()])
                 at += target.numel()
         return outcome
@@ -261,7 +259,7 @@ def repair_state(
 
 
 def _compare(outcome: Outcome, names: Sequence[str], gathered: Mapping[PeerId, Tensor]) -> StateCheck:
-    digests = {peer: bytes(_bytes_of(words).numpy()) for peer, words in gathered.items()}
+    digests = {peer: bytes(bytes_of(words).numpy()) for peer, words in gathered.items()}
     roots = {peer: blake3(found).hexdigest() for peer, found in digests.items()}
     shown = list(roots.values())
     reference = max(shown, key=lambda root: (shown.count(root), -shown.index(root)), default="")
@@ -273,30 +271,6 @@ def _compare(outcome: Outcome, names: Sequence[str], gathered: Mapping[PeerId, T
             parts = ((name, slice(HASH_BYTES * index, HASH_BYTES * (index + 1))) for index, name in enumerate(names))
             differing[peer] = tuple(name for name, part in parts if found[part] != good[part])
     return StateCheck(outcome, roots, reference, holders, differing)
-
-
-# ── tensors and words ──
-
-
-def words_of(tensor: Tensor) -> Tensor:
-    """The bytes of a contiguous CPU tensor as words of 32 bits, float32 in name: a view of them, or a padded copy."""
-    import torch
-
-    flat = _bytes_of(tensor)
-    if flat.numel() % WORD_BYTES or flat.data_ptr() % WORD_BYTES:
-        padded = flat.new_zeros(-(-flat.numel() // WORD_BYTES) * WORD_BYTES)
-        padded[: flat.numel()] = flat
-        flat = padded
-    return flat.view(torch.float32)
-
-
-def placed(source: Tensor, numel: int, members: Sequence[PeerId], me: PeerId) -> Tensor:
-    """The whole vector of ``numel`` elements in which ``source`` is what one member gives: of a gather, its slot."""
-    if source.numel() == numel:
-        return source
-    vector, start = source.new_zeros(numel), list(members).index(me) * (numel // len(members))
-    vector[start : start + source.numel()] = source
-    return vector
 
 
 def _read(operating: Operating, start: int, dtype: Any, shape: Sequence[int]) -> Tensor:
@@ -323,95 +297,23 @@ def _into(operating: Operating, outcome: Outcome, flat: Tensor) -> Outcome:
     return outcome
 
 
-def _bytes_of(tensor: Tensor) -> Tensor:
-    import torch
-
-    return _flat(tensor).view(torch.uint8)
-
-
-def _kind(tensor: Tensor) -> str:
-    """What all callers must agree in, beside the length: dtype and shape."""
-    _check_plain(tensor)
-    return blake3(f"{tensor.dtype} {tuple(tensor.shape)}".encode()).hexdigest(8)
-
-
 def _floats(tensor: Tensor, op: str, weight: int) -> Tensor:
     """The elements of a reduction's tensor, once its arguments are checked."""
     import torch
 
     if op not in ("mean", "sum", "max"):
         raise LocalProtocolError(f"a reduction is a mean, sum or max, not {op!r}", hint="modular_sum is for integers")
-    if _whole(weight, "weight") < 1 or (op != "mean" and weight != 1):
+    if whole(weight, "weight") < 1 or (op != "mean" and weight != 1):
         raise LocalProtocolError(f"{op} of weight {weight}: a mean takes a weight of at least 1, {op} no other than 1")
-    return _flat(tensor, torch.float32)
+    return flat_of(tensor, torch.float32)
 
 
-def _whole(value: Any, name: str) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise LocalProtocolError(f"{name} is a whole number, not {value!r}") from None
-
-
-def _plainly() -> AbstractContextManager[Any]:
-    """What is made in the caller's inference mode could not be used again outside of it."""
-    import torch
-
-    return torch.inference_mode(False)
-
-
-def _operate(swarm: Swarm, call: Call, values: Tensor) -> Operating:
-    with _plainly():
-        return swarm.operate(call, values)
-
-
-def _flat(tensor: Tensor, dtype: Any = None) -> Tensor:
-    """A tensor's elements in its own memory, without its history and whatever mode it was made in."""
-    import torch
-
-    _check_plain(tensor, dtype)
-    with _plainly():
-        return torch.from_numpy(tensor.detach().view(-1).view(torch.uint8).numpy()).view(tensor.dtype)
-
-
-def _check_plain(tensor: Any, dtype: Any = None) -> None:
-    """Refuse what is not a tensor whose values are its memory: its bytes are read and written as they lie there. No dtype: any."""
-    import torch
-
-    given = tensor if isinstance(tensor, torch.Tensor) else None
-    if given is None or not _plain(given) or (dtype is not None and given.dtype != dtype):
-        kind = str(dtype).removeprefix("torch.") + " tensor" if dtype is not None else "tensor"
-        raise LocalProtocolError(f"this collective takes a non-empty {kind}, contiguous and on the CPU, not {_described(tensor)}")
-
-
-def _plain(tensor: Tensor) -> bool:
-    import torch
-
-    ours = getattr(type(tensor), DISPATCH) is getattr(torch.Tensor, DISPATCH)
-    dense = ours and not tensor.is_nested and not tensor.is_quantized and tensor.layout == torch.strided and tensor.device.type == "cpu"
-    return bool(dense and not tensor.is_conj() and not tensor.is_neg() and tensor.is_contiguous() and tensor.numel())
-
-
-def _described(value: Any) -> str:
-    import torch
-
-    if not isinstance(value, torch.Tensor):
-        return f"a {type(value).__name__}"
-    if value.is_nested:
-        return f"a nested tensor of {value.dtype}"
-    strange = [
-        *([str(value.layout)] if value.layout != torch.strided else ["not contiguous"] * (not value.is_contiguous())),
-        *(what for what, so in (("conjugated", value.is_conj()), ("negated", value.is_neg())) if so),
-        *([type(value).__name__] if type(value) not in (torch.Tensor, torch.nn.Parameter) else []),
-    ]
-    return ", ".join([f"{tuple(value.shape)} of {value.dtype} on {value.device}", *strange])
-
-
-def _call(
-    op_id: str, reducer: str, deadline_s: float, everyone: bool, *, weight: int = 1, codec: str = "", tag: str = ""
+def call_of(
+    op_id: str, reducer: str, deadline_s: float, everyone: bool, *, weight: int = 1, codec: str = "", tag: str = "", group: str = ""
 ) -> Call:  # fmt: skip
+    """A checked Call. Raises LocalProtocolError."""
     try:
-        call = Call(op_id, reducer, codec, operator.index(weight), float(deadline_s), everyone, tag)
+        call = Call(op_id, reducer, codec, operator.index(weight), float(deadline_s), everyone, tag, group)
         return msgspec.convert(msgspec.to_builtins(call), Call)
     except (msgspec.ValidationError, TypeError, ValueError) as error:
         raise LocalProtocolError(f"operation {op_id!r} cannot be called: {error}") from None

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from ..collectives import telemetry
-from ..collectives.api import Handle, all_reduce, placed
+from ..collectives.api import Handle, all_reduce
 from ..collectives.codec import Grid
 from ..collectives.errors import AtollError, LocalProtocolError, SwarmClosedError
 from ..collectives.identifiers import PeerId, RunId
 from ..collectives.layout import Layout
+from ..collectives.plain import placed
 from ..collectives.swarm import Call, Outcome, PeerView, RunSettings, sample_count
 from ..optim.solo import Lease
 from .session import events as ev
@@ -260,7 +261,9 @@ class LocalMember:
             pass
         counted, elapsed = event.cid == running.cid, self.clock() - running.since
         sent, received = (now - before for now, before in zip(self.traffic(), running.traffic, strict=True))
-        running.outcome = Outcome("committed", 1, event.contributors, counted, (), sent, received, elapsed)
+        running.outcome = Outcome(
+            "committed", 1, event.contributors, counted, (), sent, received, elapsed, config=event.config, members=event.members
+        )
 
     def members(self) -> Sequence[PeerView]:
         """See Swarm."""
