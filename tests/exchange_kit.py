@@ -13,7 +13,7 @@ from codec_kit import reference
 from atoll.collectives.codec import Grid
 from atoll.collectives.digest import chunk_hash, part_digest
 from atoll.collectives.exchange import Exchange, ExchangeEvent, Report, ResultComplete
-from atoll.collectives.group import Contributor, Member, Part, Plan
+from atoll.collectives.group import BUTTERFLY, Contributor, Member, Part, Plan, Topology
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.partition import parts_for
 
@@ -41,13 +41,14 @@ def make_plan(
     reducer: str = "mean",
     log: str = LOG,
     parts: tuple[Part, ...] | None = None,
+    topology: Topology = BUTTERFLY,
 ) -> Plan:
     chunks = -(-numel // chunk_elements)
     return Plan(
         log, round_, ballot, revision, bytes(32),
         tuple(Contributor(Member(peer, 0), cid, weight) for peer, cid, weight in contributors),
         parts or parts_for(chunks, [(owner, 1.0) for owner in owners]),
-        numel, chunk_elements, codec, reducer,
+        numel, chunk_elements, codec, reducer, topology,
     )  # fmt: skip
 
 
