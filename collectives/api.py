@@ -118,13 +118,13 @@ def all_reduce(
 
     ``codec``: how values travel; "" is the run's. A tensor with NaN or infinity ends as "open". Raises what `Swarm.operate` raises.
     """
-    _check_floats(tensor)
+    check_floats(tensor)
     if weight < 1 or (op != "mean" and weight != 1):
         raise LocalProtocolError(f"all_reduce of weight {weight}: a mean takes a weight of at least 1, {op} no other than 1")
     if op not in ("mean", "sum", "max"):
         raise LocalProtocolError(f"all_reduce knows mean, sum and max, not {op!r}", hint="modular_sum is for integers")
     flat = tensor.detach().view(-1)
-    operating = swarm.operate(_call(op_id, op, deadline_s, everyone, weight=weight, codec=codec), flat)
+    operating = swarm.operate(call_of(op_id, op, deadline_s, everyone, weight=weight, codec=codec), flat)
     return Handle(operating, lambda outcome: _into(operating, outcome, flat))
 
 
@@ -143,7 +143,7 @@ def modular_sum(
     width = next(width for width in WIDTHS if width >= bits)
     narrow = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}[width]
     flat, words = tensor.detach().view(-1), words_of(tensor.detach().to(narrow))
-    operating = swarm.operate(_call(op_id, f"wrap{width}", deadline_s, everyone, tag=f"b{bits}"), words)
+    operating = swarm.operate(call_of(op_id, f"wrap{width}", deadline_s, everyone, tag=f"b{bits}"), words)
 
     def finish(outcome: Outcome) -> Outcome:
         if outcome.status == "committed":
@@ -157,7 +157,7 @@ def modular_sum(
 
 def all_gather(swarm: Swarm, tensor: Tensor, *, op_id: str, deadline_s: float = 60.0, everyone: bool = False) -> Handle[Gathered]:
     """Everybody's tensor, bit for bit, by peer: any dtype and shape, the same at all members, on the CPU."""
-    operating = swarm.operate(_call(op_id, "gather", deadline_s, everyone, tag=_kind(tensor)), words_of(tensor))
+    operating = swarm.operate(call_of(op_id, "gather", deadline_s, everyone, tag=_kind(tensor)), words_of(tensor))
     return Handle(operating, lambda outcome: Gathered(outcome, _slots(operating, outcome, tensor)))
 
 
@@ -169,9 +169,9 @@ def reduce_scatter(
 
     It costs what an all-reduce costs: a result is only called committed when a quorum holds all of it.
     """
-    _check_floats(tensor)
+    check_floats(tensor)
     flat = tensor.detach().view(-1)
-    operating = swarm.operate(_call(op_id, op, deadline_s, everyone, weight=weight, codec=codec, tag="scatter"), flat)
+    operating = swarm.operate(call_of(op_id, op, deadline_s, everyone, weight=weight, codec=codec, tag="scatter"), flat)
 
     def finish(outcome: Outcome) -> Scattered:
         if outcome.status != "committed":
@@ -201,7 +201,7 @@ def copy_from(
     _check_plain(tensor, tensor.dtype)
     source = swarm.peer in roots
     tag = blake3("\n".join([_kind(tensor), *sorted(roots)]).encode()).hexdigest(8)
-    operating = swarm.operate(_call(op_id, "copy", deadline_s, everyone, weight=int(source), tag=tag), words_of(tensor))
+    operating = swarm.operate(call_of(op_id, "copy", deadline_s, everyone, weight=int(source), tag=tag), words_of(tensor))
 
     def finish(outcome: Outcome) -> Outcome:
         if outcome.status == "committed" and not source:
@@ -216,7 +216,7 @@ def barrier(swarm: Swarm, *, op_id: str, deadline_s: float = 60.0) -> Handle[Out
     import torch
 
     return Handle(
-        swarm.operate(_call(op_id, "max", deadline_s, True, codec="fp32", tag="barrier"), torch.zeros(1)), lambda outcome: outcome
+        swarm.operate(call_of(op_id, "max", deadline_s, True, codec="fp32", tag="barrier"), torch.zeros(1)), lambda outcome: outcome
     )
 
 
@@ -235,7 +235,7 @@ def check_state(
     if not names:
         raise LocalProtocolError("check_state of no tensors")
     mine = torch.frombuffer(bytearray(digests), dtype=torch.float32)
-    operating = swarm.operate(_call(op_id, "gather", deadline_s, everyone, tag=kind), mine)
+    operating = swarm.operate(call_of(op_id, "gather", deadline_s, everyone, tag=kind), mine)
     return Handle(operating, lambda outcome: _compare(outcome, names, _slots(operating, outcome, mine)))
 
 
@@ -338,7 +338,8 @@ def _kind(tensor: Tensor) -> str:
     return blake3(f"{tensor.dtype} {tuple(tensor.shape)}".encode()).hexdigest(8)
 
 
-def _check_floats(tensor: Tensor) -> None:
+def check_floats(tensor: Tensor) -> None:
+    """Raises LocalProtocolError for anything but a non-empty float32 tensor, contiguous and on the CPU."""
     import torch
 
     _check_plain(tensor, torch.float32)
@@ -353,10 +354,11 @@ def _check_plain(tensor: Tensor, dtype: Any) -> None:
         )
 
 
-def _call(
-    op_id: str, reducer: str, deadline_s: float, everyone: bool, *, weight: int = 1, codec: str = "", tag: str = ""
+def call_of(
+    op_id: str, reducer: str, deadline_s: float, everyone: bool, *, weight: int = 1, codec: str = "", tag: str = "", group: str = ""
 ) -> Call:  # fmt: skip
-    call = Call(op_id, reducer, codec, weight, float(deadline_s), everyone, tag)
+    """A checked Call. Raises LocalProtocolError."""
+    call = Call(op_id, reducer, codec, weight, float(deadline_s), everyone, tag, group)
     try:
         return msgspec.convert(msgspec.to_builtins(call), Call)
     except msgspec.ValidationError as error:

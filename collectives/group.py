@@ -16,7 +16,7 @@ from .identifiers import HASH_BYTES, PeerId
 MAX_MEMBERS = 256
 MAX_PEER_ID = 128
 MAX_CODEC_NAME = 64
-MAX_LOG_NAME = 128
+MAX_LOG_NAME = 160
 
 Peer = Annotated[PeerId, msgspec.Meta(min_length=1, max_length=MAX_PEER_ID)]
 Hash = Annotated[bytes, msgspec.Meta(min_length=HASH_BYTES, max_length=HASH_BYTES)]

@@ -260,7 +260,9 @@ class LocalMember:
             pass
         counted, elapsed = event.cid == running.cid, self.clock() - running.since
         sent, received = (now - before for now, before in zip(self.traffic(), running.traffic, strict=True))
-        running.outcome = Outcome("committed", 1, event.contributors, counted, (), sent, received, elapsed)
+        running.outcome = Outcome(
+            "committed", 1, event.contributors, counted, (), sent, received, elapsed, config=event.config, members=event.members
+        )
 
     def members(self) -> Sequence[PeerView]:
         """See Swarm."""

@@ -229,7 +229,7 @@ class SoloSwarm:
         self._operations.add(call.op_id)
         finite = works_on_bits(call.reducer) or bool(torch.isfinite(source).all())
         if call.weight and finite:
-            outcome = Outcome("committed", 0, (Share(self.peer, call.weight),), counted=True)
+            outcome = Outcome("committed", 0, (Share(self.peer, call.weight),), counted=True, config="solo", members=1)
         else:
             outcome = Outcome("open", 0, reason="nobody has given anything" if finite else "the tensor holds NaN or infinity")
         return Alone((self.peer,), source.detach().view(-1).clone(), outcome)
