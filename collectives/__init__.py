@@ -22,6 +22,7 @@ encoded        a whole vector of such chunks
 digest         hashes of chunks, parts and states
 partition      one vector, parts per member
 reduce         the Reducer seam in four forms: mean, sum, maximum, modular sum, copies
+trees          over which members a part is summed, and its result handed down
 record_layer   authenticated records for lanes
 exchange/      the data plane of a round; sans I/O
 engine/        one thread that runs an exchange over real sockets

@@ -81,6 +81,7 @@ class Grid:
             self._runs.append(run)
             at, nbytes = at + count * elements, nbytes + count * run.nbytes
         self._first = [run.chunk for run in self._runs]
+        self._whole = self._first[1] if len(self._first) > 1 else self.chunks  # chunks of the first run: nearly always nearly all
         self.nbytes = nbytes
         """Length of the encoded vector."""
 
@@ -143,6 +144,8 @@ class Grid:
             yield first, target
 
     def _run(self, chunk: int) -> _Run:
+        if 0 <= chunk < self._whole:
+            return self._runs[0]
         if not 0 <= chunk < self.chunks:
             raise IndexError(f"chunk {chunk} of {self.chunks}")
         return self._runs[bisect.bisect_right(self._first, chunk) - 1]
