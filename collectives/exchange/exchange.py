@@ -157,7 +157,7 @@ class Exchange:
         slot.closed = True
         slot.release()
         busy = False
-        for peer, box in self._sender.boxes.items():
+        for box in self._sender.boxes.values():
             flow = box.flows.get(slot.id)
             if flow is None:
                 continue

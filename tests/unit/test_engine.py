@@ -10,7 +10,7 @@ import threading
 import pytest
 from exchange_kit import LOG, cid_of, make_plan, peers_of, ref_digests, ref_result, vector
 
-from atoll.collectives.engine import EngineSettings, EngineThread, LaneKeys, derive_lane_keys
+from atoll.collectives.engine import EngineSettings, EngineThread, derive_lane_keys
 from atoll.collectives.engine import poller as pollers
 from atoll.collectives.engine import settings as engine_settings
 from atoll.collectives.errors import ConfigError
