@@ -31,6 +31,7 @@ MAX_PAYLOAD_BYTES = 17 << 20
 """Longest payload: a chunk of 2^22 float32 values, or int8 with its scales; state chunks are at most 4 MiB."""
 
 _layout = struct.Struct("<BBHIQ16s16s")
+_start = struct.Struct("<BBHI")
 HEADER_BYTES = _layout.size
 
 
@@ -56,6 +57,14 @@ def repack(header: bytes, length: int, *, packed: bool) -> bytes:
 
 
 BEAT_HEADER = pack(BEAT, 0, 0, NO_KEY, NO_KEY)
+
+
+def payload_length(data: memoryview, start: int, peer: PeerId) -> int:
+    """Length of the payload that follows a header at ``start``, within bounds; the rest is `parse`'s. Raises RemoteProtocolError."""
+    version, _, packed, length = _start.unpack_from(data, start)
+    if version != VERSION or packed > 1 or length > MAX_PAYLOAD_BYTES:
+        raise RemoteProtocolError(f"record of version {version} and {length} bytes", peer=peer)
+    return length
 
 
 def parse(data: bytes | bytearray | memoryview, peer: PeerId, *, packed_too: bool = False) -> Header:

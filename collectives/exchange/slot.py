@@ -45,6 +45,7 @@ class RoundSlot:
         self.bytes_received = 0
         self.abandoned: set[bytes] = set()
         self._pools = pools
+        self._last_pool: WirePool | None = None
         self._parts: dict[PeerId, dict[bytes, dict[int, Wire]]] = {}
         self._counts: dict[PeerId, int] = {}
         self._refused: set[tuple[PeerId, bytes]] = set()
@@ -53,7 +54,10 @@ class RoundSlot:
 
     def pool(self, chunk: int) -> WirePool:
         """Where buffers for this chunk come from."""
-        return self._pools.get(self.grid.codec(chunk), self.grid.elements(chunk))
+        codec, elements, pool = self.grid.codec(chunk), self.grid.elements(chunk), self._last_pool
+        if pool is None or pool.codec is not codec or pool.elements != elements:
+            pool = self._last_pool = self._pools.get(codec, elements)
+        return pool
 
     def check_record(self, peer: PeerId, chunk: int, length: int) -> None:
         """Raises RemoteProtocolError unless a record's chunk exists on the grid and has its length."""
