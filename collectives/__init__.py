@@ -10,6 +10,7 @@ identifiers    PeerId, RunId, sizes of hashes
 telemetry      typed events and one emit(); sinks subscribe
 layout         what the flat vector means: names, shapes, offsets
 swarm          the Swarm seam: what a training script sees; no implementation
+plain          tensors whose values are their memory: flat, as bytes, as words
 api            collectives for scripts: reductions, gathers, broadcasts, barriers, comparing states
 averaging      the mean over many members in steps among few
 group          members, configurations, quorums, plans, log entries: frozen values

@@ -134,7 +134,7 @@ class Grid:
         ``data`` must be writable memory (it is not written to). With ``out`` (float32, shape (numel,)) the chunks are decoded in place
         there, otherwise into one buffer that the next step overwrites.
         """
-        buffer = torch.empty(min(self.chunk_elements, self.numel)) if out is None else out
+        buffer = torch.empty(min(self.chunk_elements, self.numel), dtype=torch.float32, device="cpu") if out is None else out
         for chunk in range(self.chunks):
             start, stop = self.span(chunk)
             first = chunk * self.chunk_elements

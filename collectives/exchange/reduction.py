@@ -51,8 +51,8 @@ class ChunkReducer:
             return codec.weighted_mean(wires, job.factors.multipliers, job.factors.divisor, out)
         assert state.reducer.form == "rows"
         if self._rows is None or self._rows.shape[0] != len(wires) or self._rows.shape[1] < out.elements:
-            self._rows = torch.empty(len(wires), out.elements)
-            self._out = torch.empty(out.elements)
+            self._rows = torch.empty(len(wires), out.elements, dtype=torch.float32, device="cpu")
+            self._out = torch.empty(out.elements, dtype=torch.float32, device="cpu")
         assert self._out is not None
         rows, result = self._rows[:, : out.elements], self._out[: out.elements]
         for row, wire in zip(rows.unbind(0), wires, strict=True):
@@ -68,7 +68,7 @@ class ChunkReducer:
             if not codec.finite(wire):
                 worst = index
                 break
-            values = torch.empty(wire.elements)
+            values = torch.empty(wire.elements, dtype=torch.float32, device="cpu")
             codec.decode(wire, values)
             magnitude = values.abs_().max().item()
             if magnitude > largest:
