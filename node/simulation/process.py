@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any, TypeVar, cast
 
@@ -38,6 +38,7 @@ class Place:
     checkpoint_every: int = 4
     work_s: float = 0.002  # what offloaded work takes
     exchange: type[Exchange] = Exchange
+    sites: Mapping[PeerId, str] = field(default_factory=dict[PeerId, str])
 
 
 def sign_as(peer: PeerId, payload: bytes) -> bytes:
@@ -72,6 +73,7 @@ class NodeProcess:
         self.session = Session(
             run=place.run_id, me=peer, organiser=place.organiser, settings=place.settings, ports=self, rng=rng, now=place.world.now,
             timing=place.timing, checkpoint_every=place.checkpoint_every, chunk_elements=place.chunk_elements,
+            site=place.sites.get(peer, ""),
         )  # fmt: skip
         self._rng, self._emit, self._died = rng, emit, died
         self._events: deque[Any] = deque()
