@@ -10,7 +10,8 @@ timeline        where the time of a reduction goes
 actions         what the log's state machine asks of the session
 naming          names of free-standing operations: what all their callers must agree in
 volatile        their journal, which is not kept
-operations      free-standing operations
+operation       one free-standing operation
+operations      all of them
 record          what must not be forgotten of branches
 branch          a branch of the log, at one of its members
 branching       without a quorum: forks, the branch, and its end

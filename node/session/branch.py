@@ -51,7 +51,7 @@ class Branch:
         self.journal.append(genesis)
         self.machine = RoundMachine(
             run=session.run, log=self.log, me=main.me, organiser=session.organiser, journal=self.journal, shape=main.shape,
-            timing=session.timing, actions=self, rng=session.rng, now=now,
+            timing=session.timing, actions=self, rng=session.rng, now=now, site=session.site,
         )  # fmt: skip
         self.machine.root = genesis.entry.base_state
         self.machine.idle = session.script is None
