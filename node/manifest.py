@@ -97,6 +97,13 @@ class ExchangeTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     deadline_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] | None = None  # None: from measured rates
 
 
+class LanesTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[lanes]``: the connections for bulk bytes. ``encrypt = false``: for a network whose owner may read and alter what is averaged."""
+
+    encrypt: bool = True
+    per_peer: Annotated[int, msgspec.Meta(ge=1, le=8)] = 1  # several: for paths on which one connection does not fill the link
+
+
 class JoinTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``[join]``: ``invite``: a newcomer shows a valid invite; ``open``: the run id is enough."""
 
@@ -126,6 +133,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     data: DataTable = DataTable()
     train: TrainTable = TrainTable()
     exchange: ExchangeTable = ExchangeTable()
+    lanes: LanesTable = LanesTable()
     join: JoinTable = JoinTable()
     checkpoint: CheckpointTable = CheckpointTable()
     network: NetworkTable = NetworkTable()
