@@ -52,6 +52,7 @@ class NodeOptions:
     private: bool = False
     parent_pid: int = 0
     parent_fd: int = -1
+    site: str = ""
     resume: bool = True
     """Enter the runs of the last life again (not in a private node: its script names the run)."""
 
@@ -112,7 +113,15 @@ async def _main(
             await outer.start(network.run)
             async with trio.open_nursery() as nursery:
                 context = NodeContext(
-                    identity, paths, network, engine, nursery, random.Random(os.urandom(16)), lambda event: node.publish(event), pool
+                    identity,
+                    paths,
+                    network,
+                    engine,
+                    nursery,
+                    random.Random(os.urandom(16)),
+                    lambda event: node.publish(event),
+                    pool,
+                    options.site,
                 )
                 node = Node(context, private=options.private, parent_pid=options.parent_pid)
                 nodes.append(node)

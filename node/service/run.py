@@ -183,7 +183,7 @@ class RunService:
         self.session = Session(
             run=self.run_id, me=self.node.identity.peer, organiser=self.organiser, settings=settings, ports=self.ports,
             rng=random.Random(self.node.rng.random()), now=now, unix_offset_s=time.time() - now,
-            checkpoint_every=self.manifest.checkpoint.every, seeding=self.seeding,
+            checkpoint_every=self.manifest.checkpoint.every, seeding=self.seeding, site=self.node.site,
         )  # fmt: skip
         self.session.membership.announce(now, addresses=tuple(split_peer(address)[1] for address in self.node.network.addresses()))
         self.session.start(now)
