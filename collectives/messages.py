@@ -27,7 +27,8 @@ Spans = Annotated[tuple[Span, ...], msgspec.Meta(max_length=MAX_CHUNK_LIST)]
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     """To the convener of (round, ballot): my contribution is frozen (cid), or I have nothing for this round (cid None).
 
-    ``settle``: what an earlier life of mine offered is gone, and a script waits to hear so: decide any entry.
+    ``settle``: what an earlier life of mine offered is gone, and a script waits to hear so: decide any entry. Rates size parts and
+    deadlines; who lies about them costs time, nothing else.
     """
 
     base: Hash
@@ -35,6 +36,9 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     weight: Count
     leave: bool
     settle: bool = False
+    up: Count = 0  # bytes/s: see Pace
+    down: Count = 0
+    proven: Count = 0
 
 
 class Prepare(msgspec.Struct, frozen=True, array_like=True, tag="prepare"):

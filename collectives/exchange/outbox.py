@@ -94,7 +94,7 @@ class Sender:
 
     def __init__(
         self, frozen: Mapping[bytes, Frozen], blobs: Blobs, poison: Callable[[bytes], None], served: Callable[[RoundSlot], None],
-        clock: Callable[[], float], patience_s: float,
+        clock: Callable[[], float], patience_s: Callable[[], float],
     ) -> None:  # fmt: skip
         self.boxes: dict[PeerId, Outbox] = {}
         self._frozen = frozen
@@ -112,7 +112,7 @@ class Sender:
 
     def overdue(self, handed: Mapping[int, float], chunk: int) -> bool:
         """Whether a chunk, if it was handed out at all, should have come by now: a lane loses nothing while it lasts."""
-        return self._clock() - handed.get(chunk, LONG_AGO) >= self._patience_s
+        return self._clock() - handed.get(chunk, LONG_AGO) >= self._patience_s()
 
     def next_record(self, peer: PeerId) -> Outgoing | None:
         """The next record for a peer, or None."""

@@ -18,6 +18,7 @@ from .catching import Catching
 from .certificate import vote_payload
 from .convener import Convening
 from .journal import Journal
+from .patience import rtt_s, stuck_s
 from .pulling import ask_again, on_the_way
 from .state import OpenRound, RoundActions, Shape
 from .timing import Timing
@@ -112,7 +113,7 @@ class RoundMachine:
         self._send_ready(now)
         if self.contribution and self.is_member:
             for peer in self.others:
-                self.tell(peer, m.Ready(self.base, *self.contribution, self.leaving))
+                self.tell(peer, self._offer(*self.contribution))
 
     def set_idle(self, now: float, idle: bool) -> None:
         """Say whether a contribution may come at all; an idle member is not waited for."""
@@ -378,10 +379,14 @@ class RoundMachine:
     # ---- contributor
     def _my_ready(self) -> m.Ready | None:
         if self.contribution:
-            return m.Ready(self.base, self.contribution[0], self.contribution[1], self.leaving)
+            return self._offer(*self.contribution)
         closing = self.open.first_ready_at is not None  # before that, a script may still attach and contribute to this round
         silent = self.leaving or self.unsettled or (self.idle and closing)
         return m.Ready(self.base, None, 0, self.leaving, self.unsettled) if silent else None
+
+    def _offer(self, cid: bytes, weight: int) -> m.Ready:
+        pace = self.actions.pace()
+        return m.Ready(self.base, cid, weight, self.leaving, up=pace.up, down=pace.down, proven=pace.proven)
 
     def _send_ready(self, now: float) -> None:
         ready = self._my_ready()
@@ -427,11 +432,11 @@ class RoundMachine:
     def _consider_takeover(self, now: float) -> None:
         if not self.engaged or self.open.decided:
             return
-        patience = self.timing.takeover_s * min(8.0, 1 + self.ballot / 2) * (2 if self.convening.active else 1)
+        patience = self.timing.takeover_s * min(8.0, 1 + self.ballot / 2) * (2 if self.convening.active else 1) + 4 * rtt_s(self)
         if self.ballot == 0 and self.journal.restarted and self.convener_of(0) == self.me:
             patience = 0.0  # this ballot is spent: nobody else can use it
         elif self.open.plan is not None:
-            patience += 2 * self.bulk_s
+            patience += 2 * self.bulk_s + stuck_s(self) - self.timing.revise_s
         elif self.ballot == 0:
             patience += self.timing.grace(self.round_s)
         suspected = self.convener_of(self.ballot) != self.me and self.actions.suspected(self.convener_of(self.ballot).peer)

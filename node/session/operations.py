@@ -25,6 +25,7 @@ from ...collectives.encoded import EncodedVector
 from ...collectives.errors import LocalProtocolError, NotEnoughPeersError
 from ...collectives.group import Certified, Config, Entry, Plan, is_quorum
 from ...collectives.identifiers import HASH_BYTES, PeerId
+from ...collectives.pace import Pace
 from ...collectives.round import RoundMachine
 from ...collectives.swarm import Call, Share
 from . import events as ev
@@ -233,6 +234,10 @@ class Operation:
     def suspected(self, peer: PeerId) -> bool:
         """Whether the peer is believed dead."""
         return self.session.actions.suspected(peer)
+
+    def pace(self) -> Pace:
+        """How fast this node's links are."""
+        return self.session.ports.pace()
 
     def sign(self, payload: bytes) -> bytes:
         """Sign as this peer."""
