@@ -17,6 +17,7 @@ from typing import NamedTuple
 from ..pace import Pace
 
 WINDOW_S = 0.15
+STRETCH_S = 0.4  # of them make an estimate of an uplink: acknowledgements come in bunches where the way back has a queue
 PAUSE_S = 1.0  # a window that became so long says nothing: this process was stopped
 BUSY, HELD_UP = 0.9, 0.1  # shares of a window
 HALF_LIFE_S = 20.0  # of the estimate, in time measured
@@ -60,6 +61,7 @@ class Meter:
         self._max_up, self._max_down = max_up, max_down
         self._up = Peak()  # while the network was the limit
         self._sent, self._received = Peak(), Peak()
+        self._stretch = 0, 0.0  # bytes and seconds of windows in a row in which the network was the limit
         self._rtt_s = 0.0
         self._before: Mapping[int, Reading] = {}
         self._since = 0.0
@@ -76,7 +78,11 @@ class Meter:
         self._sent.sample(acked, elapsed)
         self._received.sample(received, elapsed)
         if any(new.busy_s - old.busy_s >= BUSY * elapsed and new.held_up_s - old.held_up_s <= HELD_UP * elapsed for old, new in both):
-            self._up.sample(acked, elapsed)
+            self._stretch = self._stretch[0] + acked, self._stretch[1] + elapsed
+            if self._stretch[1] < STRETCH_S:
+                return
+            self._up.sample(*self._stretch)
+        self._stretch = 0, 0.0
 
     def due(self, now: float) -> bool:
         """Whether it is time to `read`."""

@@ -199,8 +199,8 @@ class Convening:
     def _revise(self, now: float, plan: Plan, dead: set[bytes], late: bool) -> None:
         machine = self.machine
         self.lost |= dead
-        if late:  # else what is missing of the living is on its way
-            self._blame(now, plan)
+        if late and self._blame(now, plan):  # else what is missing of the living is on its way
+            return machine.next_ballot(now)
         keep = [c for c in machine.contributors_ready() if c.cid not in self.lost]
         if not keep or self.revision > len(machine.config) + 2 or self.stalls > len(machine.config):
             return self.stop()  # the next attempt takes over
@@ -210,8 +210,10 @@ class Convening:
             return None
         return self._new_plan(now, keep)
 
-    def _blame(self, now: float, plan: Plan) -> None:
-        """A living member that holds up the others gives no part, or owns none. Where all are behind alike, nobody is to blame.
+    def _blame(self, now: float, plan: Plan) -> bool:
+        """True when it is us who are slow: most others have what they need, and it does not come here.
+
+        A living member that holds up the others gives no part, or owns none. Where all are behind alike, nobody is to blame.
 
         An owner that misses most contributions is slow itself: it is replaced, and the contributions stay.
         """
@@ -225,13 +227,16 @@ class Convening:
             for part in plan.parts
             if part.owner != me and now - self.reported_at.get(part.owner, -1e9) > machine.timing.detect_s and self._part_lacks(part)
         }
+        if len(silent) > 1 and 2 * len(silent) > len(owners - {me}):
+            return True
         if short and short | silent == owners:
-            return
+            return False
         late = {cid for owner, cids in behind.items() if owner not in short for cid in cids}
         self.lost |= late
         self.slow |= short | silent | {c.member.peer for c in plan.contributors if c.cid in late}
         if not owners - self.slow:
             self.lost |= {c.cid for c in plan.contributors if c.member.peer in silent}
+        return False
 
     def _part_lacks(self, part: Part) -> bool:
         return self.machine.open.lacking_of(part.owner)

@@ -442,6 +442,10 @@ class RoundMachine:
         suspected = self.convener_of(self.ballot) != self.me and self.actions.suspected(self.convener_of(self.ballot).peer)
         if now - self.open.progress_at <= patience and not suspected:
             return
+        self.next_ballot(now)
+
+    def next_ballot(self, now: float) -> None:
+        """Move on to the next ballot whose owner is not suspected."""
         self.ballot = max(self.ballot, self.journal.promised) + 1
         for _ in self.config:
             owner = self.convener_of(self.ballot)

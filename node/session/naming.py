@@ -7,7 +7,7 @@ from typing import NamedTuple
 import msgspec
 from blake3 import blake3
 
-from ...collectives.codec import DEFAULT_CHUNK_ELEMENTS
+from ...collectives.codec import DEFAULT_CHUNK_ELEMENTS, chunk_elements
 from ...collectives.errors import ConfigError
 from ...collectives.group import MAX_MEMBERS, Config
 from ...collectives.reduce import REDUCERS, works_on_bits
@@ -42,9 +42,9 @@ class Spec(NamedTuple):
 
     def shape(self, config: Config) -> Shape:
         """The vector that is reduced. A gather's has a slot for each member, of whole chunks."""
-        chunk = DEFAULT_CHUNK_ELEMENTS[self.codec]
         if self.reducer != "gather":
-            return Shape(self.numel, chunk, self.codec, self.reducer)
+            return Shape(self.numel, chunk_elements(self.codec, self.numel), self.codec, self.reducer)
+        chunk = DEFAULT_CHUNK_ELEMENTS[self.codec]
         chunks = -(-self.numel // chunk)
         chunk = -(-self.numel // chunks)
         return Shape(len(config) * chunks * chunk, chunk, self.codec, self.reducer)
