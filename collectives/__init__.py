@@ -1,6 +1,7 @@
 """The ground of atoll: seams, bytes, groups, rounds, reductions. Knows neither libp2p nor keys nor a network.
 
-    from atoll.collectives import all_reduce, all_gather, broadcast, reduce_scatter, modular_sum, barrier, check_state, repair_state, enter
+    from atoll.collectives import (all_reduce, all_gather, average, broadcast, reduce_scatter, modular_sum, barrier, check_state, repair_state,
+                                   enter)
 
 takes any swarm (docs/collectives.md). Rooms, lowest first:
 
@@ -9,8 +10,11 @@ identifiers    PeerId, RunId, sizes of hashes
 telemetry      typed events and one emit(); sinks subscribe
 layout         what the flat vector means: names, shapes, offsets
 swarm          the Swarm seam: what a training script sees; no implementation
+plain          tensors whose values are their memory: flat, as bytes, as words
 api            collectives for scripts: reductions, gathers, broadcasts, barriers, comparing states
+averaging      the mean over many members in steps among few
 group          members, configurations, quorums, plans, log entries: frozen values
+groups         parts of a configuration: lines of a grid, pairs
 messages       the round's control messages: typed, bounded
 codecs/        the formats of encoded values
 codec          a chunk of float32 values and its wire bytes, named; the grid of a vector's chunks
@@ -19,6 +23,7 @@ digest         hashes of chunks, parts and states
 pace           how fast a member's links are
 partition      one vector, parts per member
 reduce         the Reducer seam in four forms: mean, sum, maximum, modular sum, copies
+trees          over which members a part is summed, and its result handed down
 record_layer   authenticated records for lanes
 exchange/      the data plane of a round; sans I/O
 engine/        one thread that runs an exchange over real sockets
@@ -43,10 +48,12 @@ if TYPE_CHECKING:
         reduce_scatter,
         repair_state,
     )
+    from .averaging import average
 
 __all__ = [
     "all_gather",
     "all_reduce",
+    "average",
     "barrier",
     "broadcast",
     "check_state",
@@ -60,7 +67,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(".api", __name__), name)
+    value = getattr(import_module(".averaging" if name == "average" else ".api", __name__), name)
     globals()[name] = value
     return value
 

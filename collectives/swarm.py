@@ -15,6 +15,7 @@ import msgspec
 
 from .errors import ConfigError
 from .group import MAX_CODEC_NAME
+from .groups import MAX_GROUP_NAME
 from .identifiers import PeerId, RunId
 from .layout import Layout
 
@@ -84,6 +85,8 @@ class Outcome:
     bytes_received: int = 0
     elapsed_s: float = 0.0
     reason: str = ""
+    config: str = ""  # of an operation: name and size of the configuration that it was decided under
+    members: int = 0
 
 
 class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -92,6 +95,8 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``op_id``: serves once in the life of a run. ``reducer``: one of `collectives.reduce.REDUCERS`. ``codec``: "" is the run's (and
     "bits" for reducers of bits). ``weight`` 0: gives nothing, receives the result. ``everyone``: wait for every live member whose
     script has not ended, instead of a few seconds. ``tag``: callers with another tag have called something else.
+    ``group``: among this member's group of that name only (`collectives.groups`); "" is everybody. ``under``: the `Outcome.config` of
+    an operation before, whose groups these are; "": the newest configuration. One that is no longer known is refused.
     """
 
     op_id: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_CODEC_NAME)]
@@ -101,6 +106,8 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     deadline_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 60.0
     everyone: bool = False
     tag: Annotated[str, msgspec.Meta(max_length=MAX_TAG, pattern="^[0-9a-z]*$")] = ""
+    group: Annotated[str, msgspec.Meta(max_length=MAX_GROUP_NAME)] = ""
+    under: Annotated[str, msgspec.Meta(max_length=MAX_TAG)] = ""
 
     @property
     def name(self) -> str:
@@ -163,7 +170,7 @@ class Operating(Protocol):
 
     @property
     def members(self) -> Sequence[PeerId]:
-        """The configuration it was called under. A gather's result has a slot for each, in this order, all equally long."""
+        """The configuration it was called under, or the group of it. A gather's result has a slot for each, in this order, all equally long."""
         ...
 
     @property

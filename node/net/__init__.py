@@ -7,13 +7,16 @@ framing        frames on a byte stream: u32 length, payload, hard limits
 peerbook       who is where; the cache file that spares a restart the bootstrap
 faults         what peers do wrong, and who is shut out for it
 backoff        retry delays that grow, with jitter
-streams        persistent message streams per (peer, topic)
 dht/           the private Kademlia: records, store, server, query engine
 bootstrap      finding the first peers, for as long as it takes
 announcements  signed announcements of members, and the registry of them
 rendezvous     the members of a run, known to all of them
+lane_sockets   the TCP side of lanes and wires: listener, dial, hello
+wires          connections for control messages, in place of libp2p streams
+greeting       what is said when a message stream opens
+outbox         what waits for one peer, and the stream or wire it goes out on
+streams        persistent message streams per (peer, topic)
 bridge         a libp2p stream that plays the part of a socket
-lane_sockets   the TCP side of lanes: listener, dial, hello
 lanes          direct TCP connections for bulk data, negotiated over libp2p
 network        PeerNetwork: all of it behind one object
 """

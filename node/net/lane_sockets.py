@@ -175,13 +175,18 @@ async def dial(addresses: Sequence[str], token: bytes, secrets: bytes) -> socket
             winner.append(sock)
             nursery.cancel_scope.cancel()
 
-    with trio.move_on_after(DIAL_S):
-        async with trio.open_nursery() as nursery:
-            for host, port in targets:
-                failed = trio.Event()
-                nursery.start_soon(attempt, host, port, failed)
-                with trio.move_on_after(STAGGER_S):
-                    await failed.wait()
+    try:
+        with trio.move_on_after(DIAL_S):
+            async with trio.open_nursery() as nursery:
+                for host, port in targets:
+                    failed = trio.Event()
+                    nursery.start_soon(attempt, host, port, failed)
+                    with trio.move_on_after(STAGGER_S):
+                        await failed.wait()
+    except BaseException:
+        for sock in winner:
+            sock.close()
+        raise
     for loser in winner[1:]:
         loser.close()
     return winner[0] if winner else None

@@ -18,12 +18,13 @@ from .bootstrap import Bootstrap
 from .dht.node import Dht
 from .dht.records import run_key
 from .faults import Faults
+from .greeting import VERSION, Topic
 from .host import Host
 from .lane_sockets import LaneListener
 from .lanes import Lanes, OnLane
 from .peerbook import PeerBook
 from .rendezvous import Rendezvous
-from .streams import VERSION, Topic, TopicStreams
+from .streams import TopicStreams
 
 SAVE_S = 1.0
 SEARCH_FIRST_S = 0.5
@@ -77,7 +78,8 @@ class PeerNetwork:
         if cache is not None:
             self.book.load(cache)
         self._host = Host(identity, listen, announce=announce, max_connections=max_connections)
-        self._streams = TopicStreams(self._host, self.connect, self._faults, self._rng, version)
+        listener = LaneListener(host_and_port(listen[0])[0], lane_port)
+        self._streams = TopicStreams(self._host, self.connect, self._faults, self._rng, listener, version)
         self._bootstrap = Bootstrap(
             [peer for peer, _ in self._bootstrap_peers if peer != self.peer],
             self.connect,
@@ -89,7 +91,6 @@ class PeerNetwork:
         self.dht = Dht(identity, self._host, self.connect, self._addresses_of, self.book.add, self._faults, self._rng)
         self._rendezvous = Rendezvous(identity, self._host, self.connect, lambda: self._bootstrap.peers, self._faults, self._rng)
         self._rendezvous.learned = self._learned
-        listener = LaneListener(host_and_port(listen[0])[0], lane_port)
         self._lanes = Lanes(self._host, listener, self.connect, self._streams.admitted, self._faults, self._rng)
         self._runs: dict[RunId, trio.CancelScope] = {}
         self._nursery: trio.Nursery | None = None
@@ -243,6 +244,8 @@ class PeerNetwork:
         if up:
             self.book.confirm(peer)
             self._unsaved.set()
+        else:
+            self._streams.link_lost(peer)
         self.dht.link_changed(peer, up)
         self._bootstrap.link_changed()
         self._rendezvous.changed()
@@ -309,6 +312,7 @@ class PeerNetwork:
             },
             "runs": {run: [peer for peer, _ in self.members(run)] for run in self._runs},
             "lanes": dict(self._lanes.paths),
+            "wires": self._streams.wires(),
             "dht_peers": len(self.dht.table),
             "faults": dict(self._faults.total),
             "messages_sent": counters.messages_sent,

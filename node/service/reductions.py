@@ -138,7 +138,9 @@ class Reductions:
                 "bytes_sent": sent, "bytes_received": received, "at": time.time(),
             }
         )  # fmt: skip
-        self.events.reduced(event.op_id, Outcome("committed", 0, event.contributors, counted, (), sent, received, elapsed), buffer)
+        under = (event.config, event.members)
+        outcome = Outcome("committed", 0, event.contributors, counted, (), sent, received, elapsed, "", *under)
+        self.events.reduced(event.op_id, outcome, buffer)
 
     def _traffic(self, reduction: _Reduction) -> tuple[int, int]:
         sent, received = self.run.traffic()

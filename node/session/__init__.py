@@ -10,7 +10,8 @@ timeline        where the time of a reduction goes
 actions         what the log's state machine asks of the session
 naming          names of free-standing operations: what all their callers must agree in
 volatile        their journal, which is not kept
-operations      free-standing operations
+operation       one free-standing operation
+operations      all of them
 earlier         what became of contributions of an earlier life
 installing      a fetched state replaces the own one
 others          whom to ask; who is on another history of the run

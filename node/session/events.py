@@ -96,6 +96,9 @@ class OperationDone:
     """From the plan's arrival here to the last byte of the result."""
     decision_s: float = 0.0
     """From the last byte of the result to its being decided."""
+    config: str = ""
+    members: int = 0
+    """Name and size of the whole configuration, also where only a group of it took part."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ from blake3 import blake3
 
 from ...collectives.codec import DEFAULT_CHUNK_ELEMENTS, chunk_elements
 from ...collectives.errors import ConfigError
-from ...collectives.group import MAX_MEMBERS, Config
+from ...collectives.group import MAX_MEMBERS, Config, Member
+from ...collectives.groups import group_fault, group_of
 from ...collectives.reduce import REDUCERS, works_on_bits
 from ...collectives.round import Shape
 from ...collectives.swarm import MAX_TAG, Call
@@ -24,7 +25,11 @@ def operation_key(run: str, op_id: str) -> str:
 
 def config_key(config: Config) -> str:
     """Short name of a configuration."""
-    return blake3(msgspec.msgpack.encode(config)).hexdigest(8)
+    return _named(config)
+
+
+def _named(what: object) -> str:
+    return blake3(msgspec.msgpack.encode(what)).hexdigest(8)
 
 
 class Spec(NamedTuple):
@@ -35,10 +40,19 @@ class Spec(NamedTuple):
     reducer: str
     everyone: bool
     tag: str
+    group: str = ""
 
-    def log_name(self, key: str, config: Config) -> str:
-        """Name of the operation's log under a configuration: at most 117 characters."""
-        return f"op/{self.numel}/{self.codec}/{self.reducer}/{'all' if self.everyone else 'any'}{self.tag}/{key}/{config_key(config)}"
+    def acceptors(self, key: str, config: Config, me: Member) -> Config:
+        """Who decides: all of a configuration, or ``me``'s group of it."""
+        return group_of(self.group, config, me, key) if self.group else config
+
+    def log_name(self, key: str, config: Config, acceptors: Config) -> str:
+        """Name of the operation's log under a configuration: at most 142 characters. A group's holds the whole configuration, too: the same
+        group of another grid is another."""
+        kind = f"{'all' if self.everyone else 'any'}{self.tag}{f'@{self.group}' if self.group else ''}"
+        return (
+            f"op/{self.numel}/{self.codec}/{self.reducer}/{kind}/{key}/{_named((config, acceptors)) if self.group else config_key(config)}"
+        )
 
     def shape(self, config: Config) -> Shape:
         """The vector that is reduced. A gather's has a slot for each member, of whole chunks."""
@@ -51,14 +65,15 @@ class Spec(NamedTuple):
 
     def __str__(self) -> str:
         what = f"{self.numel} {'words' if self.codec == 'bits' else 'elements'}, {self.reducer}, {self.codec}"
-        return what + (", everyone" if self.everyone else "") + (f", of kind {self.tag}" if self.tag else "")
+        kind = (", everyone" if self.everyone else "") + (f", of kind {self.tag}" if self.tag else "")
+        return what + kind + (f", in groups {self.group}" if self.group else "")
 
 
 def spec_of(call: Call, numel: int, codec: str) -> Spec:
     """The spec of a call in a run with this codec. Raises ConfigError, naming what is wrong."""
     if call.reducer not in REDUCERS:
         raise ConfigError(f"unknown reduction {call.reducer!r}", key="op", hint=f"one of {', '.join(REDUCERS)}")
-    spec = Spec(numel, call.codec or ("bits" if works_on_bits(call.reducer) else codec), call.reducer, call.everyone, call.tag)
+    spec = Spec(numel, call.codec or ("bits" if works_on_bits(call.reducer) else codec), call.reducer, call.everyone, call.tag, call.group)
     fault = _fault(spec)
     if fault:
         raise ConfigError(f"operation {call.op_id!r}: {fault}", key="codec" if "codec" in fault else "op")
@@ -66,12 +81,13 @@ def spec_of(call: Call, numel: int, codec: str) -> Spec:
 
 
 def parse(log: str) -> tuple[Spec, str, str] | None:
-    """(spec, key, name of the configuration) of an operation's log; None for anything else. Bytes of a peer: hostile."""
+    """(spec, key, name of configuration and group) of an operation's log; None for anything else. Bytes of a peer: hostile."""
     fields = log.split("/")
     if len(fields) != 7 or fields[0] != "op" or not fields[1].isascii() or not fields[1].isdigit() or fields[4][:3] not in ("all", "any"):
         return None
-    spec = Spec(int(fields[1]), fields[2], fields[3], fields[4][:3] == "all", fields[4][3:])
-    return None if _fault(spec) else (spec, fields[5], fields[6])
+    tag, grouped, group = fields[4][3:].partition("@")
+    spec = Spec(int(fields[1]), fields[2], fields[3], fields[4][:3] == "all", tag, group)
+    return None if _fault(spec) or (grouped and not group) else (spec, fields[5], fields[6])
 
 
 def _fault(spec: Spec) -> str | None:
@@ -85,7 +101,7 @@ def _fault(spec: Spec) -> str | None:
     limit = MAX_NUMEL // MAX_MEMBERS if spec.reducer == "gather" else MAX_NUMEL
     if not 0 < spec.numel <= limit or (spec.reducer == "wrap64" and spec.numel % 2):
         return f"{spec.numel} elements"
-    return None
+    return group_fault(spec.group) or None if spec.group else None
 
 
 def describe(log: str) -> str:

@@ -6,32 +6,29 @@ configuration, or callers who want different things under one id, do not give tw
 change over to the log that more others have called. One that restarts remembers (through `Storage.spend`) in which operations its
 earlier life promised or voted, and never takes part in those again.
 
+An operation of groups is one log for each group: its members alone vote, exchange and hold the result. Where one of them is lost, the
+first of the group decides a tie, and a group that lost its quorum is given up at once: its callers have other groups to go to.
+
 A caller that is late, after the others have committed, gets their result, uncounted. One whose deadline passes takes its contribution back
 where no plan names it yet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import msgspec
-from blake3 import blake3
 from torch import Tensor
 
 from ...collectives import exchange as x
 from ...collectives import messages as m
 from ...collectives.encoded import EncodedVector
 from ...collectives.errors import LocalProtocolError, NotEnoughPeersError
-from ...collectives.group import Certified, Config, Entry, Plan, is_quorum
-from ...collectives.identifiers import HASH_BYTES, PeerId
-from ...collectives.pace import Pace
-from ...collectives.round import RoundMachine
-from ...collectives.swarm import Call, Share
+from ...collectives.group import Config, Entry
+from ...collectives.identifiers import PeerId
+from ...collectives.swarm import Call
 from . import events as ev
-from .naming import Spec, config_key, describe, operation_key, parse, spec_of
-from .timeline import Timeline
-from .volatile import VolatileJournal, patient
+from .naming import Spec, config_key, operation_key, parse, spec_of
+from .operation import Operation
 
 if TYPE_CHECKING:
     from .session import Session
@@ -41,211 +38,6 @@ MAX_SPENT = 4096
 LIFETIME_S = 120.0  # how long a decided or abandoned operation is remembered for laggards
 KEPT_BYTES = 256 << 20  # results of decided operations that somebody may still lack; the newest is kept whatever its size
 RECENT_CONFIGS = 4  # entries whose configurations an operation may be called under: a caller may be that far behind
-NO_STATE = bytes(HASH_BYTES)
-Given = tuple[bytes, int, Tensor | EncodedVector]
-"""cid, weight, vector."""
-
-
-class Operation:
-    """One free-standing operation at this member. Implements `RoundActions`."""
-
-    def __init__(self, session: Session, spec: Spec, key: str, config: Config, now: float) -> None:
-        self.session, self.spec, self.key, self.touched_at = session, spec, key, now
-        self.log = log = spec.log_name(key, config)
-        self.op_id: str | None = None  # None: this member only votes
-        self.timeline = Timeline()
-        self.results: dict[tuple[bytes, ...], memoryview] = {}
-        self.holders: set[PeerId] = set()  # who voted, and so has all bytes
-        self.offered: m.Ready | None = None  # what this member said when it called
-        self.given: Given | None = None  # and what it called with
-        self.callers: set[PeerId] = set()
-        self.others: dict[PeerId, str] = {}  # who called the same operation otherwise, and the name of that log
-        self.entry: Entry | None = None
-        self.done = self.served = False
-        self.complete_at = now
-        self.decision_s = 0.0
-        main = session.machine
-        assert main is not None
-        shape = spec.shape(config)
-        base = blake3(b"atoll/op/1" + msgspec.msgpack.encode((session.run, log, config))).digest()
-        genesis = Entry(log, 0, base, NO_STATE, (), (), (), shape.numel, shape.chunk_elements, spec.codec, spec.reducer, config)
-        self.journal = VolatileJournal(main.me.incarnation, lambda: session.operations.spend(self.key))
-        self.journal.append(Certified(genesis, ()))
-        self.machine = RoundMachine(
-            run=session.run, log=log, me=main.me, organiser=session.organiser, journal=self.journal, shape=shape,
-            timing=patient(session.timing) if spec.everyone else session.timing, actions=self, rng=session.rng, now=now,
-        )  # fmt: skip
-        self.machine.root = NO_STATE
-        self.peers = [member.peer for member in config]
-        session.ports.exchange.open_round(log, 1, self.peers, shape.numel, shape.chunk_elements, spec.codec)
-
-    # ---- the caller
-    def call(self, now: float, op_id: str, cid: bytes, weight: int, vector: Tensor | EncodedVector) -> None:
-        """This member's script calls. The others hear of it: those who have nothing to add say so at once. Weight 0: it only listens."""
-        self.op_id, self.touched_at, self.given = op_id, now, (cid, weight, vector)
-        if not weight:
-            self.machine.set_idle(now, True)
-            return
-        self.session.ports.exchange.freeze(self.log, 1, cid, vector)
-        self.machine.idle = False
-        self.offered = m.Ready(self.machine.base, cid, weight, False)
-        self.machine.contribute(now, cid, weight)
-
-    def withdraw(self, now: float) -> None:
-        """The caller waits no longer: take the contribution back unless a plan names it."""
-        self.op_id, self.given, plan, contribution = None, None, self.machine.open.plan, self.machine.contribution
-        if contribution is None or (plan is not None and any(c.cid == contribution[0] for c in plan.contributors)):
-            return
-        self.machine.contribution = None
-        self.machine.set_idle(now, True)
-        self.session.ports.exchange.release(contribution[0])
-
-    @property
-    def bound(self) -> bool:
-        """Whether this member has called, promised or voted here: it cannot take part in another log of the operation."""
-        return self.op_id is not None or self.done or self.journal.spent or self.machine.contribution is not None
-
-    @property
-    def hopeless(self) -> bool:
-        """Whether those who called something else leave no quorum for this."""
-        config, others = self.machine.config, {peer for peer, log in self.others.items() if not self.alike(log)}
-        return not self.done and not is_quorum(config, {who for who in config if who.peer not in others}, self.session.organiser)
-
-    def alike(self, log: str) -> bool:
-        """Whether a log is of the same operation, under another configuration."""
-        found = parse(log)
-        return found is not None and found[0] == self.spec
-
-    def leave_out(self, now: float, peer: PeerId) -> None:
-        """A member will give nothing here."""
-        machine = self.machine
-        for who in machine.config:
-            if who.peer == peer and not self.done:
-                machine.open.ready[who] = m.Ready(machine.base, None, 0, False)
-                machine.convening.step(now)
-
-    def standing(self) -> str:
-        """Why it is not decided, as far as this member knows."""
-        machine = self.machine
-        if self.others:
-            calls = "; ".join(f"{peer} calls it with {describe(log)}" for peer, log in sorted(self.others.items()))
-            return f"{calls}; this peer with {describe(self.log)}"
-        ready = {who.peer for who in machine.open.ready} | {self.session.me}
-        waiting = sorted(peer for peer in self.peers if peer not in ready)
-        if machine.open.plan is None and waiting:
-            return f"{', '.join(waiting)} did not call" + (" and cannot be heard" if all(map(self.suspected, waiting)) else "")
-        return "a quorum has not voted" if machine.open.plan is not None else "nobody has given anything"
-
-    def serve(self, cid: bytes | None) -> None:
-        """Give the script the result."""
-        entry = self.entry
-        assert entry is not None
-        assert self.op_id is not None
-        shares = tuple(Share(c.member.peer, c.weight) for c in entry.contributors)
-        counted = cid if any(c.cid == cid for c in entry.contributors) else None
-        self.served = True
-        self.session.ports.emit(
-            ev.OperationDone(
-                self.op_id,
-                shares,
-                counted,
-                entry.codec,
-                entry.chunk_elements,
-                self.results[entry.part_digests],
-                self.machine.bulk_s,
-                self.decision_s,
-            )
-        )
-
-    def drop_results(self) -> None:
-        """Nobody will ask for the bytes any more."""
-        self.results.clear()
-        if self.entry is not None:
-            self.session.serving.withdraw(self.entry.hash())
-
-    def end(self) -> None:
-        """Take no more part."""
-        if self.machine.contribution:
-            self.session.ports.exchange.release(self.machine.contribution[0])
-        self.drop_results()
-        self.session.ports.exchange.close_round(self.log, 1)
-
-    # ---- RoundActions
-    def send(self, peer: PeerId, log: str, round_: int, body: m.Body) -> None:
-        """Send a control message."""
-        self.timeline.said(self.session.clock(), self.session.me, body)
-        self.session.actions.send(peer, log, round_, body)
-
-    def execute(self, plan: Plan, audience: Sequence[PeerId]) -> None:
-        """Carry out a plan."""
-        self.timeline.planned(self.session.clock(), plan)
-        self.session.ports.emit(ev.PlanTaken(plan, self.machine.convener_of(plan.ballot).peer, self.op_id or ""))
-        self.session.ports.exchange.execute(plan, audience)
-
-    def report(self, plan_id: bytes) -> None:
-        """Ask the data plane."""
-        self.session.ports.exchange.report(plan_id)
-
-    def resend_parts(self, peer: PeerId, plan_id: bytes, cid: bytes, spans: m.Spans) -> None:
-        """Send parts again."""
-        self.session.ports.exchange.resend_parts(peer, plan_id, cid, spans)
-
-    def resend_results(self, peer: PeerId, plan_id: bytes, spans: m.Spans) -> None:
-        """Send results again."""
-        self.session.ports.exchange.resend_results(peer, plan_id, spans)
-
-    def fetch_result(self, entry: Entry, holders: Sequence[PeerId]) -> None:
-        """Fetch result bytes."""
-        self.session.transfer.fetch_result(self.session.clock(), entry, [peer for peer in holders if peer != self.session.me])
-
-    def keep(self, entry: Entry) -> None:
-        """Votes of an operation are volatile."""
-
-    def apply(self, entry: Entry) -> None:
-        """Deliver the result."""
-        session, data = self.session, self.results.get(entry.part_digests)
-        assert data is not None
-        self.results = {entry.part_digests: data}  # not those of plans that came to nothing
-        now = self.touched_at = session.clock()
-        self.entry, self.done, self.decision_s = entry, True, max(0.0, now - self.complete_at)
-        contribution = self.machine.contribution
-        timed = self.timeline.finish(now, session.me, now, self.op_id or "")
-        if timed is not None:
-            session.ports.emit(ev.Timed(*timed))
-        if self.op_id is not None:
-            self.serve(contribution[0] if contribution else None)
-        if contribution is not None:
-            session.ports.exchange.release(contribution[0])
-        self.given = None  # its memory is another operation's next
-        self.machine.on_applied(now)
-        session.ports.exchange.close_round(self.log, 1)
-        session.operations.trim()
-
-    def decided(self, certified: Certified, counted: bool) -> None:
-        """Told by `apply` already."""
-
-    def closing(self, round_: int) -> None:
-        """Scripts call operations by themselves."""
-
-    def results_from(self) -> int:
-        """The one result is kept as long as the operation."""
-        return 0
-
-    def suspected(self, peer: PeerId) -> bool:
-        """Whether the peer is believed dead."""
-        return self.session.actions.suspected(peer)
-
-    def pace(self) -> Pace:
-        """How fast this node's links are."""
-        return self.session.ports.pace()
-
-    def sign(self, payload: bytes) -> bytes:
-        """Sign as this peer."""
-        return self.session.ports.sign(payload)
-
-    def verify(self, peer: PeerId, payload: bytes, signature: bytes) -> bool:
-        """Check a signature."""
-        return self.session.ports.verify(peer, payload, signature)
 
 
 class Operations:
@@ -287,7 +79,10 @@ class Operations:
             self._forget(known)  # what others call under this id need not be what we call
             known = None
         if known is None and key not in self.spent:
-            known = self._make(now, spec, key, main.config)
+            config = self._recent(call.under) if call.under else main.config
+            if config is None:
+                raise LocalProtocolError(f"operation {op_id!r} is called under a configuration that is no longer known")
+            known = self._make(now, spec, key, config)
             if known is None:
                 raise LocalProtocolError(f"{MAX_OPERATIONS} operations are under way", hint="wait() for some of them first")
         called = known is None or known.op_id is not None or known.machine.contribution is not None
@@ -306,6 +101,7 @@ class Operations:
             operation.op_id = call.op_id
             operation.serve(None)
         else:
+            operation.pinned = bool(call.under)
             operation.call(now, call.op_id, cid, call.weight, vector)
             self._give_up(now, operation)
 
@@ -326,7 +122,7 @@ class Operations:
 
     def _give_up(self, now: float, operation: Operation) -> None:
         """Tell the caller of an operation that cannot be decided any more, since others want something else under its id."""
-        if operation.op_id is not None and operation.machine.open.plan is None and operation.hopeless:
+        if operation.op_id is not None and (operation.spec.group or operation.machine.open.plan is None) and operation.hopeless:
             op_id, says = operation.op_id, operation.standing()
             operation.withdraw(now)
             self._refused[operation.key] = None
@@ -369,7 +165,7 @@ class Operations:
         main, found = self.session.machine, parse(log)
         if main is None or found is None:
             return None
-        spec, key, config_name = found
+        spec, key, _ = found
         known = self.by_key.get(key)
         if known is not None and known.log != log and caller is not None and caller in known.peers:
             self._called_otherwise(now, known, caller, log)
@@ -378,22 +174,29 @@ class Operations:
             return known if known.log == log else None
         if key in self.spent:
             return None
-        config = self._config(config_name)
-        return self._make(now, spec, key, config) if config is not None and main.me in config else None
+        for config in self._configs():
+            if main.me in config and spec.log_name(key, config, spec.acceptors(key, config, main.me)) == log:
+                return self._make(now, spec, key, config)
+        return None
 
-    def _config(self, name: str) -> Config | None:
-        """A recent configuration of the run, by name."""
-        assert self.session.machine is not None
-        recent = [certified.entry.next_config for certified in self.session.machine.journal.entries[-RECENT_CONFIGS:]]
-        return next((config for config in reversed(recent) if config_key(config) == name), None)
+    def _configs(self) -> list[Config]:
+        """Recent configurations of the run, the newest first."""
+        main = self.session.machine
+        assert main is not None
+        return [certified.entry.next_config for certified in reversed(main.journal.entries[-RECENT_CONFIGS:])]
+
+    def _recent(self, name: str) -> Config | None:
+        """A recent configuration that this member is in, by name."""
+        main = self.session.machine
+        return next((config for config in self._configs() if main and main.me in config and config_key(config) == name), None)
 
     def _follow(self, now: float, known: Operation) -> None:
         """Others called the operation under the configuration that is the newest by now: come along, unless this one is under way."""
         main = self.session.machine
         under_way = known.done or known.journal.spent or known.machine.open.plan is not None
-        if main is None or under_way or not main.is_member or known.machine.config == main.config:
+        if main is None or under_way or known.pinned or not main.is_member or known.whole == main.config:
             return
-        newest = known.spec.log_name(known.key, main.config)
+        newest = known.spec.log_name(known.key, main.config, known.spec.acceptors(known.key, main.config, main.me))
         if newest not in known.others.values():
             return
         op_id, given = known.op_id, known.given
@@ -494,6 +297,8 @@ class Operations:
             operation = self.by_key[operation.key]
             if not operation.done and (operation.op_id is not None or operation.machine.engaged):
                 operation.machine.tick(now)
+                if operation.spec.group:
+                    self._give_up(now, operation)
 
     def _forget(self, operation: Operation) -> None:
         del self.by_key[operation.key]

@@ -15,7 +15,19 @@ import torch
 from fault_peer import say
 from reduce_peer import tensor_digest
 
-from atoll.collectives import all_gather, all_reduce, barrier, broadcast, check_state, enter, modular_sum, reduce_scatter, repair_state
+from atoll.collectives import (
+    all_gather,
+    all_reduce,
+    average,
+    barrier,
+    broadcast,
+    check_state,
+    enter,
+    modular_sum,
+    reduce_scatter,
+    repair_state,
+)
+from atoll.collectives.averaging import Averaged
 from atoll.collectives.errors import AtollError
 from atoll.collectives.swarm import Outcome
 from atoll.node import join
@@ -56,6 +68,12 @@ def begin(swarm: Any, command: dict[str, Any]) -> tuple[Any, Any]:
             }  # fmt: skip
         case "barrier":
             return barrier(swarm, op_id=op, deadline_s=deadline_s), lambda _: {"at": time.time()}
+        case "average":
+            mine = torch.randn(LENGTH, generator=torch.Generator().manual_seed(index))
+            return average(swarm, mine, op_id=op, codec="fp32", deadline_s=deadline_s), lambda found: {
+                "steps": [[share.peer for share in outcome.contributors] for outcome in found.steps],
+                "exact": found.exact, "weight": found.weight, "digest": tensor_digest(mine), "first": mine[0].item(),
+            }  # fmt: skip
         case "sum":
             mine = torch.full((command.get("numel", LENGTH),), 2.0**index)
             handle = all_reduce(swarm, mine, op_id=op, op="sum", codec="fp32", deadline_s=deadline_s, everyone=True)
@@ -78,7 +96,7 @@ def call(swarm: Any, command: dict[str, Any]) -> None:
         handle, answer = begin(swarm, command)
         say(event="called")
         found = handle.wait()
-        outcome = found if isinstance(found, Outcome) else found.outcome
+        outcome = found if isinstance(found, Outcome) else found.steps[-1] if isinstance(found, Averaged) else found.outcome
         say(
             event="result", status=outcome.status, counted=outcome.counted, reason=outcome.reason, elapsed_s=outcome.elapsed_s,
             contributors=[share.peer for share in outcome.contributors], **answer(found),

@@ -300,8 +300,13 @@ def test_an_admitted_peer_in_the_topic_and_on_its_lane(swarm: tuple[Run, Member,
             for data in NOISE:
                 with contextlib.suppress(OSError):
                     got[-1].send(data)
+                await wired(network, stranger.topic, victim)
+                wire = network._streams._outboxes[victim, stranger.topic].wire
+                assert wire is not None
+                with contextlib.suppress(OSError):
+                    wire._socket.send(data or b"\0")
             with trio.fail_after(60):
-                while network.status()["messages_sent"] < len(messages):
+                while network.status()["messages_sent"] < len(messages):  # those that a wire lost with it are counted, too
                     await trio.sleep(0.05)
             await trio.sleep(0.5)  # for them to be read
             nursery.cancel_scope.cancel()
@@ -315,6 +320,14 @@ def test_an_admitted_peer_in_the_topic_and_on_its_lane(swarm: tuple[Run, Member,
         trio.run(main)
         assert found.wait(30)
     listener.join(30)
+
+
+async def wired(network: PeerNetwork, topic: str, victim: PeerId) -> None:
+    """Talk until it goes over a wire."""
+    with trio.fail_after(60):
+        while network._streams._outboxes[victim, topic].wire is None:
+            network.send(topic, victim, b"R")
+            await trio.sleep(0.01)
 
 
 def look_for(client: NodeClient, kind: str, found: threading.Event) -> None:

@@ -14,7 +14,7 @@ import trio
 
 from atoll.collectives.errors import ConfigError, NotAdmittedError, PeerUnreachableError, RemoteProtocolError
 from atoll.collectives.identifiers import PeerId, RunId
-from atoll.node.net import lanes, streams
+from atoll.node.net import lanes, outbox, streams
 from atoll.node.net.addresses import check_port_free, host_and_port, split_peer
 from atoll.node.net.dht.records import run_key
 from atoll.node.net.dht.wire import PUT_VALUE, Rpc
@@ -228,13 +228,91 @@ def test_messages_keep_their_order_and_large_ones_arrive() -> None:
     run(main)
 
 
+async def on_wires(a: PeerNetwork, b: PeerNetwork, inbox_a: Inbox) -> list[bytes]:
+    """Let ``b`` talk to ``a`` until it does so on a wire; what it said."""
+    sent = list[bytes]()
+    while a.peer not in b.status()["wires"]:
+        sent.append(b"%d" % len(sent))
+        b.send(RUN, a.peer, sent[-1])
+        await inbox_a.until(1 + len(sent))
+    return sent
+
+
+def test_a_stream_that_is_used_goes_on_as_a_wire_and_keeps_its_order() -> None:
+    async def main(nursery: trio.Nursery) -> None:
+        a, b, inbox_a, inbox_b = await known_pair(nursery)
+        sent = await on_wires(a, b, inbox_a)
+        more = [b"wire %d" % number for number in range(300)] + [bytes(1 << 20), b"end"]
+        for data in more:
+            b.send(RUN, a.peer, data)
+        assert [data for _, data in (await inbox_a.until(1 + len(sent) + len(more)))[1:]] == sent + more
+        assert a.status()["wires"] == []  # one direction says nothing of the other
+        assert len(inbox_b.got) == 1
+        assert b.status()["messages_dropped"] == 0
+        assert a._streams.admitted(b.peer)
+        await b.close_topic(RUN)
+        await wait_for(lambda: not a._streams.admitted(b.peer))
+        assert not a._lanes._listener._expected
+
+    run(main)
+
+
+@pytest.mark.parametrize("end", ["reset", "garbage", "link"])
+def test_a_wire_that_ends_is_replaced(end: str) -> None:
+    async def main(nursery: trio.Nursery) -> None:
+        a, b, inbox_a, _ = await known_pair(nursery)
+        await on_wires(a, b, inbox_a)
+        wire = b._streams._outboxes[a.peer, RUN].wire
+        assert wire is not None
+        if end == "link":
+            await b._host.disconnect(a.peer)
+        elif end == "garbage":
+            wire._socket.send(random.Random(1).randbytes(1000))
+        else:
+            wire._socket.shutdown(socket.SHUT_RDWR)
+        await wait_for(lambda: b._streams._outboxes[a.peer, RUN].wire is not wire)
+        inbox_a.got.clear()
+        while not any(data == b"again" for _, data in inbox_a.got):
+            b.send(RUN, a.peer, b"again")
+            await trio.sleep(0.05)
+        while b._streams._outboxes[a.peer, RUN].wire is None:
+            b.send(RUN, a.peer, b"again")
+            await trio.sleep(0.01)
+        assert b.status()["faults"] == a.status()["faults"] == {}
+
+    run(main)
+
+
+def test_where_nobody_can_be_dialled_the_stream_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    dialled: list[tuple[str, ...]] = []
+
+    async def nobody(addresses: Sequence[str], token: bytes, both: bytes) -> None:
+        dialled.append(tuple(addresses))
+
+    monkeypatch.setattr(outbox, "dial", nobody)
+
+    async def main(nursery: trio.Nursery) -> None:
+        a, b, inbox_a, _ = await known_pair(nursery)
+        while not dialled:
+            b.send(RUN, a.peer, b"x")
+            await trio.sleep(0.01)
+        count = len(inbox_a.got)
+        for _ in range(20):
+            b.send(RUN, a.peer, b"still here")
+        await wait_for(lambda: sum(data == b"still here" for _, data in inbox_a.got[count:]) == 20)
+        assert b.status()["wires"] == []
+        assert len(dialled) == 1
+
+    run(main)
+
+
 def test_a_full_queue_drops_the_oldest_and_counts() -> None:
     async def main(nursery: trio.Nursery) -> None:
         a = network()
         a.on_message(RUN, Inbox())
         await nursery.start(a.run)
         nowhere = Identity.generate().peer
-        for _ in range(streams.QUEUE_MESSAGES + 10):
+        for _ in range(outbox.QUEUE_MESSAGES + 10):
             a.send(RUN, nowhere, b"x")
         assert a.status()["messages_dropped"] == 10
 

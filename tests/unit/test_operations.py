@@ -28,19 +28,20 @@ WAIT_S = 20.0
 def test_a_log_name_fits_and_tells_operation_and_configuration_apart() -> None:
     small, large = (Member(A, 0),), (Member(A, 0), Member(B, 7))
     key = operation_key("r" * 26, "x" * 64)
-    longest = Spec(MAX_NUMEL, "int8_fp16", "wrap64", True, "x" * MAX_TAG)
-    assert len(longest.log_name(key, large)) <= MAX_LOG_NAME
+    longest = Spec(MAX_NUMEL, "int8_fp16", "wrap64", True, "x" * MAX_TAG, "x".join(["2"] * 8) + ".7")
+    assert len(longest.log_name(key, large, large)) <= MAX_LOG_NAME
     names = {
-        Spec(numel, codec, reducer, everyone, tag).log_name(operation_key(run, op), config): (run, op, numel, codec, reducer, everyone, tag)
+        Spec(numel, codec, reducer, everyone, tag, group).log_name(operation_key(run, op), config, config):
+            (run, op, numel, codec, reducer, everyone, tag, group)
         for run in "rs" for op in "xy" for numel in (1, 2) for codec, reducer in (("fp32", "mean"), ("int8", "mean"), ("fp32", "max"))
-        for everyone in (False, True) for tag in ("", "all") for config in (small, large)
+        for everyone in (False, True) for tag in ("", "all") for config in (small, large) for group in ("", "2x1.0", "d2.1")
     }  # fmt: skip
-    assert len(names) == 2 * 2 * 2 * 3 * 2 * 2 * 2
+    assert len(names) == 2 * 2 * 2 * 3 * 2 * 2 * 2 * 3
     for name, (run, op, *spec) in names.items():
         found = parse(name)
         assert found is not None
         assert found[:2] == (Spec(*spec), operation_key(run, op))
-        assert found[2] in (config_key(small), config_key(large))
+        assert (found[2] in (config_key(small), config_key(large))) is not bool(found[0].group)
 
 
 @pytest.mark.parametrize("log", [
@@ -48,7 +49,9 @@ def test_a_log_name_fits_and_tells_operation_and_configuration_apart() -> None:
     "op/5/zip/mean/any/key/config", "op/5/fp32/median/any/key/config", "op/5/fp32/mean/some/key/config", "op/0/fp32/mean/any/key/config",
     "op/5/bits/mean/any/key/config", "op/5/fp32/copy/any/key/config", "op/5/bits/wrap64/any/key/config", "op/٥/fp32/mean/any/key/config",
     f"op/{MAX_NUMEL + 1}/fp32/mean/any/key/config", f"op/{MAX_NUMEL // 256 + 1}/bits/gather/any/key/config",
-    f"op/5/fp32/mean/any{'x' * 17}/key/config",
+    f"op/5/fp32/mean/any{'x' * 17}/key/config", "op/5/fp32/mean/any@/key/config", "op/5/fp32/mean/any@d9.0/key/config",
+    "op/5/fp32/mean/any@d2.2/key/config", "op/5/fp32/mean/any@p64/key/config", "op/5/fp32/mean/any@99x99.0/key/config",
+    "op/5/fp32/mean/any@2x2/key/config", f"op/5/fp32/mean/any@{'2x' * 11}2.0/key/config",
 ])  # fmt: skip
 def test_names_of_logs_that_nobody_can_take_part_in_are_refused(log: str) -> None:
     assert parse(log) is None

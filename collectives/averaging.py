@@ -1,0 +1,218 @@
+"""The mean over many members in steps among few: lines of a grid, or pairs. Each step is one operation of a group (`groups.py`).
+
+    averaged = average(swarm, tensor, op_id="step 17").wait()          # 200 members on 20 x 10: 28 lanes each instead of 199
+
+Every step takes the mean weighted by what each value stands for by then, so that groups of unequal size, and members that are lost, do not
+bend the result: on a grid a member goes on with the mean of its line and the *sum* of the line's weights, and lines that meet later hold
+different members' values. On a full grid where all are counted the result is the mean of all, everywhere, after the last dimension.
+
+**What is missing where members are lost.** Of N members with the same weight, let each miss each of D steps with probability p, on its own.
+A value gets into its line with probability 1 - p, and on from each step into the next one where the member that carries it took part in
+both: Q = (1 - p)^(2 D - 1) of all values are in a result. The mean of n out of N values errs by sqrt((N - n) / (n (N - 1))) of their
+standard deviation (drawing without replacement), here with n = Q N: `expected_error`. `Averaged.residual` is the same with the n that
+was seen.
+
+**Pairs.** Members 2^k in number form a hypercube, a grid of k dimensions of two. Others are paired anew at random in every step, and go on with
+the mean weight, as in gossip: a value may be in a result twice. Where N members are split at random into r groups of given sizes, each group
+taking its mean, the squared distance from the mean of all falls by (r - 1) / (N - 1) on average: a group's mean over M values drawn without
+replacement has the variance s^2 / M * (N - M) / (N - 1), and the mean of that over all members is s^2 (r - 1) / (N - 1). (Moshpit SGD, arXiv
+2103.03239, has (r - 1) / N + r / N^2 for its random splits.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, log2, prod, sqrt
+from typing import TYPE_CHECKING, Literal
+
+from .api import call_of
+from .errors import AtollError, LocalProtocolError
+from .groups import MAX_DIMENSIONS, grid_dims, is_cube
+from .plain import flat_of, operate, plainly, whole
+from .swarm import Call, Operating, Outcome, Status, Swarm
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MAX_STEPS = 16
+MAX_WEIGHT = 1 << 24
+HALVED = 1 << MAX_STEPS  # weights of pairs are multiples of it at first, and may be halved in every step
+LARGEST = (1 << 48) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Averaged:
+    """What became of an average. It is common to the members of a group of the last step, bit for bit; others may hold other bits.
+
+    ``committed``: the tensor holds the mean of what was counted; a step that stayed open left something out. ``open``: no step was
+    decided, or the caller cancelled, and the tensor is as it was.
+    """
+
+    status: Status
+    steps: tuple[Outcome, ...]
+    """One outcome for each dimension or pair: whose values this member's group averaged, with the weight that each stood for by then (of
+    pairs: times 65536)."""
+    members: int
+    """In the configuration; 0 where no step was decided."""
+    weight: int | None
+    """What the result stands for: the sum of the weights that are in it, each once. None where that cannot be known: of pairs of a number that
+    is no power of two, or when the configuration changed under way."""
+    exact: bool
+    """Whether it is proven to be the mean of all members of the configuration, but for rounding by the codec. Never proven with weights."""
+    residual: float | None
+    """The expected distance from the mean of all members' values, in standard deviations of these. None where it cannot be known."""
+
+
+def average(
+    swarm: Swarm, tensor: Tensor, *, op_id: str, plan: Literal["grid", "pairwise"] = "grid", dims: int | Sequence[int] | None = None,
+    rounds: int | None = None, weight: int | None = None, deadline_s: float = 60.0, codec: str = "", everyone: bool = False,
+) -> Averaging:  # fmt: skip
+    """Mean over the members that call it, step by step, in place when committed: float32, contiguous, CPU.
+
+    ``dims``: of the grid; a number of dimensions (2) has sizes made for the configuration. ``rounds``: of pairs (as many as make a hypercube).
+    ``weight``: None (each value counts alike; `Averaged.exact` can be told) or what the tensor counts; all callers give one or none does.
+    Every step has its share of ``deadline_s``. A step after the first begins when the handle is looked at. Raises what `Swarm.operate` raises.
+    """
+    import torch
+
+    flat = flat_of(tensor, torch.float32)
+    if plan not in ("grid", "pairwise") or (rounds is not None and plan == "grid") or (dims is not None and plan != "grid"):
+        raise LocalProtocolError(
+            f"average knows plan='grid' with dims= and plan='pairwise' with rounds=, not {plan!r} with dims={dims}, rounds={rounds}"
+        )
+    if weight is not None and not 1 <= whole(weight, "weight") < MAX_WEIGHT:
+        raise LocalProtocolError(f"average of weight {weight}: at least 1, below {MAX_WEIGHT}")
+    members = len(swarm.members())
+    groups = _lines(dims, members) if plan == "grid" else _pairs(rounds, members)
+    tag, own = ("mean" if weight is None else "weighted"), (weight or 1) * (1 if plan == "grid" else HALVED)
+    calls = [
+        call_of(f"{op_id}/{step}", "mean", deadline_s / len(groups), everyone, weight=1, codec=codec, tag=tag, group=group)
+        for step, group in enumerate(groups)
+    ]
+    return Averaging(swarm, flat, calls, plan, own, weight is None)
+
+
+def _lines(dims: int | Sequence[int] | None, members: int) -> list[str]:
+    """Names of the groups of a grid, the last coordinate first: then what stands in a row that is not full is in the others' columns."""
+    count = 2 if dims is None else dims if isinstance(dims, int) else len(dims)
+    name = f"d{count}" if dims is None or isinstance(dims, int) else "x".join(map(str, dims))
+    if not 1 <= count <= MAX_DIMENSIONS:
+        raise LocalProtocolError(f"a grid of {count} dimensions; 1 to {MAX_DIMENSIONS}")
+    if not (dims is None or isinstance(dims, int)) and (min(dims) < 1 or prod(dims) < members):
+        raise LocalProtocolError(f"{members} members on a grid of {name}", hint="leave dims out: it is made for the members there are")
+    return [f"{name}.{axis}" for axis in reversed(range(count))]
+
+
+def _pairs(rounds: int | None, members: int) -> list[str]:
+    count = max(1, ceil(log2(max(1, members)))) if rounds is None else rounds
+    if not 1 <= count <= MAX_STEPS:
+        raise LocalProtocolError(f"{count} rounds of pairs; 1 to {MAX_STEPS}")
+    return [f"p{number}" for number in range(count)]
+
+
+class Averaging:
+    """An average under way (a Pending[Averaged])."""
+
+    def __init__(self, swarm: Swarm, target: Tensor, calls: Sequence[Call], plan: str, weight: int, plain: bool) -> None:
+        self._swarm, self._target, self._value = swarm, target, flat_of(target.clone())
+        self._calls, self._plan, self._weight, self._plain = calls, plan, weight, plain
+        self._steps: list[Outcome] = []
+        self._cancelled = False
+        self._operating: Operating | None = self._begin()
+
+    def done(self) -> bool:
+        """Whether `wait` would return at once. Begins the next step where one is over."""
+        while self._operating is not None and self._operating.done():
+            self._take(self._operating, self._operating.wait(0.0))
+        return self._operating is None
+
+    def wait(self, timeout_s: float | None = None) -> Averaged:
+        """The result, or what is known after at most ``timeout_s`` seconds (then "open"). May be called again. The tensor is written by the
+        first `wait` that sees "committed"."""
+        while self._operating is not None:
+            outcome = self._operating.wait(timeout_s)
+            if outcome.status == "open" and not self._operating.done():
+                return self._result("open")
+            self._take(self._operating, outcome)
+            timeout_s = None if timeout_s is None else max(0.0, timeout_s - outcome.elapsed_s)
+        committed = not self._cancelled and any(outcome.status == "committed" for outcome in self._steps)
+        if committed and self._value is not self._target:
+            self._target.copy_(self._value)
+            self._value = self._target
+        return self._result("committed" if committed else "open")
+
+    def cancel(self) -> None:
+        """Give up: no more steps, and `wait` says "open", unless it is over. What the others counted before stays counted."""
+        if self._operating is not None:
+            self._operating.cancel()
+            self._steps.append(self._operating.wait(0.0))
+            self._operating.release()
+            self._operating, self._cancelled = None, True
+
+    # ---- steps
+    def _begin(self) -> Operating:
+        import msgspec
+
+        known = [outcome.config for outcome in self._steps if outcome.config]
+        call = msgspec.structs.replace(self._calls[len(self._steps)], weight=min(self._weight, LARGEST), under=known[-1] if known else "")
+        return operate(self._swarm, call, self._value)
+
+    def _take(self, operating: Operating, outcome: Outcome) -> None:
+        """One step is over: go on with its mean and what that stands for, or with one's own where it stayed open."""
+        if outcome.status == "committed":
+            with plainly():
+                operating.copy_into(self._value)
+            total, step = sum(share.samples for share in outcome.contributors), len(self._steps)
+            self._weight = total if self._disjoint(outcome.members, step) else total // len(outcome.contributors)
+        operating.release()
+        self._steps.append(outcome)
+        self._operating = None
+        while self._operating is None and len(self._steps) < len(self._calls):
+            try:
+                self._operating = self._begin()
+            except AtollError as error:  # the node is gone, or this peer no member any more: nobody's fault but this step's
+                self._steps.append(Outcome("open", 0, reason=error.message))
+
+    def _disjoint(self, members: int, step: int) -> bool:
+        """Whether what meets in a step holds different members' values: what it stands for adds up."""
+        return self._plan == "grid" or (is_cube(members) and 1 << step < members)
+
+    # ---- the result
+    def _result(self, status: Status) -> Averaged:
+        decided = [outcome for outcome in self._steps if outcome.status == "committed"]
+        members = decided[-1].members if decided else 0
+        weight = self._standing(decided, members) if decided else None
+        exact = self._plain and status == "committed" and weight == members
+        return Averaged(status, tuple(self._steps), members, weight, exact, self._residual(decided, members, weight))
+
+    def _standing(self, decided: Sequence[Outcome], members: int) -> int | None:
+        distinct = self._covers(members) if self._plan == "grid" else self._disjoint(members, len(self._steps) - 1)
+        if not distinct or len({outcome.config for outcome in decided}) > 1:
+            return None
+        return self._weight // (1 if self._plan == "grid" else HALVED)
+
+    def _covers(self, members: int) -> bool:
+        """Whether the grid has room for all: else each of its groups is everybody."""
+        name = self._calls[0].group.partition(".")[0]
+        return name[0] == "d" or prod(int(size) for size in name.split("x")) >= members
+
+    def _residual(self, decided: Sequence[Outcome], members: int, weight: int | None) -> float | None:
+        if not decided or not self._plain:
+            return None
+        if weight is not None:
+            return drawn_error(weight, members)
+        groups = (members + 1) // 2
+        return sqrt(((groups - 1) / (members - 1)) ** len(decided)) if self._plan == "pairwise" else None
+
+
+def drawn_error(drawn: float, members: int) -> float:
+    """Standard error of the mean of ``drawn`` of ``members`` values, without replacement, in standard deviations of these."""
+    return sqrt(max(0.0, (members - drawn) / (drawn * (members - 1)))) if members > 1 else 0.0
+
+
+def expected_error(members: int, dims: Sequence[int] | None = None, *, churn: float = 0.0) -> float:
+    """Root mean square error of an average on a grid (default: of two dimensions), in standard deviations of the members' values, where
+    every member misses every step with probability ``churn``. Derived at the top of this module."""
+    dims = tuple(dims) if dims is not None else grid_dims(members)
+    return drawn_error(members * (1 - churn) ** (2 * len(dims) - 1), members)

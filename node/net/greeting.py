@@ -1,0 +1,97 @@
+"""What is said when a message stream opens (`streams`), and what its two ends share.
+
+The opener says Hello, the other side answers. With its Answer it may offer a wire (`wires`) in the stream's place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+
+from ...collectives.identifiers import PeerId
+from ...collectives.record_layer import SECRET_BYTES
+from .wires import WireOffer
+
+PROTOCOL = "/atoll/topic/1"
+VERSION = 1
+"""Version of what is said inside a topic; two peers of different versions refuse each other with E140."""
+MAX_TOPIC_CHARS = 128
+MAX_TOKEN_BYTES = 8192
+MAX_HELLO_BYTES = MAX_TOKEN_BYTES + 1024
+MAX_ANSWER_BYTES = 4096
+HELLO_S = 10.0
+NO_TOPIC = "topic"
+"""Answer code: the other side has not opened this topic (yet). Not an error to show anybody."""
+PING_S = 4.0
+SILENT_S = 15.0
+"""A stream on which nothing was heard for so long is dead, and the connection under it."""
+
+
+class Preface(msgspec.Struct, frozen=True, array_like=True):
+    """The beginning of every Hello, whatever its version."""
+
+    version: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True):
+    """The opener's greeting. ``secret``: empty where it wants no wire."""
+
+    version: Annotated[int, msgspec.Meta(ge=0)]
+    topic: Annotated[str, msgspec.Meta(max_length=MAX_TOPIC_CHARS)]
+    token: Annotated[bytes, msgspec.Meta(max_length=MAX_TOKEN_BYTES)]
+    secret: Annotated[bytes, msgspec.Meta(max_length=SECRET_BYTES)] = b""
+
+
+class Answer(msgspec.Struct, frozen=True, array_like=True):
+    """``code`` "" means admitted."""
+
+    code: Annotated[str, msgspec.Meta(max_length=16)]
+    reason: Annotated[str, msgspec.Meta(max_length=1024)]
+    wire: WireOffer | None = None
+
+
+preface_decoder = msgspec.msgpack.Decoder(Preface)
+hello_decoder = msgspec.msgpack.Decoder(Hello)
+answer_decoder = msgspec.msgpack.Decoder(Answer)
+
+
+def transcript(opener: PeerId, other: PeerId, topic: str) -> bytes:
+    """What both ends of a wire bind its keys to."""
+    return "|".join((opener, other, topic)).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """What the owner of a topic registered."""
+
+    handler: Callable[[PeerId, bytes], None]
+    greet: Callable[[PeerId], bytes]
+    admit: Callable[[PeerId, bytes], bool]
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the start."""
+
+    messages_sent: int = 0
+    messages_received: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    messages_dropped: int = 0
+    refusals: int = 0
+
+    def sent(self, nbytes: int) -> None:
+        """One more message went out."""
+        self.messages_sent += 1
+        self.bytes_sent += nbytes
+
+
+class RefusedError(Exception):
+    """The other side does not admit us, or we do not admit it."""
+
+    def __init__(self, code: str, reason: str) -> None:
+        super().__init__(reason)
+        self.code, self.reason = code, reason

@@ -1,0 +1,238 @@
+"""One free-standing operation at one member: its log, its caller, its result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+from blake3 import blake3
+from torch import Tensor
+
+from ...collectives import messages as m
+from ...collectives.encoded import EncodedVector
+from ...collectives.group import Certified, Config, Entry, Plan
+from ...collectives.identifiers import HASH_BYTES, PeerId
+from ...collectives.pace import Pace
+from ...collectives.round import RoundMachine
+from ...collectives.swarm import Share
+from . import events as ev
+from .naming import Spec, config_key, describe, parse
+from .timeline import Timeline
+from .volatile import VolatileJournal, patient
+
+if TYPE_CHECKING:
+    from .session import Session
+
+NO_STATE = bytes(HASH_BYTES)
+Given = tuple[bytes, int, Tensor | EncodedVector]
+"""cid, weight, vector."""
+
+
+class Operation:
+    """One free-standing operation at this member. Implements `RoundActions`."""
+
+    def __init__(self, session: Session, spec: Spec, key: str, config: Config, now: float) -> None:
+        self.session, self.spec, self.key, self.touched_at = session, spec, key, now
+        main = session.machine
+        assert main is not None
+        self.whole, acceptors = config, spec.acceptors(key, config, main.me)
+        self.log = log = spec.log_name(key, config, acceptors)
+        self.op_id: str | None = None  # None: this member only votes
+        self.pinned = False  # called under this configuration and no other
+        self.timeline = Timeline()
+        self.results: dict[tuple[bytes, ...], memoryview] = {}
+        self.holders: set[PeerId] = set()  # who voted, and so has all bytes
+        self.offered: m.Ready | None = None  # what this member said when it called
+        self.given: Given | None = None  # and what it called with
+        self.callers: set[PeerId] = set()
+        self.others: dict[PeerId, str] = {}  # who called the same operation otherwise, and the name of that log
+        self.entry: Entry | None = None
+        self.done = self.served = False
+        self.complete_at = now
+        self.decision_s = 0.0
+        shape = spec.shape(acceptors)
+        base = blake3(b"atoll/op/1" + msgspec.msgpack.encode((session.run, log, acceptors))).digest()
+        genesis = Entry(log, 0, base, NO_STATE, (), (), (), shape.numel, shape.chunk_elements, spec.codec, spec.reducer, acceptors)
+        self.journal = VolatileJournal(main.me.incarnation, lambda: session.operations.spend(self.key))
+        self.journal.append(Certified(genesis, ()))
+        self.machine = RoundMachine(
+            run=session.run, log=log, me=main.me, organiser=acceptors[0].peer if spec.group else session.organiser, journal=self.journal, shape=shape,
+            timing=patient(session.timing) if spec.everyone else session.timing, actions=self, rng=session.rng, now=now,
+        )  # fmt: skip
+        self.machine.root = NO_STATE
+        self.peers = [member.peer for member in acceptors]
+        session.ports.exchange.open_round(log, 1, self.peers, shape.numel, shape.chunk_elements, spec.codec)
+
+    # ---- the caller
+    def call(self, now: float, op_id: str, cid: bytes, weight: int, vector: Tensor | EncodedVector) -> None:
+        """This member's script calls. The others hear of it: those who have nothing to add say so at once. Weight 0: it only listens."""
+        self.op_id, self.touched_at, self.given = op_id, now, (cid, weight, vector)
+        if not weight:
+            self.machine.set_idle(now, True)
+            return
+        self.session.ports.exchange.freeze(self.log, 1, cid, vector)
+        self.machine.idle = False
+        self.offered = m.Ready(self.machine.base, cid, weight, False)
+        self.machine.contribute(now, cid, weight)
+
+    def withdraw(self, now: float) -> None:
+        """The caller waits no longer: take the contribution back unless a plan names it."""
+        self.op_id, self.given, plan, contribution = None, None, self.machine.open.plan, self.machine.contribution
+        if contribution is None or (plan is not None and any(c.cid == contribution[0] for c in plan.contributors)):
+            return
+        self.machine.contribution = None
+        self.machine.set_idle(now, True)
+        self.session.ports.exchange.release(contribution[0])
+
+    @property
+    def bound(self) -> bool:
+        """Whether this member has called, promised or voted here: it cannot take part in another log of the operation."""
+        return self.op_id is not None or self.done or self.journal.spent or self.machine.contribution is not None
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether those who called something else leave no quorum for this; or of a group, those who are gone."""
+        machine, others = self.machine, {peer for peer, log in self.others.items() if self.pinned or not self.alike(log)}
+        if self.spec.group and self.session.machine is not None:
+            newest = self.session.machine.config
+            others.update(who.peer for who in machine.config if who not in newest or self.suspected(who.peer))
+        return not self.done and not machine.quorum([who for who in machine.config if who.peer not in others or who == machine.me])
+
+    def alike(self, log: str) -> bool:
+        """Whether a log is of the same operation, under another configuration."""
+        found = parse(log)
+        return found is not None and found[0] == self.spec
+
+    def leave_out(self, now: float, peer: PeerId) -> None:
+        """A member will give nothing here."""
+        machine = self.machine
+        for who in machine.config:
+            if who.peer == peer and not self.done:
+                machine.open.ready[who] = m.Ready(machine.base, None, 0, False)
+                machine.convening.step(now)
+
+    def standing(self) -> str:
+        """Why it is not decided, as far as this member knows."""
+        machine = self.machine
+        if self.others:
+            calls = "; ".join(f"{peer} calls it with {describe(log)}" for peer, log in sorted(self.others.items()))
+            return f"{calls}; this peer with {describe(self.log)}"
+        ready = {who.peer for who in machine.open.ready} | {self.session.me}
+        waiting = sorted(peer for peer in self.peers if peer not in ready)
+        if machine.open.plan is None and waiting:
+            return f"{', '.join(waiting)} did not call" + (" and cannot be heard" if all(map(self.suspected, waiting)) else "")
+        return "a quorum has not voted" if machine.open.plan is not None else "nobody has given anything"
+
+    def serve(self, cid: bytes | None) -> None:
+        """Give the script the result."""
+        entry = self.entry
+        assert entry is not None
+        assert self.op_id is not None
+        shares = tuple(Share(c.member.peer, c.weight) for c in entry.contributors)
+        counted = cid if any(c.cid == cid for c in entry.contributors) else None
+        self.served = True
+        self.session.ports.emit(
+            ev.OperationDone(
+                self.op_id,
+                shares,
+                counted,
+                entry.codec,
+                entry.chunk_elements,
+                self.results[entry.part_digests],
+                self.machine.bulk_s,
+                self.decision_s,
+                config_key(self.whole),
+                len(self.whole),
+            )
+        )
+
+    def drop_results(self) -> None:
+        """Nobody will ask for the bytes any more."""
+        self.results.clear()
+        if self.entry is not None:
+            self.session.serving.withdraw(self.entry.hash())
+
+    def end(self) -> None:
+        """Take no more part."""
+        if self.machine.contribution:
+            self.session.ports.exchange.release(self.machine.contribution[0])
+        self.drop_results()
+        self.session.ports.exchange.close_round(self.log, 1)
+
+    # ---- RoundActions
+    def send(self, peer: PeerId, log: str, round_: int, body: m.Body) -> None:
+        """Send a control message."""
+        self.timeline.said(self.session.clock(), self.session.me, body)
+        self.session.actions.send(peer, log, round_, body)
+
+    def execute(self, plan: Plan, audience: Sequence[PeerId]) -> None:
+        """Carry out a plan."""
+        self.timeline.planned(self.session.clock(), plan)
+        self.session.ports.emit(ev.PlanTaken(plan, self.machine.convener_of(plan.ballot).peer, self.op_id or ""))
+        self.session.ports.exchange.execute(plan, audience)
+
+    def report(self, plan_id: bytes) -> None:
+        """Ask the data plane."""
+        self.session.ports.exchange.report(plan_id)
+
+    def resend_parts(self, peer: PeerId, plan_id: bytes, cid: bytes, spans: m.Spans) -> None:
+        """Send parts again."""
+        self.session.ports.exchange.resend_parts(peer, plan_id, cid, spans)
+
+    def resend_results(self, peer: PeerId, plan_id: bytes, spans: m.Spans) -> None:
+        """Send results again."""
+        self.session.ports.exchange.resend_results(peer, plan_id, spans)
+
+    def fetch_result(self, entry: Entry, holders: Sequence[PeerId]) -> None:
+        """Fetch result bytes."""
+        self.session.transfer.fetch_result(self.session.clock(), entry, [peer for peer in holders if peer != self.session.me])
+
+    def keep(self, entry: Entry) -> None:
+        """Votes of an operation are volatile."""
+
+    def apply(self, entry: Entry) -> None:
+        """Deliver the result."""
+        session, data = self.session, self.results.get(entry.part_digests)
+        assert data is not None
+        self.results = {entry.part_digests: data}  # not those of plans that came to nothing
+        now = self.touched_at = session.clock()
+        self.entry, self.done, self.decision_s = entry, True, max(0.0, now - self.complete_at)
+        contribution = self.machine.contribution
+        timed = self.timeline.finish(now, session.me, now, self.op_id or "")
+        if timed is not None:
+            session.ports.emit(ev.Timed(*timed))
+        if self.op_id is not None:
+            self.serve(contribution[0] if contribution else None)
+        if contribution is not None:
+            session.ports.exchange.release(contribution[0])
+        self.given = None  # its memory is another operation's next
+        self.machine.on_applied(now)
+        session.ports.exchange.close_round(self.log, 1)
+        session.operations.trim()
+
+    def decided(self, certified: Certified, counted: bool) -> None:
+        """Told by `apply` already."""
+
+    def closing(self, round_: int) -> None:
+        """Scripts call operations by themselves."""
+
+    def results_from(self) -> int:
+        """The one result is kept as long as the operation."""
+        return 0
+
+    def suspected(self, peer: PeerId) -> bool:
+        """Whether the peer is believed dead."""
+        return self.session.actions.suspected(peer)
+
+    def pace(self) -> Pace:
+        """How fast this node's links are."""
+        return self.session.ports.pace()
+
+    def sign(self, payload: bytes) -> bytes:
+        """Sign as this peer."""
+        return self.session.ports.sign(payload)
+
+    def verify(self, peer: PeerId, payload: bytes, signature: bytes) -> bool:
+        """Check a signature."""
+        return self.session.ports.verify(peer, payload, signature)
