@@ -9,10 +9,12 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from .. import messages as m
-from ..group import Config, Contributor, Entry, Member, Part, Plan
+from ..group import BUTTERFLY, Config, Contributor, Entry, Member, Part, Plan
 from ..identifiers import PeerId
 from ..partition import comparable, parts_for, slots_for
+from ..trees import Tree
 from .patience import stuck_s, transfer_s
+from .ways import broken, held_up_by, plan_trees, topology_of
 
 if TYPE_CHECKING:
     from .machine import RoundMachine
@@ -39,7 +41,7 @@ class Convening:
         self.machine = machine
         self.phase = Phase.OFF
         self.ballot = 0
-        self.revision = -1
+        self.revision = self.before = -1  # the newest, and that before the present ballot
         self.promises: dict[Member, m.Promise] = {}
         self.entry: Entry | None = None
         self.plan: Plan | None = None
@@ -48,7 +50,9 @@ class Convening:
         self.slow: set[PeerId] = set()  # who lives, but is given no part
         self.due_at = 0.0  # when all bytes of the plan should be here
         self.stalls = 0  # how often a plan was late and nobody to blame
-        self.missing: dict[PeerId, set[bytes]] = {}  # owner -> cids it reports missing under the present plan
+        self.trees: tuple[Tree, ...] = ()  # of the plan, where it has partial sums
+        self.star = False  # a tree was held up and nobody was to blame: the next plan has none
+        self.missing: dict[PeerId, set[bytes]] = {}  # owner (or who else adds up) -> cids it reports missing under the present plan
         self.reported_at: dict[PeerId, float] = {}
 
     @property
@@ -60,7 +64,7 @@ class Convening:
         """Convene a ballot that this member owns."""
         machine, accepted = self.machine, self.machine.journal.accepted
         self.stop()
-        self.ballot, self.began_at = ballot, now
+        self.ballot, self.began_at, self.before = ballot, now, self.revision
         if accepted and accepted[0] == ballot:
             self.phase, self.entry = Phase.ACCEPT, accepted[1]
         elif ballot >= machine.journal.promised:
@@ -70,7 +74,8 @@ class Convening:
     def stop(self) -> None:
         """Convene no more; a later ballot may."""
         self.phase, self.plan, self.entry = Phase.OFF, None, None
-        self.lost, self.slow, self.missing, self.reported_at, self.stalls = set(), set(), {}, {}, 0
+        self.lost, self.slow, self.missing, self.reported_at = set(), set(), {}, {}
+        self.trees, self.star, self.stalls = (), False, 0
 
     def step(self, now: float) -> None:
         """Go on as far as what is known allows."""
@@ -175,8 +180,9 @@ class Convening:
         slots = slots_for(chunks, [m.peer for m in machine.config], [c.member.peer for c in offers]) if shape.reducer == "gather" else None
         self.plan = Plan(
             machine.log, machine.round, self.ballot, self.revision, machine.base, tuple(offers), slots or parts_for(chunks, owners),
-            shape.numel, shape.chunk_elements, shape.codec, shape.reducer,
+            shape.numel, shape.chunk_elements, shape.codec, shape.reducer, BUTTERFLY if self.star else topology_of(machine, offers),
         )  # fmt: skip
+        self.trees = plan_trees(self.plan)
         self.phase, self.planned_at = Phase.REDUCE, now
         self.due_at = now + stuck_s(machine) + LATE * transfer_s(machine, self.plan)
         self.missing, self.reported_at = {}, {}
@@ -189,11 +195,11 @@ class Convening:
         if machine.open.reduced and machine.open.reduced[0] == plan:
             return
         dead = {c.cid for c in plan.contributors if machine.actions.suspected(c.member.peer)}
-        gone = {cid for cids in self.missing.values() for cid in cids} & dead
+        gone = {cid for cids in held_up_by(plan, self.trees, self.missing).values() for cid in cids} & dead
         lacking = machine.open.lacking != 0
-        dead_owner = lacking and any(machine.actions.suspected(part.owner) for part in plan.parts)
+        cut = lacking and broken(plan, self.trees, frozenset(filter(machine.actions.suspected, {member.peer for member in machine.config})))
         late = now > self.due_at or now - self.planned_at > (1 + self.stalls) * stuck_s(machine)
-        if gone or dead_owner or late:
+        if gone or cut or late:
             self._revise(now, plan, dead, late)
 
     def _revise(self, now: float, plan: Plan, dead: set[bytes], late: bool) -> None:
@@ -202,20 +208,21 @@ class Convening:
         if late and self._blame(now, plan):  # else what is missing of the living is on its way
             return machine.next_ballot(now)
         keep = [c for c in machine.contributors_ready() if c.cid not in self.lost]
-        if not keep or self.revision > len(machine.config) + 2 or self.stalls > len(machine.config):
-            return self.stop()  # the next attempt takes over
+        if not keep or self.revision - self.before > len(machine.config) + 2 or self.stalls > len(machine.config):
+            return machine.next_ballot(now)
         if tuple(keep) == plan.contributors and not self.slow & {part.owner for part in plan.parts}:
             self.planned_at, self.stalls = now, self.stalls + 1
             self.due_at = now + (1 + self.stalls) * (stuck_s(machine) + transfer_s(machine, plan))
-            return None
+            if not self.trees:
+                return None
+            self.star = True
         return self._new_plan(now, keep)
 
     def _blame(self, now: float, plan: Plan) -> bool:
-        """True when it is us who are slow: most others have what they need, and it does not come here.
+        """Leave out who holds up the others, though it lives. True when that is us: most have what they need, and it does not come here.
 
-        A living member that holds up the others gives no part, or owns none. Where all are behind alike, nobody is to blame.
-
-        An owner that misses most contributions is slow itself: it is replaced, and the contributions stay.
+        An owner that misses most contributions is slow itself: it is replaced, and the contributions stay. Where all are behind alike,
+        nobody is to blame. A contribution that has not come is left out, and its member owns nothing any more.
         """
         machine, me = self.machine, self.machine.me.peer
         owners = {part.owner for part in plan.parts}
@@ -227,6 +234,10 @@ class Convening:
             for part in plan.parts
             if part.owner != me and now - self.reported_at.get(part.owner, -1e9) > machine.timing.detect_s and self._part_lacks(part)
         }
+        if self.trees:
+            self.lost |= {cid for cids in held_up_by(plan, self.trees, self.missing).values() for cid in cids}
+            self.lost |= {c.cid for c in plan.contributors if c.member.peer in silent}
+            return False
         if len(silent) > 1 and 2 * len(silent) > len(owners - {me}):
             return True
         if short and short | silent == owners:
@@ -253,7 +264,7 @@ class Convening:
             return  # the state root is still being hashed; `on_root` steps again
         entry = Entry(
             machine.log, machine.round, machine.base, machine.root, plan.contributors, plan.parts, digests, plan.numel, plan.chunk_elements,
-            plan.codec, plan.reducer, self._next_config(now, {c.member for c in plan.contributors}),
+            plan.codec, plan.reducer, self._next_config(now, {c.member for c in plan.contributors}), plan.topology,
         )  # fmt: skip
         self._propose(now, entry)
 

@@ -9,7 +9,7 @@ from blake3 import blake3
 
 from ...collectives.codec import DEFAULT_CHUNK_ELEMENTS, chunk_elements
 from ...collectives.errors import ConfigError
-from ...collectives.group import MAX_MEMBERS, Config, Member
+from ...collectives.group import MAX_MEMBERS, Config, Member, TopologyKind
 from ...collectives.groups import group_fault, group_of
 from ...collectives.reduce import REDUCERS, works_on_bits
 from ...collectives.round import Shape
@@ -54,10 +54,12 @@ class Spec(NamedTuple):
             f"op/{self.numel}/{self.codec}/{self.reducer}/{kind}/{key}/{_named((config, acceptors)) if self.group else config_key(config)}"
         )
 
-    def shape(self, config: Config) -> Shape:
-        """The vector that is reduced. A gather's has a slot for each member, of whole chunks."""
+    def shape(self, config: Config, topology: TopologyKind = "butterfly") -> Shape:
+        """The vector that is reduced, on the run's ways where it has partial sums. A gather's has a slot for each member, of whole chunks."""
         if self.reducer != "gather":
-            return Shape(self.numel, chunk_elements(self.codec, self.numel), self.codec, self.reducer)
+            summed = REDUCERS[self.reducer].form == "streaming"
+            chunk = chunk_elements(self.codec, self.numel)
+            return Shape(self.numel, chunk, self.codec, self.reducer, topology if summed else "butterfly")
         chunk = DEFAULT_CHUNK_ELEMENTS[self.codec]
         chunks = -(-self.numel // chunk)
         chunk = -(-self.numel // chunks)

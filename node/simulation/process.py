@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from random import Random
@@ -40,6 +40,7 @@ class Place:
     work_s: float = 0.002  # what offloaded work takes
     exchange: type[Exchange] = Exchange
     paces: dict[PeerId, Pace] = field(default_factory=dict[PeerId, Pace])  # what members have measured of their links
+    sites: Mapping[PeerId, str] = field(default_factory=dict[PeerId, str])
 
 
 def sign_as(peer: PeerId, payload: bytes) -> bytes:
@@ -77,6 +78,7 @@ class NodeProcess:
         self.session = Session(
             run=place.run_id, me=peer, organiser=place.organiser, settings=place.settings, ports=self, rng=rng, now=place.world.now,
             timing=place.timing, checkpoint_every=place.checkpoint_every, chunk_elements=place.chunk_elements,
+            site=place.sites.get(peer, ""),
         )  # fmt: skip
         self._rng, self._emit, self._died = rng, emit, died
         self._events: deque[Any] = deque()
