@@ -123,6 +123,10 @@ class EngineThread:
         """Close all lanes to ``peer``; `LaneDown` follows for each."""
         self._submit("-lane", peer)
 
+    def drop_plain_lanes(self) -> None:
+        """Close all lanes that are not encrypted; `LaneDown` follows for each."""
+        self._submit("-plain")
+
     def sync(self, timeout_s: float | None = None) -> bool:
         """Wait until everything submitted so far has been run. False after ``timeout_s`` or when the engine has ended."""
         done = threading.Event()
@@ -280,6 +284,9 @@ class EngineThread:
             elif name == "-lane":
                 for lane in [lane for lane in self._order if lane.peer == args[0]]:
                     self._close(lane, "dropped")
+            elif name == "-plain":
+                for lane in [lane for lane in self._order if lane.plain]:
+                    self._close(lane, "not encrypted")
             elif name == "sync":
                 args[0].set()
             else:

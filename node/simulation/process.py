@@ -18,7 +18,7 @@ from ...collectives.round import Timing
 from ...collectives.simulation import Network, ProcessDied, Timer, World
 from ...collectives.swarm import RunSettings
 from ..session.ports import DataPlane, Storage
-from ..session.session import Session
+from ..session.session import MEMBERSHIP, Session
 
 T = TypeVar("T")
 SMALLEST_WAIT_S = 0.001
@@ -130,14 +130,17 @@ class NodeProcess:
         return not self.ended and not self.frozen
 
     @contextmanager
-    def alive(self) -> Generator[None]:
-        """Around every input: afterwards events are handed over, records pulled, the next tick armed. A trap may end it all."""
+    def alive(self, *, pulled: bool = True) -> Generator[None]:
+        """Around every input: afterwards events are handed over, records pulled, the next tick armed. A trap may end it all.
+
+        Without ``pulled`` no records are: for inputs that cannot have made any.
+        """
         try:
             yield
             while self._events:
                 self.session.on_exchange(self.world.now, self._events.popleft())
             if not self.ended:
-                for peer in self._lanes:
+                for peer in self._lanes if pulled else ():
                     if peer not in self._pumps:
                         self._pump(peer)
                 self._arm()
@@ -149,7 +152,7 @@ class NodeProcess:
     def _deliver(self, sender: PeerId, channel: str, payload: Any) -> None:
         if self.ended:
             return
-        with self.alive():
+        with self.alive(pulled=channel != "control" or payload[:1] != MEMBERSHIP):
             if channel == "control":
                 self.session.on_message(self.world.now, sender, payload)
             else:
