@@ -15,6 +15,7 @@ from ...collectives.codec import Grid
 from ...collectives.digest import chunk_hash, part_digest
 from ...collectives.group import MAX_PATH, Certified, Entry, Plan
 from ...collectives.identifiers import HASH_BYTES, PeerId
+from ...collectives.pace import Pace
 from ...collectives.round import MemoryJournal, RoundMachine, Shape, tip_entry
 from . import events as ev
 
@@ -185,6 +186,10 @@ class Branch:
     def suspected(self, peer: PeerId) -> bool:
         """Whether the peer is believed dead."""
         return self.session.actions.suspected(peer)
+
+    def pace(self) -> Pace:
+        """How fast this node's links are."""
+        return self.session.ports.pace()
 
     def sign(self, payload: bytes) -> bytes:
         """Sign as this peer."""
