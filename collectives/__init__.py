@@ -10,6 +10,7 @@ identifiers    PeerId, RunId, sizes of hashes
 telemetry      typed events and one emit(); sinks subscribe
 layout         what the flat vector means: names, shapes, offsets
 swarm          the Swarm seam: what a training script sees; no implementation
+plain          tensors whose values are their memory: flat, as bytes, as words
 api            collectives for scripts: reductions, gathers, broadcasts, barriers, comparing states
 averaging      the mean over many members in steps among few
 group          members, configurations, quorums, plans, log entries: frozen values
@@ -21,6 +22,7 @@ encoded        a whole vector of such chunks
 digest         hashes of chunks, parts and states
 partition      one vector, parts per member
 reduce         the Reducer seam in four forms: mean, sum, maximum, modular sum, copies
+trees          over which members a part is summed, and its result handed down
 record_layer   authenticated records for lanes
 exchange/      the data plane of a round; sans I/O
 engine/        one thread that runs an exchange over real sockets

@@ -13,6 +13,7 @@ at once with a handle: `wait` blocks, `done` looks, `cancel` gives up. What they
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
@@ -23,13 +24,13 @@ from blake3 import blake3
 from .errors import LocalProtocolError
 from .identifiers import HASH_BYTES, PeerId
 from .layout import make_layout
+from .plain import WORD_BYTES, bytes_of, flat_of, kind_of, operate, plainly, whole, words_of
 from .swarm import Call, Operating, Outcome, Swarm
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 T = TypeVar("T")
-WORD_BYTES = 4
 WIDTHS = (8, 16, 32, 64)
 
 
@@ -53,7 +54,8 @@ class Handle(Generic[T]):
         if self._result:
             return self._result[0]
         outcome = self._operating.wait(timeout_s)
-        result = self._finish(outcome)
+        with plainly():
+            result = self._finish(outcome)
         if outcome.status != "open" or self._operating.done():
             self._result.append(result)
             self._operating.release()
@@ -118,13 +120,8 @@ def all_reduce(
 
     ``codec``: how values travel; "" is the run's. A tensor with NaN or infinity ends as "open". Raises what `Swarm.operate` raises.
     """
-    check_floats(tensor)
-    if weight < 1 or (op != "mean" and weight != 1):
-        raise LocalProtocolError(f"all_reduce of weight {weight}: a mean takes a weight of at least 1, {op} no other than 1")
-    if op not in ("mean", "sum", "max"):
-        raise LocalProtocolError(f"all_reduce knows mean, sum and max, not {op!r}", hint="modular_sum is for integers")
-    flat = tensor.detach().view(-1)
-    operating = swarm.operate(call_of(op_id, op, deadline_s, everyone, weight=weight, codec=codec), flat)
+    flat = _floats(tensor, op, weight)
+    operating = operate(swarm, call_of(op_id, op, deadline_s, everyone, weight=weight, codec=codec), flat)
     return Handle(operating, lambda outcome: _into(operating, outcome, flat))
 
 
@@ -137,13 +134,12 @@ def modular_sum(
     """
     import torch
 
-    _check_plain(tensor, torch.int64)
-    if not 1 <= bits <= 64:
+    flat = flat_of(tensor, torch.int64)
+    if not 1 <= (bits := whole(bits, "bits")) <= 64:
         raise LocalProtocolError(f"modular_sum of {bits} bits; 1 to 64")
     width = next(width for width in WIDTHS if width >= bits)
     narrow = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}[width]
-    flat, words = tensor.detach().view(-1), words_of(tensor.detach().to(narrow))
-    operating = swarm.operate(call_of(op_id, f"wrap{width}", deadline_s, everyone, tag=f"b{bits}"), words)
+    operating = operate(swarm, call_of(op_id, f"wrap{width}", deadline_s, everyone, tag=f"b{bits}"), words_of(flat.to(narrow)))
 
     def finish(outcome: Outcome) -> Outcome:
         if outcome.status == "committed":
@@ -157,7 +153,7 @@ def modular_sum(
 
 def all_gather(swarm: Swarm, tensor: Tensor, *, op_id: str, deadline_s: float = 60.0, everyone: bool = False) -> Handle[Gathered]:
     """Everybody's tensor, bit for bit, by peer: any dtype and shape, the same at all members, on the CPU."""
-    operating = swarm.operate(call_of(op_id, "gather", deadline_s, everyone, tag=_kind(tensor)), words_of(tensor))
+    operating = operate(swarm, call_of(op_id, "gather", deadline_s, everyone, tag=kind_of(tensor)), words_of(tensor))
     return Handle(operating, lambda outcome: Gathered(outcome, _slots(operating, outcome, tensor)))
 
 
@@ -169,9 +165,8 @@ def reduce_scatter(
 
     It costs what an all-reduce costs: a result is only called committed when a quorum holds all of it.
     """
-    check_floats(tensor)
-    flat = tensor.detach().view(-1)
-    operating = swarm.operate(call_of(op_id, op, deadline_s, everyone, weight=weight, codec=codec, tag="scatter"), flat)
+    flat = _floats(tensor, op, weight)
+    operating = operate(swarm, call_of(op_id, op, deadline_s, everyone, weight=weight, codec=codec, tag="scatter"), flat)
 
     def finish(outcome: Outcome) -> Scattered:
         if outcome.status != "committed":
@@ -198,14 +193,13 @@ def copy_from(
     swarm: Swarm, tensor: Tensor, *, roots: Sequence[PeerId], op_id: str, deadline_s: float = 60.0, everyone: bool = False
 ) -> Handle[Outcome]:
     """A broadcast by several roots that hold the same bytes: each sends its part of them."""
-    _check_plain(tensor, tensor.dtype)
-    source = swarm.peer in roots
-    tag = blake3("\n".join([_kind(tensor), *sorted(roots)]).encode()).hexdigest(8)
-    operating = swarm.operate(call_of(op_id, "copy", deadline_s, everyone, weight=int(source), tag=tag), words_of(tensor))
+    flat, source = flat_of(tensor), swarm.peer in roots
+    tag = blake3("\n".join([kind_of(tensor), *sorted(roots)]).encode()).hexdigest(8)
+    operating = operate(swarm, call_of(op_id, "copy", deadline_s, everyone, weight=int(source), tag=tag), words_of(tensor))
 
     def finish(outcome: Outcome) -> Outcome:
         if outcome.status == "committed" and not source:
-            tensor.detach().copy_(_read(operating, 0, tensor.dtype, tensor.shape))
+            flat.copy_(_read(operating, 0, flat.dtype, flat.shape))
         return outcome
 
     return Handle(operating, finish)
@@ -215,9 +209,8 @@ def barrier(swarm: Swarm, *, op_id: str, deadline_s: float = 60.0) -> Handle[Out
     """Committed once every live member with a script has called it; the contributors are who came. "open" at the deadline."""
     import torch
 
-    return Handle(
-        swarm.operate(call_of(op_id, "max", deadline_s, True, codec="fp32", tag="barrier"), torch.zeros(1)), lambda outcome: outcome
-    )
+    nothing = torch.zeros(1, dtype=torch.float32, device="cpu")
+    return Handle(operate(swarm, call_of(op_id, "max", deadline_s, True, codec="fp32", tag="barrier"), nothing), lambda outcome: outcome)
 
 
 def check_state(
@@ -229,13 +222,13 @@ def check_state(
     """
     import torch
 
-    names = sorted(tensors)
-    digests = b"".join(blake3(_bytes_of(tensors[name]).numpy().data).digest() for name in names)
-    kind = blake3("\n".join(f"{name} {_kind(tensors[name])}" for name in names).encode()).hexdigest(8)
-    if not names:
+    if not tensors:
         raise LocalProtocolError("check_state of no tensors")
+    names = sorted(tensors)
+    digests = b"".join(blake3(bytes_of(tensors[name]).numpy().data).digest() for name in names)
+    kind = blake3("\n".join(f"{name} {kind_of(tensors[name])}" for name in names).encode()).hexdigest(8)
     mine = torch.frombuffer(bytearray(digests), dtype=torch.float32)
-    operating = swarm.operate(call_of(op_id, "gather", deadline_s, everyone, tag=kind), mine)
+    operating = operate(swarm, call_of(op_id, "gather", deadline_s, everyone, tag=kind), mine)
     return Handle(operating, lambda outcome: _compare(outcome, names, _slots(operating, outcome, mine)))
 
 
@@ -248,14 +241,16 @@ def repair_state(
     names = sorted({name for differing in check.differing.values() for name in differing})
     if not names:
         raise LocalProtocolError("there is nothing to repair", why=f"the check is {check.outcome.status} and all of it agrees")
-    packed = torch.cat([_bytes_of(tensors[name]) for name in names])
+    if lacking := [name for name in names if name not in tensors]:
+        raise LocalProtocolError(f"the check found {', '.join(lacking)} to differ, and no such tensor is given")
+    packed = torch.cat([bytes_of(tensors[name]) for name in names])
     copied = copy_from(swarm, packed, roots=check.holders, op_id=op_id, deadline_s=deadline_s)
 
     def finish(outcome: Outcome) -> Outcome:
         if outcome.status == "committed" and swarm.peer not in check.holders:
             at = 0
             for name in names:
-                target = _bytes_of(tensors[name])
+                target = bytes_of(tensors[name])
                 target.copy_(packed[at : at + target.numel()])
                 at += target.numel()
         return outcome
@@ -264,7 +259,7 @@ def repair_state(
 
 
 def _compare(outcome: Outcome, names: Sequence[str], gathered: Mapping[PeerId, Tensor]) -> StateCheck:
-    digests = {peer: bytes(_bytes_of(words).numpy()) for peer, words in gathered.items()}
+    digests = {peer: bytes(bytes_of(words).numpy()) for peer, words in gathered.items()}
     roots = {peer: blake3(found).hexdigest() for peer, found in digests.items()}
     shown = list(roots.values())
     reference = max(shown, key=lambda root: (shown.count(root), -shown.index(root)), default="")
@@ -278,36 +273,12 @@ def _compare(outcome: Outcome, names: Sequence[str], gathered: Mapping[PeerId, T
     return StateCheck(outcome, roots, reference, holders, differing)
 
 
-# ── tensors and words ──
-
-
-def words_of(tensor: Tensor) -> Tensor:
-    """The bytes of a contiguous CPU tensor as words of 32 bits, float32 in name: a view of them, or a padded copy."""
-    import torch
-
-    flat = _bytes_of(tensor)
-    if flat.numel() % WORD_BYTES or flat.storage_offset() % WORD_BYTES:
-        padded = flat.new_zeros(-(-flat.numel() // WORD_BYTES) * WORD_BYTES)
-        padded[: flat.numel()] = flat
-        flat = padded
-    return flat.view(torch.float32)
-
-
-def placed(source: Tensor, numel: int, members: Sequence[PeerId], me: PeerId) -> Tensor:
-    """The whole vector of ``numel`` elements in which ``source`` is what one member gives: of a gather, its slot."""
-    if source.numel() == numel:
-        return source
-    vector, start = source.new_zeros(numel), list(members).index(me) * (numel // len(members))
-    vector[start : start + source.numel()] = source
-    return vector
-
-
 def _read(operating: Operating, start: int, dtype: Any, shape: Sequence[int]) -> Tensor:
     """A tensor out of the words of a result, from word ``start`` on."""
     import torch
 
     nbytes = torch.Size(shape).numel() * dtype.itemsize
-    words = torch.empty(-(-nbytes // WORD_BYTES))
+    words = torch.empty(-(-nbytes // WORD_BYTES), dtype=torch.float32, device="cpu")
     operating.copy_into(words, start)
     return words.view(torch.uint8)[:nbytes].view(dtype).view(tuple(shape))
 
@@ -326,40 +297,23 @@ def _into(operating: Operating, outcome: Outcome, flat: Tensor) -> Outcome:
     return outcome
 
 
-def _bytes_of(tensor: Tensor) -> Tensor:
+def _floats(tensor: Tensor, op: str, weight: int) -> Tensor:
+    """The elements of a reduction's tensor, once its arguments are checked."""
     import torch
 
-    _check_plain(tensor, tensor.dtype)
-    return tensor.detach().view(-1).view(torch.uint8)
-
-
-def _kind(tensor: Tensor) -> str:
-    """What all callers must agree in, beside the length: dtype and shape."""
-    return blake3(f"{tensor.dtype} {tuple(tensor.shape)}".encode()).hexdigest(8)
-
-
-def check_floats(tensor: Tensor) -> None:
-    """Raises LocalProtocolError for anything but a non-empty float32 tensor, contiguous and on the CPU."""
-    import torch
-
-    _check_plain(tensor, torch.float32)
-
-
-def _check_plain(tensor: Tensor, dtype: Any) -> None:
-    if tensor.dtype != dtype or tensor.device.type != "cpu" or not tensor.is_contiguous() or not tensor.numel():
-        kind = str(dtype).removeprefix("torch.")
-        raise LocalProtocolError(
-            f"this collective takes a non-empty {kind} tensor, contiguous and on the CPU, "
-            f"not {tuple(tensor.shape)} of {tensor.dtype} on {tensor.device}{'' if tensor.is_contiguous() else ', not contiguous'}"
-        )
+    if op not in ("mean", "sum", "max"):
+        raise LocalProtocolError(f"a reduction is a mean, sum or max, not {op!r}", hint="modular_sum is for integers")
+    if whole(weight, "weight") < 1 or (op != "mean" and weight != 1):
+        raise LocalProtocolError(f"{op} of weight {weight}: a mean takes a weight of at least 1, {op} no other than 1")
+    return flat_of(tensor, torch.float32)
 
 
 def call_of(
     op_id: str, reducer: str, deadline_s: float, everyone: bool, *, weight: int = 1, codec: str = "", tag: str = "", group: str = ""
 ) -> Call:  # fmt: skip
     """A checked Call. Raises LocalProtocolError."""
-    call = Call(op_id, reducer, codec, weight, float(deadline_s), everyone, tag, group)
     try:
+        call = Call(op_id, reducer, codec, operator.index(weight), float(deadline_s), everyone, tag, group)
         return msgspec.convert(msgspec.to_builtins(call), Call)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, TypeError, ValueError) as error:
         raise LocalProtocolError(f"operation {op_id!r} cannot be called: {error}") from None

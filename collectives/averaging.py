@@ -26,9 +26,10 @@ from dataclasses import dataclass
 from math import ceil, log2, prod, sqrt
 from typing import TYPE_CHECKING, Literal
 
-from .api import call_of, check_floats
+from .api import call_of
 from .errors import AtollError, LocalProtocolError
 from .groups import MAX_DIMENSIONS, grid_dims, is_cube
+from .plain import flat_of, operate, plainly, whole
 from .swarm import Call, Operating, Outcome, Status, Swarm
 
 if TYPE_CHECKING:
@@ -73,12 +74,14 @@ def average(
     ``weight``: None (each value counts alike; `Averaged.exact` can be told) or what the tensor counts; all callers give one or none does.
     Every step has its share of ``deadline_s``. A step after the first begins when the handle is looked at. Raises what `Swarm.operate` raises.
     """
-    check_floats(tensor)
+    import torch
+
+    flat = flat_of(tensor, torch.float32)
     if plan not in ("grid", "pairwise") or (rounds is not None and plan == "grid") or (dims is not None and plan != "grid"):
         raise LocalProtocolError(
             f"average knows plan='grid' with dims= and plan='pairwise' with rounds=, not {plan!r} with dims={dims}, rounds={rounds}"
         )
-    if weight is not None and not 1 <= weight < MAX_WEIGHT:
+    if weight is not None and not 1 <= whole(weight, "weight") < MAX_WEIGHT:
         raise LocalProtocolError(f"average of weight {weight}: at least 1, below {MAX_WEIGHT}")
     members = len(swarm.members())
     groups = _lines(dims, members) if plan == "grid" else _pairs(rounds, members)
@@ -87,7 +90,7 @@ def average(
         call_of(f"{op_id}/{step}", "mean", deadline_s / len(groups), everyone, weight=1, codec=codec, tag=tag, group=group)
         for step, group in enumerate(groups)
     ]
-    return Averaging(swarm, tensor.detach().view(-1), calls, plan, own, weight is None)
+    return Averaging(swarm, flat, calls, plan, own, weight is None)
 
 
 def _lines(dims: int | Sequence[int] | None, members: int) -> list[str]:
@@ -112,7 +115,7 @@ class Averaging:
     """An average under way (a Pending[Averaged])."""
 
     def __init__(self, swarm: Swarm, target: Tensor, calls: Sequence[Call], plan: str, weight: int, plain: bool) -> None:
-        self._swarm, self._target, self._value = swarm, target, target.clone()
+        self._swarm, self._target, self._value = swarm, target, flat_of(target.clone())
         self._calls, self._plan, self._weight, self._plain = calls, plan, weight, plain
         self._steps: list[Outcome] = []
         self._cancelled = False
@@ -153,12 +156,13 @@ class Averaging:
 
         known = [outcome.config for outcome in self._steps if outcome.config]
         call = msgspec.structs.replace(self._calls[len(self._steps)], weight=min(self._weight, LARGEST), under=known[-1] if known else "")
-        return self._swarm.operate(call, self._value)
+        return operate(self._swarm, call, self._value)
 
     def _take(self, operating: Operating, outcome: Outcome) -> None:
         """One step is over: go on with its mean and what that stands for, or with one's own where it stayed open."""
         if outcome.status == "committed":
-            operating.copy_into(self._value)
+            with plainly():
+                operating.copy_into(self._value)
             total, step = sum(share.samples for share in outcome.contributors), len(self._steps)
             self._weight = total if self._disjoint(outcome.members, step) else total // len(outcome.contributors)
         operating.release()

@@ -81,6 +81,7 @@ class Grid:
             self._runs.append(run)
             at, nbytes = at + count * elements, nbytes + count * run.nbytes
         self._first = [run.chunk for run in self._runs]
+        self._whole = self._first[1] if len(self._first) > 1 else self.chunks  # chunks of the first run: nearly always nearly all
         self.nbytes = nbytes
         """Length of the encoded vector."""
 
@@ -133,7 +134,7 @@ class Grid:
         ``data`` must be writable memory (it is not written to). With ``out`` (float32, shape (numel,)) the chunks are decoded in place
         there, otherwise into one buffer that the next step overwrites.
         """
-        buffer = torch.empty(min(self.chunk_elements, self.numel)) if out is None else out
+        buffer = torch.empty(min(self.chunk_elements, self.numel), dtype=torch.float32, device="cpu") if out is None else out
         for chunk in range(self.chunks):
             start, stop = self.span(chunk)
             first = chunk * self.chunk_elements
@@ -143,6 +144,8 @@ class Grid:
             yield first, target
 
     def _run(self, chunk: int) -> _Run:
+        if 0 <= chunk < self._whole:
+            return self._runs[0]
         if not 0 <= chunk < self.chunks:
             raise IndexError(f"chunk {chunk} of {self.chunks}")
         return self._runs[bisect.bisect_right(self._first, chunk) - 1]

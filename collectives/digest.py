@@ -33,11 +33,13 @@ def merkle_root(hashes: Sequence[bytes]) -> bytes:
 def part_digest(bound: Plan | Entry, part: Part, hashes: Sequence[bytes]) -> bytes:
     """Digest of one part of a result; ``hashes`` are those of its chunks, in order.
 
-    A plan and the entry made from it give the same digest; ballot, revision and the owner's name do not matter, since the bytes do
-    not depend on them.
+    A plan and the entry made from it give the same digest; ballot, revision and, in a butterfly, the owner's name do not matter, since the
+    bytes do not depend on them. Where partial sums travel they depend on the tree, and that on the parts (`trees.py`).
     """
     meaning = (
         bound.log, bound.round, bound.base, bound.contributors, part.first, part.stop,
         bound.numel, bound.chunk_elements, bound.codec, bound.reducer,
     )  # fmt: skip
+    if bound.topology.kind != "butterfly":
+        meaning = (*meaning, bound.topology, bound.parts)
     return blake3(b"atoll/part/1" + merkle_root(hashes) + msgspec.msgpack.encode(meaning)).digest()

@@ -6,7 +6,7 @@ The round protocol over them is specified in docs/protocol.md ("The round").
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from blake3 import blake3
@@ -23,6 +23,7 @@ Hash = Annotated[bytes, msgspec.Meta(min_length=HASH_BYTES, max_length=HASH_BYTE
 Cid = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
 Short = Annotated[str, msgspec.Meta(max_length=MAX_CODEC_NAME)]
+TopologyKind = Literal["butterfly", "ring", "two-level"]
 LogName = Annotated[str, msgspec.Meta(max_length=MAX_LOG_NAME)]
 
 
@@ -53,6 +54,19 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     stop: Count
 
 
+class Topology(msgspec.Struct, frozen=True, array_like=True):
+    """On which ways contributions reach the owner of a part, and its result the members: what `trees.py` makes its trees of.
+
+    ``groups``: a number for each contributor, the same for those at one site; empty: everybody is a site of its own.
+    """
+
+    kind: TopologyKind = "butterfly"
+    groups: Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, lt=MAX_MEMBERS)], ...], msgspec.Meta(max_length=MAX_MEMBERS)] = ()
+
+
+BUTTERFLY = Topology()
+
+
 class Plan(msgspec.Struct, frozen=True, array_like=True):
     """How the open round is to be reduced: revision ``revision`` of ballot ``ballot`` of entry ``round`` of ``log``.
 
@@ -71,6 +85,7 @@ class Plan(msgspec.Struct, frozen=True, array_like=True):
     chunk_elements: Annotated[int, msgspec.Meta(ge=1, le=1 << 22)]
     codec: Short
     reducer: Short = "mean"
+    topology: Topology = BUTTERFLY
 
     @property
     def plan_id(self) -> bytes:
@@ -102,6 +117,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     codec: Short
     reducer: Short
     next_config: Config
+    topology: Topology = BUTTERFLY
 
     def hash(self) -> bytes:
         """blake3 of the canonical encoding."""

@@ -35,8 +35,18 @@ class StreamingReducer(Protocol):
     name: str
     form: Literal["streaming"]
 
-    def factors(self, weights: Sequence[int]) -> Factors:
-        """Factors for contributions of these weights, in the plan's order. Each is exactly a float32."""
+    def factors(self, weights: Sequence[int], total: int | None = None) -> Factors:
+        """Factors for contributions of these weights, in the plan's order. Each is exactly a float32.
+
+        ``total``: the weight of all that is added up, where partial sums with weights of their own are among them.
+        """
+        ...
+
+    def partial(self, weights: Sequence[int], total: int) -> tuple[Factors, int]:
+        """Factors of a partial sum over contributions (or partial sums) of these weights, and its own weight in the next sum.
+
+        Its values are no larger than the largest of those added up (a sum's: than their sum), and its divisor rounds nothing.
+        """
         ...
 
 
@@ -82,16 +92,19 @@ class WeightedMean:
     name = "mean"
     form: Literal["streaming"] = "streaming"
 
-    def factors(self, weights: Sequence[int]) -> Factors:
+    def factors(self, weights: Sequence[int], total: int | None = None) -> Factors:
         """Weights without their common divisor, so that equal weights cost no multiplication.
 
         Sums above 2^20 are scaled down by a power of two (which rounds nothing), so that finite values do not overflow.
         """
-        divisor = math.gcd(*weights)
-        small = [weight // divisor for weight in weights]
-        total = sum(small)
-        shift = 2.0 ** -max(0, total.bit_length() - 20)
-        return Factors(tuple(_float32(weight * shift) for weight in small), _float32(total * shift))
+        multipliers, shift, divisor = _scaled(weights)
+        return Factors(multipliers, _float32((sum(weights) if total is None else total) / divisor * shift))
+
+    def partial(self, weights: Sequence[int], total: int) -> tuple[Factors, int]:
+        """The sum over the smallest power of two (times the weights' common divisor) that is not below the total weight."""
+        multipliers, shift, divisor = _scaled(weights)
+        power = 1 << (-(-total // divisor) - 1).bit_length()
+        return Factors(multipliers, power * shift), power * divisor
 
 
 class Sum:
@@ -100,9 +113,13 @@ class Sum:
     name = "sum"
     form: Literal["streaming"] = "streaming"
 
-    def factors(self, weights: Sequence[int]) -> Factors:
+    def factors(self, weights: Sequence[int], total: int | None = None) -> Factors:
         """All 1."""
         return Factors((1.0,) * len(weights), 1.0)
+
+    def partial(self, weights: Sequence[int], total: int) -> tuple[Factors, int]:
+        """A sum is a sum."""
+        return self.factors(weights), 1
 
 
 class Max:
@@ -160,6 +177,14 @@ def reduce_two_phase(reducer: TwoPhaseReducer, chunks: Sequence[Tensor], weights
     for rows in chunks[1:]:
         total = total + reducer.statistics(rows)
     return reducer.factors(total, weights)
+
+
+def _scaled(weights: Sequence[int]) -> tuple[tuple[float, ...], float, int]:
+    """(multipliers, power of two in them, common divisor taken out of them); at most about 2^20 together."""
+    divisor = math.gcd(*weights)
+    small = [weight // divisor for weight in weights]
+    shift = 2.0 ** -max(0, sum(small).bit_length() - 20)
+    return tuple(_float32(weight * shift) for weight in small), shift, divisor
 
 
 def _float32(x: float) -> float:

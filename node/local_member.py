@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from ..collectives import telemetry
-from ..collectives.api import Handle, all_reduce, placed
+from ..collectives.api import Handle, all_reduce
 from ..collectives.codec import Grid
 from ..collectives.errors import AtollError, LocalProtocolError, SwarmClosedError
 from ..collectives.identifiers import PeerId, RunId
 from ..collectives.layout import Layout
+from ..collectives.plain import placed
 from ..collectives.swarm import Call, Outcome, PeerView, RunSettings, sample_count
 from ..optim.solo import Lease
 from .session import events as ev
@@ -179,7 +180,7 @@ class LocalMember:
         with node.alive():
             known = session.attach(self.clock(), layout)
             if not known and session.machine is None and self.peer == self._place.organiser:
-                values = torch.zeros(layout.numel)
+                values = torch.zeros(layout.numel, dtype=torch.float32, device="cpu")
                 initial(values)
                 session.found(self.clock(), layout, values)
         self.wait(lambda: session.phase == "running" or self._closed, None)
@@ -207,7 +208,7 @@ class LocalMember:
             raise LocalProtocolError("a contribution is still undecided", hint="wait() for it, or try again when it is done()")
         if (samples := sample_count(samples)) < 1:
             raise LocalProtocolError(f"a contribution of {samples} samples")
-        vector = torch.zeros(self._layout.numel)
+        vector = torch.zeros(self._layout.numel, dtype=torch.float32, device="cpu")
         write(vector)
         cid, pending = self._rng.randbytes(16), LocalPending(self, self.clock())
         self._pending = (cid, pending)
@@ -255,7 +256,7 @@ class LocalMember:
         if not isinstance(event, ev.OperationDone):
             running.outcome = self.still_open(event.reason if event else reason)
             return
-        running.result = torch.empty(running.numel)
+        running.result = torch.empty(running.numel, dtype=torch.float32, device="cpu")
         for _ in Grid(event.codec, running.numel, event.chunk_elements).decode(event.result, running.result):
             pass
         counted, elapsed = event.cid == running.cid, self.clock() - running.since

@@ -198,7 +198,7 @@ class _Slot:
     """A scratch of one segment and, for CUDA, its page-locked memory, side stream and last event."""
 
     def __init__(self) -> None:
-        self._scratch = torch.empty(0, dtype=torch.float32)
+        self._scratch = torch.empty(0, dtype=torch.float32, device="cpu")
         self._streams: dict[torch.device, Any] = {}
         self._event: Any = None
         self._used: set[torch.device] = set()
@@ -214,7 +214,7 @@ class _Slot:
         cuda = segment.pieces[0].live.is_cuda
         if self._scratch.numel() < segment.numel or (cuda and not self._scratch.is_pinned()):
             size = max(segment.numel, min(SEGMENT_ELEMENTS, 2 * segment.numel))
-            self._scratch = torch.empty(size, dtype=torch.float32, pin_memory=cuda)
+            self._scratch = torch.empty(size, dtype=torch.float32, device="cpu", pin_memory=cuda)
         return self._scratch[: segment.numel]
 
     def fetch(self, segment: Segment) -> None:

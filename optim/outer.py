@@ -57,7 +57,7 @@ class OuterStep:
         self._lr = as_float32(settings.lr)
         self._mu = as_float32(settings.momentum)
         self._special = statistics_ranges(layout) if layout is not None else ()
-        self._scratch = torch.empty(BLOCK_ELEMENTS, dtype=torch.float32)
+        self._scratch = torch.empty(BLOCK_ELEMENTS, dtype=torch.float32, device="cpu")
 
     @property
     def needs_momentum(self) -> bool:

@@ -27,10 +27,10 @@ def rebase(flat: FlatVector, new: Source, start: Source) -> None:
 
     ``start`` is an anchor or a snapshot of the live values; both are taken as the live tensors would hold them.
     """
-    scratch = torch.empty(0, dtype=torch.float32)
+    scratch = torch.empty(0, dtype=torch.float32, device="cpu")
     for segment, live in flat.pull():
         if scratch.numel() < segment.numel:
-            scratch = torch.empty(segment.numel, dtype=torch.float32)
+            scratch = torch.empty(segment.numel, dtype=torch.float32, device="cpu")
         part = scratch[: segment.numel]
         start.copy_into(part, segment.start)
         flat.round_to_live(segment, part)

@@ -114,7 +114,7 @@ class Replica:
         """Whether the live parameters are bit for bit those of ``base`` (running statistics aside)."""
         parameters = sum(spec.numel for spec in self.flat.layout.tensors if spec.role == "parameter")
         for segment, live in self.flat.pull():
-            anchor = torch.empty(segment.numel, dtype=torch.float32)
+            anchor = torch.empty(segment.numel, dtype=torch.float32, device="cpu")
             self.base.copy_into(anchor, segment.start)
             self.flat.round_to_live(segment, anchor)
             compared = max(0, min(segment.stop, parameters) - segment.start)
@@ -169,7 +169,7 @@ class Replica:
         if frozen.snapshot is None:
             snapshot, self._spare = self._spare, None
             if snapshot is None:
-                snapshot = torch.empty(self.flat.numel, dtype=torch.float32)
+                snapshot = torch.empty(self.flat.numel, dtype=torch.float32, device="cpu")
             self.flat.write_to(snapshot)
             frozen.snapshot = snapshot
 

@@ -97,8 +97,8 @@ class AnchorStore:
         self.layout = layout
         self.round = 0
         self._step = OuterStep(effective_outer(settings), layout)
-        self.momentum = torch.zeros(layout.numel) if self._step.needs_momentum else None
-        self.anchor = torch.empty(layout.numel, dtype=torch.float32)
+        self.momentum = torch.zeros(layout.numel, dtype=torch.float32, device="cpu") if self._step.needs_momentum else None
+        self.anchor = torch.empty(layout.numel, dtype=torch.float32, device="cpu")
         initial(self.anchor)
         self._free: list[Tensor] = []
         self._leases: dict[int, int] = {}  # id of a generation's tensor: how many leases are out
@@ -132,7 +132,7 @@ class AnchorStore:
         self._turn(new, round_)
 
     def _spare(self) -> Tensor:
-        return self._free.pop() if self._free else torch.empty(self.layout.numel, dtype=torch.float32)
+        return self._free.pop() if self._free else torch.empty(self.layout.numel, dtype=torch.float32, device="cpu")
 
     def _turn(self, new: Tensor, round_: int) -> None:
         old, self.anchor, self.round = self.anchor, new, round_
@@ -206,7 +206,7 @@ class SoloSwarm:
             return Done(Outcome("committed", store.round, reason=f"refused: it was made on the anchor of round {base}"))
         started = time.monotonic()
         if self._frozen is None:
-            self._frozen = torch.empty(store.layout.numel, dtype=torch.float32)
+            self._frozen = torch.empty(store.layout.numel, dtype=torch.float32, device="cpu")
         write(self._frozen)
         if not bool(torch.isfinite(self._frozen).all()):
             raise LocalProtocolError(f"not finite: {why_refused(self._frozen, store.layout, 'fp32')}; nothing was committed")
@@ -261,7 +261,7 @@ class SoloSwarm:
     def state_dict(self) -> dict[str, Any]:
         """Round, anchor and momentum (copies; an empty tensor where the outer step has none). Needs `open` first."""
         store = self._opened()
-        momentum = store.momentum if store.momentum is not None else torch.empty(0)
+        momentum = store.momentum if store.momentum is not None else torch.empty(0, dtype=torch.float32, device="cpu")
         return {"round": store.round, "anchor": store.anchor.clone(), "momentum": momentum.clone()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

@@ -9,12 +9,12 @@ TESTS = Path(__file__).resolve().parent.parent / "tests"
 if str(TESTS) not in sys.path:
     sys.path.append(str(TESTS))
 
-from faults import KINDS, PARTS, PHASES, TARGETS, Fault, Part, fault  # noqa: E402
+from faults import KINDS, PARTS, PHASES, TARGETS, Fault, Kind, Part, Phase, Target, fault  # noqa: E402
 from netns.lab import Lab, missing  # noqa: E402
 from real_faults import NETWORK, Armed, Ledger, Seen, Watch  # noqa: E402
 from swarm_kit import Peer, Peers  # noqa: E402
 
 __all__ = [
-    "KINDS", "NETWORK", "PARTS", "PHASES", "TARGETS", "TESTS", "Armed", "Fault", "Lab", "Ledger", "Part", "Peer", "Peers",
-    "Seen", "Watch", "fault", "missing",
+    "KINDS", "NETWORK", "PARTS", "PHASES", "TARGETS", "TESTS", "Armed", "Fault", "Kind", "Lab", "Ledger", "Part", "Peer", "Peers",
+    "Phase", "Seen", "Target", "Watch", "fault", "missing",
 ]  # fmt: skip

@@ -4,7 +4,10 @@
 Real peers, each a script with its node, train together on hosts of a network laboratory (on loopback, where none can be built and the fault
 is one of processes). In every trial a fault strikes one of them at a phase of a round: as soon as the victim's own node says that it is in
 the phase. Which peer that is, its part in the round's plan decides. A trial whose victim was past the phase by the clock when it was struck
-is a miss: it is repeated, and counted apart.
+is a miss: it is repeated, and counted apart. The first fault of a cell strikes as the phase begins, the others anywhere in it.
+
+With --all every cell of the table {fault} × {phase} × {target} is run in one life of the swarm: `table` has these figures for each, and
+`failing` the reasons, the seed and the logs of those that did not pass.
 
 trials               trials in which the fault met its phase; `misses` are the others
 exact                ... after which every survivor's anchor was, bit for bit, the one that follows from the contributors they name
@@ -13,6 +16,7 @@ contributors_right   ... all named the same contributors, with their weights
 committed            ... every survivor committed
 survivors_counted    ... with every survivor's contribution in it
 next_round_ok        ... the survivors' next round (with the victim, where the fault does not last) and one of all, after its return, were right
+kept                 ... a slow peer was still a member when the round was over, in it or left out of it
 over_fault_free_s_max  by how much the slowest survivor took longer than in a round without faults (the median of some)
 since_fault_s_max    from the fault to the slowest survivor's outcome
 bulk_s               of a round without faults: from the plan to the last byte, at the slowest node
@@ -22,21 +26,24 @@ allowed_s            one more bulk time, and half a second for kill and reset, f
 from __future__ import annotations
 
 import argparse
-import shutil
+import math
+import random
 import statistics
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 from _bench import CANNOT, emit, progress
+from _fault_table import OWNERS, Cell, Table, Trial, cells
 from _kits import KINDS, NETWORK, PARTS, PHASES, TARGETS, Armed, Fault, Lab, Ledger, Part, Peer, Peers, Watch, fault, missing
 
 LONG_NAMES = {"reduce-scatter": "reduce", "all-gather": "gather", "decision": "decide"}
 NOTICED = ("stop", "blackhole", "slow")  # found out by silence
-RIGHT = ("exact", "bit_equal", "contributors_right", "committed", "survivors_counted", "next_round_ok")
+RIGHT = ("exact", "bit_equal", "contributors_right", "committed", "survivors_counted", "kept", "next_round_ok")
 FAULT_FREE = 5
 TRIES = 4  # times a trial is repeated when its fault comes too late
 
@@ -44,8 +51,8 @@ TRIES = 4  # times a trial is repeated when its fault comes too late
 class Bench:
     """A swarm, what its anchor must be, and how long it takes undisturbed."""
 
-    def __init__(self, options: argparse.Namespace, swarm: Peers) -> None:
-        self.options, self.swarm = options, swarm
+    def __init__(self, swarm: Peers) -> None:
+        self.swarm = swarm
         self.ledger = Ledger(swarm)
         self.seed = 0
         self.typical_s = self.bulk_s = 0.0
@@ -100,8 +107,9 @@ class Bench:
                 "committed": found.committed, "exact": found.exact, "bit_equal": found.bit_equal, "contributors_right": found.contributors_right,
                 "survivors_counted": all(peer.peer in outcome["contributors"] for outcome in outcomes.values() for peer in outcomes),
                 "counted": found.counted, "over_fault_free_s": round(end - began - self.typical_s, 4),
-                "since_fault_s": round(end - armed.blow.monotonic, 4),
+                "since_fault_s": round(end - armed.blow.monotonic, 4), "after_s": what.after_s,
             }  # fmt: skip
+            result["kept"] = what.kind != "slow" or not armed.expelled()
             result["next_round_ok"] = self._afterwards(armed, early is not None, result)
         return result
 
@@ -130,83 +138,141 @@ class Bench:
             return False
 
 
-def run(options: argparse.Namespace, bench: Bench) -> None:
-    """All trials, and the figures."""
-    bench.warm_up()
-    in_turn = options.fault in ("kill", "stop")  # the others strike a whole peer
-    parts = [options.part] if options.part != "turn" else ["node", "script"] if in_turn else ["both"]
-    results: list[dict[str, Any]] = []
-    hits, attempts = 0, 0
-    while hits < options.reps and attempts < options.reps * TRIES:
-        part = cast("Part", parts[attempts % len(parts)])
-        attempts += 1
-        what = fault(options.fault).of(options.target, part).during(options.phase)
-        try:
-            found = bench.trial(what)
-        except AssertionError as error:  # a peer does not answer: this is no longer a swarm to measure with
-            progress(f"trial {attempts}: {what}: {error}")
-            results.append({"fault": str(what), "hit": True, "error": str(error)[:2000], **dict.fromkeys(RIGHT, False)})
-            break
+def attempts(options: argparse.Namespace, bench: Bench, cell: Cell) -> Iterator[Trial]:
+    """Trials of a cell until enough have met their phase. The first strikes as the phase begins, the others anywhere in it.
+
+    Raises AssertionError when a peer does not answer: this is no longer a swarm to measure with.
+    """
+    in_turn: Sequence[str] = ("node", "script") if cell.kind in ("kill", "stop") else ("both",)  # the others strike a whole peer
+    parts = in_turn if options.part == "turn" else (options.part,)
+    chance, hits = random.Random(str(cell)), 0
+    for number in range(cell.reps * TRIES):
+        after_s = chance.uniform(0.0, 0.5 * bench.bulk_s) if number and cell.phase != "decide" else 0.0
+        part = cast("Part", parts[hits % len(parts)])
+        found = bench.trial(fault(cell.kind).of(cell.target, part).during(cell.phase, after_s=round(after_s, 4)))
         if found is None:
-            progress(f"trial {attempts}: nobody could be struck")
+            progress(f"trial {number + 1}: nobody could be struck")
             continue
-        results.append(found)
         hits += found["hit"]
         shown = " ".join(f"{key}={value}" for key, value in found.items() if key != "fault")
-        progress(f"trial {attempts}: {found['fault']}: {shown}")
-    counted = [found for found in results if found["hit"]]
+        progress(f"trial {number + 1}: {found['fault']}: {shown}")
+        yield found
+        if hits == cell.reps:
+            return
+
+
+def summary(trials: Sequence[Trial], bench: Bench, cell: Cell) -> dict[str, Any]:
+    """The figures of a cell."""
+    counted = [found for found in trials if found["hit"]]
     figures: dict[str, Any] = {key: sum(found[key] for found in counted) for key in RIGHT}
     for key in ("over_fault_free_s", "since_fault_s", "back_s"):
         figures[f"{key}_max"] = max((found.get(key, 0.0) for found in counted), default=None)
-    allowed = bench.bulk_s + (4.0 if options.fault in NOTICED else 0.5)
-    emit(
-        "bench_faults", {**vars(options), "lab": options.lab}, results, trials=len(counted), misses=len(results) - len(counted), **figures,
-        fault_free_s=round(bench.typical_s, 4), bulk_s=round(bench.bulk_s, 4), allowed_s=round(allowed, 4),
-        within=sum(found.get("over_fault_free_s", float("inf")) <= allowed for found in counted), all_right=all(found["exact"] for found in results),
-    )  # fmt: skip
+    allowed = bench.bulk_s + (4.0 if cell.kind in NOTICED else 0.5)
+    return {
+        "trials": len(counted), "misses": len(trials) - len(counted), **figures, "judged": RIGHT,
+        "right": len(counted) == cell.reps and all(figures[key] == len(counted) for key in RIGHT),
+        "fault_free_s": round(bench.typical_s, 4), "bulk_s": round(bench.bulk_s, 4), "allowed_s": round(allowed, 4),
+        "within": sum(found.get("over_fault_free_s", math.inf) <= allowed for found in counted),
+        "all_right": all(found["exact"] for found in trials),
+    }  # fmt: skip
+
+
+def one(options: argparse.Namespace, bench: Bench) -> None:
+    """All trials of one cell, and the figures."""
+    bench.warm_up()
+    cell = Cell(options.fault, options.phase, options.target, options.reps)
+    trials: list[Trial] = []
+    try:
+        trials.extend(attempts(options, bench, cell))
+    except AssertionError as error:
+        progress(f"{cell}: {error}")
+        trials.append({"fault": str(cell), "hit": True, "error": str(error)[:2000], **dict.fromkeys(RIGHT, False)})
+    emit("bench_faults", vars(options), trials, **summary(trials, bench, cell))
+
+
+def table(options: argparse.Namespace) -> bool:
+    """All cells that are asked for, as far as one life of a swarm takes them, and further with another; whether all passed."""
+    settings = {key: value for key, value in vars(options).items() if key in ("elements", "peers", "mbit", "rtt_ms", "part", "lab")}
+    found = Table(
+        cells(options.fault, options.phase, options.target, options.reps, options.owner_reps), settings, options.journal, options.logs
+    )
+    lost = 0  # swarms that never came to a round
+    while found.left and lost < TRIES:
+        with started(options) as bench:
+            try:
+                bench.warm_up()
+            except AssertionError as error:
+                progress(f"cannot measure: {error}")
+                lost += 1
+                continue
+            broken = ""
+            while found.left and not broken:
+                cell, trials, seed = found.left[0], list[Trial](), bench.seed
+                try:
+                    for trial in attempts(options, bench, cell):
+                        trials.append(trial)
+                except AssertionError as error:
+                    progress(f"{cell}: {error}")
+                    broken = str(error) or repr(error)
+                found.add(cell, summary(trials, bench, cell), trials, broken, bench.swarm.all, seed)
+    figures = found.summary()
+    emit("bench_faults", {**settings, "reps": options.reps, "owner_reps": options.owner_reps}, [], **figures, table=found.rows)
+    return figures["passed"] == figures["cells"]
+
+
+@contextmanager
+def started(options: argparse.Namespace) -> Generator[Bench]:
+    """A swarm on hosts of a laboratory, or on loopback; nothing is left of it."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="atoll-faults-", ignore_cleanup_errors=True)))
+        lab = stack.enter_context(Lab(options.peers, mbit=options.mbit, rtt_ms=options.rtt_ms)) if options.lab else None
+        progress(f"starting {options.peers} peers {'on hosts of their own' if lab else 'on loopback'}")
+        yield Bench(stack.enter_context(Peers(folder, options.peers, options.elements, hosts=lab.hosts if lab else ())))
 
 
 def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--fault", choices=[kind for kind in KINDS if kind != "lie"], default="kill")
-    parser.add_argument("--phase", choices=[*PHASES, *LONG_NAMES], default="reduce")
-    parser.add_argument("--target", choices=TARGETS, default="owner", help="the victim's part in the plan (default owner)")
+    parser.add_argument("--all", action="store_true", help="a table of all cells, or of those with this --fault, --phase, --target")
+    parser.add_argument("--fault", choices=[kind for kind in KINDS if kind != "lie"], help="default kill")
+    parser.add_argument("--phase", choices=[*PHASES, *LONG_NAMES], help="default reduce")
+    parser.add_argument("--target", choices=TARGETS, help="the victim's part in the plan (default owner)")
     parser.add_argument(
         "--part", choices=[*PARTS, "turn"], default="turn", help="which of a peer's processes, for kill and stop (default: in turn)"
     )
     parser.add_argument("--reps", type=int, default=5, help="trials that meet their phase (default 5)")
+    parser.add_argument("--owner-reps", type=int, default=OWNERS, help=f"with --all: those that kill or stop an owner (default {OWNERS})")
     parser.add_argument("--elements", type=int, default=25_000_000, help="length of the vector (default 25,000,000)")
     parser.add_argument("--peers", type=int, default=4, help="default 4")
     parser.add_argument("--mbit", type=float, default=None, help="rate of each peer's host; default: no limit")
     parser.add_argument("--rtt-ms", type=float, default=0.0, help="round-trip time between hosts (default 0)")
+    parser.add_argument("--journal", type=Path, help="with --all: a file for the rows; cells that are in it already are not run again")
+    parser.add_argument("--logs", type=Path, help="with --all: a folder for the logs of failing cells (default: a new one in /tmp)")
     options = parser.parse_args()
     options.phase = LONG_NAMES.get(options.phase, options.phase)
-    if options.reps < 1 or options.elements < 1 or options.peers < 3:
-        parser.error("--reps and --elements are at least 1, --peers at least 3")
+    if not options.all:
+        options.fault, options.phase, options.target = options.fault or "kill", options.phase or "reduce", options.target or "owner"
+    if min(options.reps, options.owner_reps, options.elements) < 1 or options.peers < 3:
+        parser.error("--reps, --owner-reps and --elements are at least 1, --peers at least 3")
     return options
 
 
 def main() -> int:
-    """Exit code: 0 measured, 1 not, 64 cannot be done here."""
+    """Exit code: 0 measured (with --all: and all cells passed), 1 not, 64 cannot be done here."""
     options = parse()
     reason = missing()
     options.lab = not reason
-    if reason and (options.fault in NETWORK or options.mbit or options.rtt_ms):
-        progress(f"cannot do --fault {options.fault} without a network laboratory: {reason}")
+    if reason and (options.all or options.fault in NETWORK or options.mbit or options.rtt_ms):
+        progress(f"cannot do {'--all' if options.all else f'--fault {options.fault}'} without a network laboratory: {reason}")
         return CANNOT
-    folder = Path(tempfile.mkdtemp(prefix="atoll-faults-"))
+    if options.all:
+        return 0 if table(options) else 1
     try:
-        with ExitStack() as stack:
-            lab = stack.enter_context(Lab(options.peers, mbit=options.mbit, rtt_ms=options.rtt_ms)) if options.lab else None
-            progress(f"starting {options.peers} peers {'on hosts of their own' if lab else 'on loopback'}")
-            swarm = stack.enter_context(Peers(folder, options.peers, options.elements, hosts=lab.hosts if lab else ()))
-            run(options, Bench(options, swarm))
+        with started(options) as bench:
+            one(options, bench)
     except AssertionError as error:
         progress(f"cannot measure: {error}")
         return 1
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     return 0
 
 

@@ -13,9 +13,10 @@ from codec_kit import reference
 from atoll.collectives.codec import Grid
 from atoll.collectives.digest import chunk_hash, part_digest
 from atoll.collectives.exchange import Exchange, ExchangeEvent, Report, ResultComplete
-from atoll.collectives.group import Contributor, Member, Part, Plan
+from atoll.collectives.group import BUTTERFLY, Contributor, Member, Part, Plan, Topology
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.partition import parts_for
+from atoll.collectives.trees import senders_of
 
 LOG = "run"
 
@@ -41,13 +42,14 @@ def make_plan(
     reducer: str = "mean",
     log: str = LOG,
     parts: tuple[Part, ...] | None = None,
+    topology: Topology = BUTTERFLY,
 ) -> Plan:
     chunks = -(-numel // chunk_elements)
     return Plan(
         log, round_, ballot, revision, bytes(32),
         tuple(Contributor(Member(peer, 0), cid, weight) for peer, cid, weight in contributors),
         parts or parts_for(chunks, [(owner, 1.0) for owner in owners]),
-        numel, chunk_elements, codec, reducer,
+        numel, chunk_elements, codec, reducer, topology,
     )  # fmt: skip
 
 
@@ -88,6 +90,59 @@ def ref_result(plan: Plan, vectors: dict[bytes, torch.Tensor]) -> bytes:
     for codec, first, stop in pieces_of(plan):
         encoded = [ref_encode(codec, vectors[c.cid][first:stop].numpy()) for c in plan.contributors]
         out += reference.mean(codec, encoded, [float(w) for w in weights], float(weights.sum()), stop - first)
+    return out
+
+
+def ref_tree(plan: Plan, number: int) -> dict[PeerId, list[PeerId]]:
+    """Who sends something to whom for a part, itself included, in the plan's order: written from the words of the protocol's page."""
+    owner, peers = plan.parts[number].owner, [c.member.peer for c in plan.contributors]
+    site = dict(zip(peers, plan.topology.groups, strict=True)) if plan.topology.groups else {peer: peer for peer in peers}
+    above = dict.fromkeys(peers, owner)
+    if plan.topology.kind == "two-level":
+        for name in set(site.values()):
+            mates = [peer for peer in peers if site[peer] == name]
+            if owner not in mates:
+                head = mates[sum(part.owner not in mates for part in plan.parts[:number]) % len(mates)]
+                above.update({peer: owner if peer == head else head for peer in mates})
+    if plan.topology.kind == "ring":
+        names = list(dict.fromkeys(site[peer] for peer in peers))
+        circle = sorted(peers, key=lambda peer: names.index(site[peer]))
+        while owner in circle and circle[-1] != owner:
+            circle = circle[1:] + circle[:1]
+        above = dict(zip(circle, [*circle[1:], owner], strict=True))
+    above.pop(owner, None)
+    inner = {owner, *above.values()}
+    return {one: [peer for peer in peers if above.get(peer) == one or peer == one] for one in inner}
+
+
+def ref_sums(plan: Plan, number: int, data: dict[PeerId, bytes], codec: str, n: int) -> bytes:
+    """The encoded result of a piece of a part, sum by sum. ``data``: the encoded contributions to it."""
+    tree, owner = ref_tree(plan, number), plan.parts[number].owner
+    weight = {c.member.peer: c.weight for c in plan.contributors}
+
+    def add(one: PeerId) -> tuple[bytes, int, int]:
+        """(bytes, weight as a term of the next sum, weight of the contributions)"""
+        if one not in tree:
+            return data[one], weight[one], weight[one]
+        terms = [(data[peer], weight[peer], weight[peer]) if peer == one else add(peer) for peer in tree[one]]
+        common = int(np.gcd.reduce([term[1] for term in terms]))
+        small, total = [term[1] // common for term in terms], sum(term[2] for term in terms)
+        power = 1
+        while power * common < total:
+            power *= 2
+        divisor = total / common if one == owner else power
+        return reference.mean(codec, [term[0] for term in terms], [float(w) for w in small], float(divisor), n), power * common, total
+
+    return add(owner)[0]
+
+
+def ref_tree_result(plan: Plan, vectors: dict[bytes, torch.Tensor]) -> bytes:
+    """Encoded result of a mean over a plan's trees."""
+    out, size = b"", plan.chunk_elements
+    for codec, first, stop in pieces_of(plan):
+        number = next(i for i, part in enumerate(plan.parts) if part.first * size <= first < part.stop * size)
+        data = {c.member.peer: ref_encode(codec, vectors[c.cid][first:stop].numpy()) for c in plan.contributors}
+        out += ref_sums(plan, number, data, codec, stop - first)
     return out
 
 
@@ -191,7 +246,7 @@ class Net:
 
     def repair(self, plan: Plan) -> None:
         """What a session does: report, then ask for what is lacking."""
-        cid_owner = {c.cid: c.member.peer for c in plan.contributors}
+        cid_owner = senders_of(plan)
         for peer in self.peers:
             if peer in self.down:
                 continue
@@ -200,8 +255,8 @@ class Net:
             for event in self.events[peer][seen:]:
                 assert isinstance(event, Report)
                 for cid, spans in event.missing.items():
-                    if cid_owner[cid] not in self.down:
-                        self.nodes[cid_owner[cid]].resend_parts(peer, plan.plan_id, cid, spans)
+                    for sender in cid_owner[cid] - self.down:
+                        self.nodes[sender].resend_parts(peer, plan.plan_id, cid, spans)
                 for owner, spans in event.lacking.items():
                     if owner not in self.down:
                         self.nodes[owner].resend_results(peer, plan.plan_id, spans)

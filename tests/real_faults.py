@@ -96,6 +96,7 @@ class Armed:
         self.seen: list[Seen] = []
         self._spared = [peer.peer for peer in spared]
         self._aim: tuple[Peer, str, int] | None = None
+        self._struck = False  # or about to be
         self._lock = threading.Lock()
         self._leaving: threading.Thread | None = None
         self._ready = {peer.peer: self._prepare(peer, slow_mbit) for peer in swarm.all}
@@ -148,13 +149,14 @@ class Armed:
             return
         with self._lock:
             self.seen.append(seen)
-            strike = self.blow is None and event["event"] == "round.phase" and self._now(seen.peer, event)
-            if strike and not self.fault.after_s:
-                self._strike()
-        if strike and self.fault.after_s:
-            time.sleep(self.fault.after_s)
-            with self._lock:
-                self._strike()
+            if self._struck or event["event"] != "round.phase" or not self._now(seen.peer, event):
+                return
+            self._struck = True
+            if not self.fault.after_s:
+                return self._strike()
+        time.sleep(self.fault.after_s)
+        with self._lock:
+            self._strike()
 
     def _now(self, peer: Peer, event: dict[str, Any]) -> bool:
         """Whether this event of this peer is the moment."""
@@ -202,6 +204,15 @@ class Armed:
         earlier = [seen.event for seen in self.seen if seen.peer is self.blow.victim and seen.at <= self.blow.at]
         phases = [e for e in earlier if e["event"] in ("round.phase", "round.committed") and e.get("round") == self.blow.round]
         return bool(phases) and phases[-1].get("phase") == self.fault.phase
+
+    def expelled(self) -> bool:
+        """Whether a survivor's configuration is without the victim now."""
+        assert self.blow is not None
+        configs = list[list[str]]()
+        for peer in self.others:
+            with NodeClient.connect(find_paths(peer.home)) as client:
+                configs.append(client.status()["runs"][0]["members"])
+        return any(self.blow.victim.peer not in config for config in configs)
 
     def heal(self) -> None:
         """End what lasts: wake the stopped, mend the network."""

@@ -161,18 +161,20 @@ class _Space:
 
     def __init__(self, elements: int, block: int, packed: bool, device: torch.device) -> None:
         blocks = -(-elements // block)
-        self.padded = torch.zeros(elements + elements % 2, device=device)  # an unpaired last value has a zero beside it
+        self.padded = torch.zeros(
+            elements + elements % 2, dtype=torch.float32, device=device
+        )  # an unpaired last value has a zero beside it
         self.codes = self.padded[:elements]
         self.rows = _rows(self.codes, block)
-        self.total = torch.empty(elements, device=device)
-        self.scales = torch.empty(blocks, device=device)
+        self.total = torch.empty(elements, dtype=torch.float32, device=device)
+        self.scales = torch.empty(blocks, dtype=torch.float32, device=device)
         self.columns = _columns(self.scales, elements, block)
-        self.spare = torch.empty(blocks, device=device)
+        self.spare = torch.empty(blocks, dtype=torch.float32, device=device)
         self.spare_columns = _columns(self.spare, elements, block)
-        self.number = torch.empty(1, device=device)
+        self.number = torch.empty(1, dtype=torch.float32, device=device)
         pairs = self.padded.shape[0] // 2 if packed else 0
-        self.half = torch.empty(pairs, device=device)
-        self.high = torch.empty(pairs, device=device)
+        self.half = torch.empty(pairs, dtype=torch.float32, device=device)
+        self.high = torch.empty(pairs, dtype=torch.float32, device=device)
 
 
 def _rows(x: Tensor, block: int) -> tuple[Tensor, ...]:

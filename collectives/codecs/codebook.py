@@ -110,12 +110,12 @@ class _Space:
 
     def __init__(self, elements: int, device: torch.device) -> None:
         self.squares = torch.empty(1 << max(0, elements - 1).bit_length(), dtype=torch.float64, device=device)
-        self.values = torch.empty(elements, device=device)
-        self.total = torch.empty(elements, device=device)
+        self.values = torch.empty(elements, dtype=torch.float32, device=device)
+        self.total = torch.empty(elements, dtype=torch.float32, device=device)
         self.bucket = torch.empty(elements, dtype=torch.int64, device=device)
         self.fine = torch.empty(elements, dtype=torch.int64, device=device)
         self.one = torch.ones(1, dtype=torch.int64, device=device).expand(elements)
         self.sums = torch.empty(BUCKETS, dtype=torch.int64, device=device)
         self.counts = torch.empty(BUCKETS, dtype=torch.int64, device=device)
         self.means = torch.empty(BUCKETS, dtype=torch.float64, device=device)
-        self.number = torch.empty(1, device=device)
+        self.number = torch.empty(1, dtype=torch.float32, device=device)

@@ -100,6 +100,6 @@ class _Space:
     """Float32 work space for one chunk; memory that a format never touches is never backed."""
 
     def __init__(self, elements: int, device: torch.device) -> None:
-        self.widened = torch.empty(elements, device=device)
-        self.total = torch.empty(elements, device=device)
-        self.number = torch.empty(1, device=device)
+        self.widened = torch.empty(elements, dtype=torch.float32, device=device)
+        self.total = torch.empty(elements, dtype=torch.float32, device=device)
+        self.number = torch.empty(1, dtype=torch.float32, device=device)

@@ -16,7 +16,12 @@
 #define AHEAD (4 * BLOCK) /* values; the first of the two passes over a block is too short for the hardware to see a stream */
 
 #if defined(__x86_64__) && defined(__linux__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
-#define WIDE __attribute__((target_clones("arch=skylake-avx512", "avx2", "default"))) /* chosen when the library is loaded */
+/* Chosen when the library is loaded. "arch=skylake-avx512" would mean that processor alone, and neither later ones nor AMD's. */
+#if __GNUC__ >= 12
+#define WIDE __attribute__((target_clones("arch=x86-64-v4", "avx2", "default")))
+#else
+#define WIDE __attribute__((target_clones("avx2", "default")))
+#endif
 #else
 #define WIDE
 #endif

@@ -68,6 +68,7 @@ class Lane:
         self._rx = memoryview(bytearray(2 * BATCH_BYTES))
         self._have = 0
         self._limit = BATCH_BYTES  # read at most this far
+        self._next_end = HEADER_BYTES  # there is nothing to take before so much is here
         self.beat()
 
     @property
@@ -120,7 +121,7 @@ class Lane:
         self.bytes_received += count
         self.heard_at = now
         self._have += count
-        if self._have == self._limit or self._have >= HEADER_BYTES:
+        if self._have >= self._next_end:
             self._take(source)
         return True
 
@@ -167,14 +168,15 @@ class Lane:
         position = 0
         total = HEADER_BYTES
         while self._have - position >= HEADER_BYTES:
-            header = bytes(self._rx[position : position + HEADER_BYTES])
-            total = HEADER_BYTES + wire_header.parse(header, self.peer, packed_too=True).length + self._tag
+            total = HEADER_BYTES + wire_header.payload_length(self._rx, position, self.peer) + self._tag
             if self._have - position < total:
                 break
-            self._open(source, header, self._rx[position + HEADER_BYTES : position + total])
+            body = position + HEADER_BYTES
+            self._open(source, bytes(self._rx[position:body]), self._rx[body : position + total])
             position += total
             total = HEADER_BYTES
         rest = self._have - position
+        self._next_end = total
         # Read a long record to its end, and the next header with it: then nearly every record costs one system call.
         limit = max(BATCH_BYTES, total + HEADER_BYTES)
         if limit > len(self._rx):
@@ -188,6 +190,7 @@ class Lane:
     def _open(self, source: RecordSource, header: bytes, sealed: memoryview) -> None:
         plain = sealed[: len(sealed) - self._tag]
         if header[1] == BEAT:
+            wire_header.parse(header, self.peer)
             self._decrypt(header, sealed, plain)
             self.up = True
             return

@@ -188,9 +188,11 @@ class EngineThread:
                 self._run(*self._commands.popleft())
             moved = False
             for lane in tuple(self._order):
-                moved |= self._step(lane, lane.send, now)
+                if lane.can_write:
+                    moved |= self._step(lane, lane.send, now)
             for lane in tuple(self._order):
-                moved |= self._step(lane, lane.receive, now)
+                if lane.can_read:
+                    moved |= self._step(lane, lane.receive, now)
             moved |= self._core.work()
             if len(self._order) > 1:
                 self._order.append(self._order.pop(0))

@@ -4,8 +4,9 @@ events      what it reports
 header      the record header
 pool        buffers for encoded chunks
 slot        one open round: grid, members, received parts; frozen contributions
+ways        a member's view of a plan's trees: what it adds up, sends up and hands down
 plans       one plan being executed
-reduction   one chunk of my part
+reduction   one chunk: its result, or a partial sum
 blobs       content-addressed bytes beside the rounds
 outbox      what each peer is still to be sent
 exchange    Exchange: commands in, records and events out

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-import torch
 from torch import Tensor
 
 from ..codec import Grid
@@ -22,18 +21,17 @@ from ..digest import chunk_hash
 from ..encoded import EncodedVector
 from ..errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from ..group import MAX_MEMBERS, Plan
-from ..identifiers import CID_BYTES, PeerId
-from ..partition import check_plan
+from ..identifiers import PeerId
 from ..reduce import REDUCERS, Reducer
 from . import header as wire_header
 from .blobs import Blobs, Bounds
 from .events import ExchangeEvent, NonFinite, PartReduced, PeerFault, ResultComplete
 from .header import HEADER_BYTES, Header
 from .outbox import Outgoing, Sender
-from .plans import PlanState
+from .plans import PlanState, slot_for
 from .pool import Pools
 from .reduction import ChunkReducer
-from .slot import Frozen, RoundSlot, unfold
+from .slot import Frozen, RoundSlot, slot_of, unfold
 
 
 class Exchange:
@@ -100,12 +98,6 @@ class Exchange:
 
         Nothing is copied or encoded here. Raises LocalProtocolError for another kind of tensor.
         """
-        if isinstance(vector, Tensor):
-            if vector.dtype != torch.float32 or vector.dim() != 1 or not vector.is_contiguous() or vector.device.type != "cpu":
-                raise LocalProtocolError("a contribution is a flat contiguous float32 tensor on the CPU")
-            vector = vector.detach()
-        if len(cid) != CID_BYTES:
-            raise LocalProtocolError(f"a cid has {CID_BYTES} bytes")
         slot, frozen = self._slots.get(wire_header.slot_id(log, round_)), Frozen(cid, vector)
         if slot is not None and not frozen.fits(slot):
             raise LocalProtocolError(f"contribution of {vector.numel()} elements to a round of {slot.numel}, or on another grid")
@@ -121,17 +113,18 @@ class Exchange:
         self._frozen.pop(cid, None)
 
     def execute(self, plan: Plan, audience: Sequence[PeerId]) -> None:
-        """Carry out a plan: send my parts to their owners, reduce mine, send its result to ``audience`` (all of the configuration).
+        """Carry out a plan: send my parts on their ways, reduce mine, send results to my share of ``audience`` (all of the configuration).
 
         A plan with a larger (ballot, revision) replaces the one in force for its round: parts that came or were sent stay, an
         incomplete result is abandoned. A smaller one is ignored. The same plan again only adds to the audience.
         Raises LocalProtocolError when the plan is not well formed or its round not open with this grid, ConfigError for a reducer
-        that cannot be run.
+        that cannot be run (so).
         """
-        slot = self._slot_for(plan)
+        slot = slot_for(plan, self._slots)
         old = slot.plan
         if old is not None and old.plan_id == plan.plan_id:
-            self._queue_results(old, old.add_audience(audience), [c for c in old.mine() if old.hashes[c] is not None])
+            for peer in old.add_audience(audience):
+                self._queue_results(old, (peer,), old.here(range(slot.chunks), peer))
             return
         if old is not None and (plan.ballot, plan.revision) <= old.order:
             return
@@ -145,6 +138,7 @@ class Exchange:
             self._abandon(slot, old)
         state = PlanState(plan, slot, self.me, reducer, data, audience, self._clock)
         slot.plan = self._plans[state.plan_id] = state
+        slot.keep_partials(state.partials())
         self._take_early(state)
         self._start(state)
         self._settle()
@@ -179,23 +173,23 @@ class Exchange:
             self._forget(slot)
 
     def resend_parts(self, peer: PeerId, plan_id: bytes, cid: bytes, spans: Iterable[tuple[int, int]]) -> None:
-        """Answer to Missing: send these chunks of my contribution to their owner again."""
+        """Answer to Missing: send these chunks of my contribution, or of a partial sum of mine, again."""
         state = self._plans.get(plan_id)
-        if state is None or state.slot.closed or cid != state.own_cid or self._usable(state) is None or peer == self.me:
+        if state is None or state.slot.closed or peer == self.me or (cid == state.own_cid and self._usable(state) is None):
             return
         box = self._sender.box(peer)
         flow = box.flow(state.slot)
         for chunk in unfold(spans, state.slot.chunks):
-            if state.owners[chunk] == peer and self._sender.overdue(flow.sent.get(cid, {}), chunk):
+            if state.uploads(chunk) == (cid, peer) and self._sender.overdue(flow.sent.get(cid, {}), chunk):
                 flow.parts[cid, chunk] = None
         box.wake(flow)
 
     def resend_results(self, peer: PeerId, plan_id: bytes, spans: Iterable[tuple[int, int]]) -> None:
-        """Answer to Need: send these chunks of my part's result again, as far as they are reduced."""
+        """Answer to Need: send these chunks of the result again, as far as they are here and the peer gets them from me."""
         state = self._plans.get(plan_id)
         if state is None or peer == self.me:
             return
-        chunks = [c for c in unfold(spans, state.slot.chunks) if state.owners[c] == self.me and state.hashes[c] is not None]
+        chunks = state.here(unfold(spans, state.slot.chunks), peer)
         given = self._sender.box(peer).flow(state.slot).given
         self._queue_results(state, (peer,), [c for c in chunks if self._sender.overdue(given, c)])
 
@@ -268,7 +262,7 @@ class Exchange:
         if self._incoming is not None:
             self._abort_incoming()
         record = wire_header.parse(header, peer)
-        if record.kind == wire_header.PART:
+        if record.kind in (wire_header.PART, wire_header.PARTIAL):
             return self._part_destination(peer, record)
         if record.kind == wire_header.RESULT:
             return self._result_destination(peer, record)
@@ -303,10 +297,12 @@ class Exchange:
     # ---- arriving records
 
     def _part_destination(self, peer: PeerId, record: Header) -> memoryview | None:
-        slot = self._slots.get(record.key)
+        slot = slot_of(record, self._slots)
         if slot is None:
             return None
         slot.check_record(peer, record.chunk, record.length)
+        if record.kind == wire_header.PARTIAL and slot.plan is not None:
+            slot.plan.check_partial(peer, record)
         if (wire := slot.part_wire(peer, record.sub, record.chunk)) is None:
             return None
 
@@ -328,7 +324,7 @@ class Exchange:
         if state is None:
             return self._early_destination(peer, record)
         state.slot.check_record(peer, record.chunk, record.length)
-        if state.owners[record.chunk] != peer:
+        if state.givers[record.chunk] != peer:
             raise RemoteProtocolError(f"result of chunk {record.chunk}, which it does not own", peer=peer)
         if state.hashes[record.chunk] is not None or state.slot.closed:
             return None
@@ -363,7 +359,7 @@ class Exchange:
 
     def _take_early(self, state: PlanState) -> None:
         for chunk, (peer, wire) in state.slot.take_early(state.plan_id).items():
-            if state.owners[chunk] == peer:
+            if state.givers[chunk] == peer:
                 state.view(chunk)[:] = wire.data
                 self._result_arrived(state, peer, chunk)
             state.slot.pool(chunk).give(wire)
@@ -375,18 +371,28 @@ class Exchange:
             return
         state.progress += 1
         state.accept(chunk, chunk_hash(wire.data))
+        self._queue_results(state, state.below[state.part_of[chunk]], (chunk,))
         self._completed(state)
 
     # ---- reducing
 
     def _reduce(self, state: PlanState, chunk: int) -> None:
-        culprit = self._reducer.reduce(state, chunk, self._usable(state))
+        sent = state.job(chunk).sent
+        out = state.wire(chunk) if sent is None else state.slot.pool(chunk).take()
+        culprit = self._reducer.reduce(state, chunk, self._usable(state), out)
         if culprit is not None:
+            if sent is not None:
+                state.slot.pool(chunk).give(out)
             state.blocked = True
             self._blame(state, *culprit)
             return
+        if sent is not None:
+            state.slot.partials.setdefault(sent.cid, {})[chunk] = out
+            del state.waiting[chunk]
+            self._queue_parts(state, (chunk,))
+            return
         done = state.reduced(chunk, chunk_hash(state.view(chunk)))
-        self._queue_results(state, state.audience, (chunk,))
+        self._queue_results(state, state.below[state.part_of[chunk]], (chunk,))
         if done is not None:
             self._post(PartReduced(state.plan_id, done, state.part_digest(done)))
         self._completed(state)
@@ -416,35 +422,28 @@ class Exchange:
         return None if frozen is None or frozen.poisoned or not frozen.fits(state.slot) else frozen
 
     def _can_reduce(self, state: PlanState) -> bool:
-        return not state.blocked and bool(state.sources) and (state.own_cid is None or self._usable(state) is not None)
+        return not state.blocked and (state.own_cid is None or self._usable(state) is not None)
 
     # ---- plans
 
-    def _slot_for(self, plan: Plan) -> RoundSlot:
-        fault = check_plan(plan)
-        if fault is not None:
-            raise LocalProtocolError(f"plan of round {plan.round} of {plan.log!r} is not well formed: {fault}")
-        slot = self._slots.get(wire_header.slot_id(plan.log, plan.round))
-        if slot is None:
-            raise LocalProtocolError(f"round {plan.round} of {plan.log!r} is not open")
-        if slot.grid.meaning != (plan.codec, plan.numel, plan.chunk_elements):
-            raise LocalProtocolError(f"round {plan.round} of {plan.log!r} is open with another grid")
-        return slot
-
     def _start(self, state: PlanState) -> None:
         """Queue what can be sent, and reduced, now."""
-        if self._usable(state) is not None and state.own_cid is not None and state.reducer.form != "own":
+        if self._usable(state) is not None:
             for part in state.plan.parts:
-                if part.owner == self.me:
-                    continue
-                box = self._sender.box(part.owner)
-                flow = box.flow(state.slot)
-                for chunk in range(part.first, part.stop):
-                    if flow.wants_part(state.own_cid, chunk):
-                        flow.parts[state.own_cid, chunk] = None
-                box.wake(flow)
+                self._queue_parts(state, range(part.first, part.stop))
         if self._can_reduce(state):
             self._ready.extend((state, chunk) for chunk in state.ready())
+
+    def _queue_parts(self, state: PlanState, chunks: Sequence[int]) -> None:
+        """Chunks of one part: send up what I have for it, as far as it was never sent there."""
+        for chunk in chunks:
+            if (upload := state.uploads(chunk)) is not None:
+                cid, above = upload
+                box = self._sender.box(above)
+                flow = box.flow(state.slot)
+                if flow.wants_part(cid, chunk):
+                    flow.parts[cid, chunk] = None
+                    box.wake(flow)
 
     def _queue_results(self, state: PlanState, peers: Iterable[PeerId], chunks: Sequence[int]) -> None:
         for peer in peers:

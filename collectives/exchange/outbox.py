@@ -28,7 +28,7 @@ class Outgoing:
 
 
 class Flow:
-    """One round towards one peer: its parts of my contribution, and results of my part."""
+    """One round towards one peer: its parts of my contribution and of my partial sums, and results."""
 
     __slots__ = ("slot", "parts", "results", "sent", "given", "result_turn", "queued")
 
@@ -159,7 +159,8 @@ class Sender:
                 if found is None:
                     continue
                 payload, handed = found, flow.sent.setdefault(cid, {})
-                head = wire_header.pack(wire_header.PART, len(payload), chunk, slot.id, cid)
+                kind, key = (wire_header.PART, slot.id) if cid not in slot.partials else (wire_header.PARTIAL, state.partial_key)
+                head = wire_header.pack(kind, len(payload), chunk, key, cid)
             handed[chunk], box.in_hand = NOT_YET, (handed, chunk)
             slot.bytes_sent += HEADER_BYTES + len(payload)
             return Outgoing(head, payload)
@@ -167,6 +168,12 @@ class Sender:
 
     def _encode(self, flow: Flow, box: Outbox, cid: bytes, chunk: int) -> memoryview | None:
         slot, frozen = flow.slot, self._frozen.get(cid)
+        if cid in slot.partials:  # copied: the buffer may be needed before the lane is done with it
+            found = slot.partials[cid].get(chunk)
+            copy = box.workspace.wire(slot.grid.codec(chunk), slot.grid.elements(chunk))
+            if found is not None:
+                copy.data[:] = found.data
+            return None if found is None else copy.data
         if frozen is None or frozen.poisoned:
             return None
         wire, finite = frozen.wire(slot, chunk, box.workspace)

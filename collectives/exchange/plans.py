@@ -1,19 +1,37 @@
-"""One plan being executed: what of its result is here, and what of my part can be reduced."""
+"""One plan being executed: what of its result is here, and what of mine can be reduced."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
 from ..codec import Wire
 from ..digest import part_digest
+from ..errors import LocalProtocolError, RemoteProtocolError
 from ..group import Plan
 from ..identifiers import PeerId
-from ..reduce import Factors, Reducer
+from ..partition import check_plan
+from ..reduce import Reducer
+from . import header as wire_header
 from .events import Report
+from .header import Header
 from .slot import RoundSlot, spans
+from .ways import Job, ways_of
 
 Source = tuple[Literal["part", "result"], PeerId]
+
+
+def slot_for(plan: Plan, slots: Mapping[bytes, RoundSlot]) -> RoundSlot:
+    """The open round of a plan. Raises LocalProtocolError where there is none like it, or the plan is not well formed."""
+    fault = check_plan(plan)
+    if fault is not None:
+        raise LocalProtocolError(f"plan of round {plan.round} of {plan.log!r} is not well formed: {fault}")
+    slot = slots.get(wire_header.slot_id(plan.log, plan.round))
+    if slot is None:
+        raise LocalProtocolError(f"round {plan.round} of {plan.log!r} is not open")
+    if slot.grid.meaning != (plan.codec, plan.numel, plan.chunk_elements):
+        raise LocalProtocolError(f"round {plan.round} of {plan.log!r} is open with another grid")
+    return slot
 
 
 class PlanState:
@@ -29,41 +47,46 @@ class PlanState:
         self.data = data[: slot.grid.nbytes]
         self.reducer = reducer
         self.audience = tuple(peer for peer in dict.fromkeys(audience) if peer != me)
-        self.cids = frozenset(c.cid for c in plan.contributors)
-        counted = plan.contributors if reducer.form != "own" else [c for c in plan.contributors if c.member.peer == me]
-        self.weights = tuple(c.weight for c in counted)
-        self.factors: Factors | None = reducer.factors(self.weights) if reducer.form == "streaming" else None
-        if reducer.form == "own":
-            self.factors = Factors((1.0,), 1.0)
-        self.owners: list[PeerId] = [part.owner for part in plan.parts for _ in range(part.first, part.stop)]
-        self.sources = [(c.member.peer, c.cid, slot.parts_of(c.member.peer, c.cid)) for c in counted]
-        self.others = {(peer, cid) for peer, cid, _ in self.sources if peer != me}
-        self.own_cid = next((cid for peer, cid, _ in self.sources if peer == me), None)
+        self.own_cid = next((c.cid for c in plan.contributors if c.member.peer == me), None)
+        self.partial_key = wire_header.partial_key(slot.id, self.plan_id)
+        self.sums = plan.topology.kind != "butterfly"  # whether partial sums travel
+        self.ways = ways_of(plan, slot, me, reducer)
+        self.below = [way.below(me, self.audience) for way in self.ways]  # by part: to whom I send its result
+        self.part_of = [index for index, part in enumerate(plan.parts) for _ in range(part.first, part.stop)]  # by chunk
+        self.givers: list[PeerId] = [self.ways[index].above for index in self.part_of]  # by chunk: who sends me the result
+        self.cids = frozenset([c.cid for c in plan.contributors] + [cid for way in self.ways if way.job for _, cid in way.job.others])
         self.hashes: list[bytes | None] = [None] * slot.chunks
         self.have = 0
         self.progress = 0
         self.resumed: set[PeerId] = set()  # whose lanes came up since the last report
         self.blocked = False  # a contribution turned out to be unusable: nothing more can be reduced under this plan
-        self.waiting: dict[int, int] = {}  # my chunks that are not reduced: how many contributions of others they lack
+        self.waiting: dict[int, int] = {}  # chunks I add up and have not: how many contributions of others they lack
         self._left: dict[int, int] = {}  # my parts: chunks still to reduce
-        self._part_of: dict[int, int] = {}
         self._wires: dict[int, Wire] = {}
-        for index, part in enumerate(plan.parts):
-            if part.owner == me:
-                self._left[index] = part.stop - part.first
-                for chunk in range(part.first, part.stop):
-                    self._part_of[chunk] = index
-                    self.waiting[chunk] = sum(chunk not in held for peer, _, held in self.sources if peer != me)
         self._me = me
         self._clock = clock
         self._due: dict[Source, int] = {}  # chunks still to come
         self._finished: dict[Source, float] = {}
-        for peer, _, held in self.sources:
-            if peer != me:
-                self._due["part", peer] = sum(chunk not in held for chunk in self.waiting)
-        for owner in self.owners:
-            if owner != me:
-                self._due["result", owner] = self._due.get(("result", owner), 0) + 1
+        for index, part in enumerate(plan.parts):
+            job = self.ways[index].job
+            if part.owner == me:
+                self._left[index] = part.stop - part.first
+            if job is not None and job.sources:
+                self._expect(job, range(part.first, part.stop))
+        for giver in self.givers:
+            if giver != me:
+                self._due["result", giver] = self._due.get(("result", giver), 0) + 1
+
+    def _expect(self, job: Job, chunks: Iterable[int]) -> None:
+        done = self.slot.partials.get(job.sent.cid, {}) if job.sent is not None else {}
+        others = [(peer, held) for peer, _, held in job.sources if peer != self._me]
+        for chunk in chunks:
+            if chunk in done:  # added up under an earlier plan
+                continue
+            lacking = [peer for peer, held in others if chunk not in held]
+            self.waiting[chunk] = len(lacking)
+            for peer in lacking:
+                self._due["part", peer] = self._due.get(("part", peer), 0) + 1
 
     @property
     def order(self) -> tuple[int, int]:
@@ -74,6 +97,33 @@ class PlanState:
     def complete(self) -> bool:
         """Whether all result bytes are here."""
         return self.have == self.slot.chunks
+
+    def job(self, chunk: int) -> Job:
+        """What I add up for a chunk; it is one of `waiting`."""
+        job = self.ways[self.part_of[chunk]].job
+        assert job is not None
+        return job
+
+    def uploads(self, chunk: int) -> tuple[bytes, PeerId] | None:
+        """(cid, to whom) of what I send up for a chunk: my contribution, or a partial sum once it is made."""
+        upload = self.ways[self.part_of[chunk]].upload
+        if upload is None or (upload.partial and chunk not in self.slot.partials.get(upload.cid, ())):
+            return None
+        return upload.cid, upload.above
+
+    def partials(self) -> set[bytes]:
+        """The names of the partial sums I make."""
+        return {way.upload.cid for way in self.ways if way.upload is not None and way.upload.partial}
+
+    def expected(self, peer: PeerId, chunk: int) -> bytes | None:
+        """The name of what ``peer`` is to send me for a chunk, if anything."""
+        job = self.ways[self.part_of[chunk]].job
+        return next((cid for other, cid, _ in job.sources if other == peer), None) if job is not None else None
+
+    def check_partial(self, peer: PeerId, record: Header) -> None:
+        """Raises RemoteProtocolError when a partial sum made for this plan is not the one that it wants from the peer."""
+        if record.key == self.partial_key and self.expected(peer, record.chunk) != record.sub:
+            raise RemoteProtocolError(f"a partial sum of chunk {record.chunk} over another set than the plan's", peer=peer)
 
     def wire(self, chunk: int) -> Wire:
         """Views of a chunk of the result."""
@@ -87,23 +137,25 @@ class PlanState:
         start, stop = self.slot.grid.span(chunk)
         return self.data[start:stop]
 
-    def mine(self) -> list[int]:
-        """The chunks I own."""
-        return list(self._part_of)
+    def here(self, chunks: Iterable[int], peer: PeerId) -> list[int]:
+        """Those of the chunks whose result is here and which ``peer`` gets from me."""
+        mine = [bool(way.below(self._me, (peer,))) for way in self.ways]
+        return [chunk for chunk in chunks if mine[self.part_of[chunk]] and self.hashes[chunk] is not None]
 
     def add_audience(self, peers: Sequence[PeerId]) -> tuple[PeerId, ...]:
         """More receivers of the result; returns the new ones."""
         new = tuple(peer for peer in dict.fromkeys(peers) if peer != self._me and peer not in self.audience)
         self.audience += new
+        self.below = [way.below(self._me, self.audience) for way in self.ways]
         return new
 
     def ready(self) -> list[int]:
-        """My chunks that have all contributions of others and are not reduced."""
+        """The chunks I add up that have all contributions of others."""
         return [chunk for chunk, lacking in self.waiting.items() if lacking == 0]
 
     def part_arrived(self, peer: PeerId, cid: bytes, chunk: int) -> bool:
         """Count a stored part in; True when its chunk now has all contributions of others."""
-        if (peer, cid) not in self.others or chunk not in self.waiting:
+        if chunk not in self.waiting or (peer, cid) not in self.job(chunk).others:
             return False
         self.progress += 1
         self._came("part", peer)
@@ -115,8 +167,8 @@ class PlanState:
         self.hashes[chunk] = digest
         self.have += 1
         self._wires.pop(chunk, None)
-        if self.owners[chunk] != self._me:
-            self._came("result", self.owners[chunk])
+        if self.givers[chunk] != self._me:
+            self._came("result", self.givers[chunk])
 
     def _came(self, kind: Literal["part", "result"], peer: PeerId) -> None:
         left = self._due[kind, peer] = self._due[kind, peer] - 1
@@ -132,7 +184,7 @@ class PlanState:
         """A chunk of mine is reduced; returns the index of its part when that is complete."""
         self.accept(chunk, digest)
         del self.waiting[chunk]
-        part = self._part_of[chunk]
+        part = self.part_of[chunk]
         self._left[part] -= 1
         return None if self._left[part] else part
 
@@ -145,15 +197,16 @@ class PlanState:
 
     def report(self, own_usable: bool) -> Report:
         """What is still lacking."""
-        missing: dict[bytes, tuple[tuple[int, int], ...]] = {}
-        for peer, cid, held in self.sources:
-            chunks = [c for c in self.waiting if (not own_usable if peer == self._me else c not in held)]
-            if chunks:
-                missing[cid] = spans(chunks)
+        lost: dict[bytes, list[int]] = {}
+        for chunk in self.waiting:
+            for peer, cid, held in self.job(chunk).sources:
+                if not own_usable if peer == self._me else chunk not in held:
+                    lost.setdefault(cid, []).append(chunk)
         lacking: dict[PeerId, list[int]] = {}
         for chunk, digest in enumerate(self.hashes):
-            if digest is None and self.owners[chunk] != self._me:
-                lacking.setdefault(self.owners[chunk], []).append(chunk)
+            if digest is None and self.givers[chunk] != self._me:
+                lacking.setdefault(self.givers[chunk], []).append(chunk)
         resumed, self.resumed = self.resumed, set()
-        found = {owner: spans(chunks) for owner, chunks in lacking.items()}
+        missing = {cid: spans(chunks) for cid, chunks in lost.items()}
+        found = {giver: spans(chunks) for giver, chunks in lacking.items()}
         return Report(self.plan_id, missing, found, self.progress, frozenset(resumed))

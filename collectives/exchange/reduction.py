@@ -1,4 +1,4 @@
-"""Reducing one chunk of my part: all contributions of the plan, in its order, or nothing."""
+"""Reducing one chunk: all that the plan wants in it, in its order, or nothing."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ..identifiers import PeerId
 from .plans import PlanState
 from .pool import Workspace
 from .slot import Frozen
+from .ways import Job
 
 Source = tuple[PeerId, bytes]
 
@@ -24,14 +25,15 @@ class ChunkReducer:
         self._rows: Tensor | None = None
         self._out: Tensor | None = None
 
-    def reduce(self, state: PlanState, chunk: int, own: Frozen | None) -> Source | None:
-        """Write the encoded result of a chunk to its place. Returns None, or the contribution that made it impossible.
+    def reduce(self, state: PlanState, chunk: int, own: Frozen | None, out: Wire) -> Source | None:
+        """Write the encoded result, or partial sum, of a chunk to ``out``. Returns None, or the contribution that made it impossible.
 
         My own contribution goes through its encoding like everybody's, so the result depends on encoded bytes alone.
         """
         wires: list[Wire] = []
-        for peer, cid, held in state.sources:
-            if cid == state.own_cid:
+        job = state.job(chunk)
+        for peer, cid, held in job.sources:
+            if cid == job.own_cid:
                 assert own is not None
                 wire, finite = own.wire(state.slot, chunk, self._workspace)
                 if not finite:
@@ -39,26 +41,26 @@ class ChunkReducer:
                 wires.append(wire)
             else:
                 wires.append(held[chunk])
-        if self._combine(state, chunk, wires):
+        if self._combine(state, job, chunk, wires, out):
             return None
-        return self._culprit(state, chunk, wires)
+        return self._culprit(state, job, chunk, wires)
 
-    def _combine(self, state: PlanState, chunk: int, wires: Sequence[Wire]) -> bool:
-        codec, out = state.slot.grid.codec(chunk), state.wire(chunk)
-        if state.factors is not None:
-            return codec.weighted_mean(wires, state.factors.multipliers, state.factors.divisor, out)
+    def _combine(self, state: PlanState, job: Job, chunk: int, wires: Sequence[Wire], out: Wire) -> bool:
+        codec = state.slot.grid.codec(chunk)
+        if job.factors is not None:
+            return codec.weighted_mean(wires, job.factors.multipliers, job.factors.divisor, out)
         assert state.reducer.form == "rows"
         if self._rows is None or self._rows.shape[0] != len(wires) or self._rows.shape[1] < out.elements:
-            self._rows = torch.empty(len(wires), out.elements)
-            self._out = torch.empty(out.elements)
+            self._rows = torch.empty(len(wires), out.elements, dtype=torch.float32, device="cpu")
+            self._out = torch.empty(out.elements, dtype=torch.float32, device="cpu")
         assert self._out is not None
         rows, result = self._rows[:, : out.elements], self._out[: out.elements]
         for row, wire in zip(rows.unbind(0), wires, strict=True):
             codec.decode(wire, row)
-        state.reducer.reduce(rows, state.weights, result)
+        state.reducer.reduce(rows, job.weights, result)
         return codec.encode(result, out)
 
-    def _culprit(self, state: PlanState, chunk: int, wires: Sequence[Wire]) -> Source:
+    def _culprit(self, state: PlanState, job: Job, chunk: int, wires: Sequence[Wire]) -> Source:
         """Whose values made the result overflow: the first that is not finite, else the largest."""
         codec = state.slot.grid.codec(chunk)
         worst, largest = 0, -1.0
@@ -66,10 +68,10 @@ class ChunkReducer:
             if not codec.finite(wire):
                 worst = index
                 break
-            values = torch.empty(wire.elements)
+            values = torch.empty(wire.elements, dtype=torch.float32, device="cpu")
             codec.decode(wire, values)
             magnitude = values.abs_().max().item()
             if magnitude > largest:
                 worst, largest = index, magnitude
-        peer, cid, _ = state.sources[worst]
+        peer, cid, _ = job.sources[worst]
         return (peer, cid)

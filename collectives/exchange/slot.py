@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from ..codec import Grid, Wire
 from ..encoded import EncodedVector
-from ..errors import RemoteProtocolError
-from ..identifiers import PeerId
+from ..errors import LocalProtocolError, RemoteProtocolError
+from ..identifiers import CID_BYTES, PeerId
 from .events import Spans
-from .header import slot_id
+from .header import HALF, PART, Header, slot_id
 from .pool import Pools, WirePool, Workspace
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ class RoundSlot:
     """State of (log, round) from `open_round` to `close_round`.
 
     Received parts are keyed (peer, cid, chunk), not by plan, so that a revised plan finds what an earlier one brought. A peer may
-    have one encoded vector's worth of chunks here, whatever it sends: an honest one sends each owner its part only.
+    have one encoded vector's worth of chunks here, whatever it sends: an honest one sends each owner its part only. (Two where a plan has
+    partial sums: then a chunk of its contribution and one of a sum may both be here.) Partial sums made here are kept in the same way.
     """
 
     def __init__(self, log: str, round_: int, members: Sequence[PeerId], grid: Grid, pools: Pools) -> None:
@@ -37,11 +39,13 @@ class RoundSlot:
         self.numel = grid.numel
         self.chunks = grid.chunks
         self.plan: PlanState | None = None
+        self.partials: dict[bytes, dict[int, Wire]] = {}
         self.closed = False
         self.bytes_sent = 0
         self.bytes_received = 0
         self.abandoned: set[bytes] = set()
         self._pools = pools
+        self._last_pool: WirePool | None = None
         self._parts: dict[PeerId, dict[bytes, dict[int, Wire]]] = {}
         self._counts: dict[PeerId, int] = {}
         self._refused: set[tuple[PeerId, bytes]] = set()
@@ -50,7 +54,10 @@ class RoundSlot:
 
     def pool(self, chunk: int) -> WirePool:
         """Where buffers for this chunk come from."""
-        return self._pools.get(self.grid.codec(chunk), self.grid.elements(chunk))
+        codec, elements, pool = self.grid.codec(chunk), self.grid.elements(chunk), self._last_pool
+        if pool is None or pool.codec is not codec or pool.elements != elements:
+            pool = self._last_pool = self._pools.get(codec, elements)
+        return pool
 
     def check_record(self, peer: PeerId, chunk: int, length: int) -> None:
         """Raises RemoteProtocolError unless a record's chunk exists on the grid and has its length."""
@@ -68,7 +75,8 @@ class RoundSlot:
             return None
         if chunk in self._parts.get(peer, {}).get(cid, ()):
             return None
-        if self._counts.get(peer, 0) >= self.chunks and not self._make_room(peer, cid):
+        limit = self.chunks * (2 if self.plan is not None and self.plan.sums else 1)
+        if self._counts.get(peer, 0) >= limit and not self._make_room(peer, cid):
             return None
         return self.pool(chunk).take()
 
@@ -102,6 +110,14 @@ class RoundSlot:
             self.pool(chunk).give(wire)
         chunks.clear()  # a plan may hold this very mapping
 
+    # partial sums made here
+
+    def keep_partials(self, wanted: Collection[bytes]) -> None:
+        """Drop those that are not among these."""
+        for cid in [cid for cid in self.partials if cid not in wanted]:
+            for chunk, wire in self.partials.pop(cid).items():
+                self.pool(chunk).give(wire)
+
     # results that come before their plan
 
     def early_wire(self, plan_id: bytes, peer: PeerId, chunk: int) -> Wire | None:
@@ -129,15 +145,25 @@ class RoundSlot:
             for cid in list(cids):
                 self._drop(peer, cid)
         self._parts.clear()
+        self.keep_partials(())
         for plan_id in list(self._early):
             for chunk, (_, wire) in self.take_early(plan_id).items():
                 self.pool(chunk).give(wire)
 
 
 class Frozen:
-    """One of my own contributions, unchanged until released: float32 (numel,), or encoded already."""
+    """One of my own contributions, unchanged until released: float32 (numel,), or encoded already.
+
+    Raises LocalProtocolError for another kind of tensor.
+    """
 
     def __init__(self, cid: bytes, vector: Tensor | EncodedVector) -> None:
+        if isinstance(vector, Tensor):
+            if vector.dtype != torch.float32 or vector.dim() != 1 or not vector.is_contiguous() or vector.device.type != "cpu":
+                raise LocalProtocolError("a contribution is a flat contiguous float32 tensor on the CPU")
+            vector = vector.detach()
+        if len(cid) != CID_BYTES:
+            raise LocalProtocolError(f"a cid has {CID_BYTES} bytes")
         self.cid = cid
         self.vector = vector
         self.poisoned = False
@@ -173,6 +199,13 @@ class Frozen:
         start = 4 * chunk * size
         wire = codec.wire(self._data[start : start + 4 * values.shape[0]], values.shape[0])
         return wire, codec.finite(wire)
+
+
+def slot_of(record: Header, slots: Mapping[bytes, RoundSlot]) -> RoundSlot | None:
+    """The open round of an arriving part or partial sum."""
+    if record.kind == PART:
+        return slots.get(record.key)
+    return next((slot for slot in slots.values() if slot.id[:HALF] == record.key[:HALF]), None)
 
 
 def spans(chunks: Iterable[int]) -> Spans:

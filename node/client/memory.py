@@ -74,7 +74,7 @@ def copy_range(vector: EncodedVector, destination: Tensor, start: int) -> None:
     grid, out = vector.grid, destination.detach().view(-1)
     if start == 0 and out.numel() == grid.numel:
         return vector.decode(out)
-    scratch = torch.empty(min(grid.chunk_elements, grid.numel))
+    scratch = torch.empty(min(grid.chunk_elements, grid.numel), dtype=torch.float32, device="cpu")
     for chunk in range(start // grid.chunk_elements, -(-(start + out.numel()) // grid.chunk_elements)):
         first = chunk * grid.chunk_elements
         values = scratch[: min(grid.chunk_elements, grid.numel - first)]

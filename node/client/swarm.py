@@ -28,9 +28,10 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from ...collectives.api import Handle, all_reduce, placed
+from ...collectives.api import Handle, all_reduce
 from ...collectives.errors import AtollError, DeadlineExceededError, LocalProtocolError, SwarmClosedError
 from ...collectives.layout import Layout
+from ...collectives.plain import placed
 from ...collectives.swarm import Call, Outcome, PeerView, sample_count
 from ..control import protocol as p
 from ..shared_memory import AnchorSlot, received

@@ -50,7 +50,7 @@ class ModelReplica:
 
     def __init__(self, layout: Layout, outer: OuterSettings, slots: Slots) -> None:
         self.layout, self.slots = layout, slots
-        self.momentum = torch.zeros(layout.numel, dtype=torch.float32)
+        self.momentum = torch.zeros(layout.numel, dtype=torch.float32, device="cpu")
         self.generation = -1
         self.applied = -1
         self._step = OuterStep(outer, layout)
@@ -122,7 +122,7 @@ class PlainSlots:
     """Anchor slots in ordinary memory, for simulations."""
 
     def __init__(self, numel: int) -> None:
-        self._tensors = [torch.zeros(numel, dtype=torch.float32) for _ in range(3)]
+        self._tensors = [torch.zeros(numel, dtype=torch.float32, device="cpu") for _ in range(3)]
         self.current: int | None = None
         self.leased: int | None = None
         self.round = -1

@@ -82,14 +82,14 @@ class _OwnerDecides(Exchange):
     def report(self, plan_id: bytes) -> None:
         """Reduce over what is here, without those that have not come."""
         state = self._plans.get(plan_id)
-        if state is not None and state.waiting:
-            kept = [
-                i for i, (peer, _, held) in enumerate(state.sources) if peer == self.me or all(chunk in held for chunk in state.waiting)
-            ]
-            if 0 < len(kept) < len(state.sources) and state.reducer.form == "streaming":
-                state.sources = [state.sources[i] for i in kept]
-                state.factors = state.reducer.factors([state.weights[i] for i in kept])
-                state.waiting = dict.fromkeys(state.waiting, 0)
+        for job in dict.fromkeys(way.job for way in state.ways if way.job) if state is not None else ():
+            assert state is not None
+            waiting = [chunk for chunk in state.waiting if state.job(chunk) is job]
+            kept = [i for i, (peer, _, held) in enumerate(job.sources) if peer == self.me or all(chunk in held for chunk in waiting)]
+            if waiting and 0 < len(kept) < len(job.sources) and state.reducer.form == "streaming":
+                job.sources = [job.sources[i] for i in kept]
+                job.factors = state.reducer.factors([job.weights[i] for i in kept])
+                state.waiting.update(dict.fromkeys(waiting, 0))
                 self._start(state)
         super().report(plan_id)
 

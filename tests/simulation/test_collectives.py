@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from atoll.collectives import api
 from atoll.collectives import messages as m
@@ -297,6 +299,50 @@ def test_a_call_that_was_refused_may_be_made_again_in_the_words_of_the_others() 
         assert (names(outcome), outcome.counted, flat) == (P[:2], index < 2, [2.0] * 4)
 
 
+def strange() -> list[Any]:
+    """What is no non-empty tensor whose values lie in CPU memory as they are."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # prototypes and the deprecated
+        odd = [
+            torch.ones(2).to_sparse(), torch.eye(2).to_sparse_csr(), torch.nested.nested_tensor([torch.ones(3), torch.ones(2)]),
+            torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8), torch.ones(2).to_mkldnn(),
+        ]  # fmt: skip
+    with FakeTensorMode():
+        odd.append(torch.ones(3))
+    views = [torch.ones(2, 3).t(), torch.ones(6)[::2], torch.ones(1).expand(6), torch.ones(2, dtype=torch.complex64).conj()]
+    negated = torch.ones(2, dtype=torch.complex64).conj().imag
+    return [*odd, *views, negated, torch.empty(0), torch.ones(2, device="meta"), [1.0], None, 1.0, torch.ones(2).numpy()]
+
+
+def test_tensors_with_a_history_or_no_dimension_and_of_inference_mode_are_fine() -> None:
+    def body(member: LocalMember) -> None:
+        learnt = torch.nn.Parameter(torch.full((3,), float(member.index)))
+        with torch.inference_mode():
+            inferred, scalar = torch.full((3,), float(member.index)), torch.tensor(float(member.index))
+            handle = member.all_reduce(inferred, op_id="in", op="sum", codec="int4")
+            assert handle.wait().status == "committed"
+        for op_id, tensor in (("after", inferred), ("learnt", learnt), ("doubled", learnt * 1), ("scalar", scalar)):
+            before, shape = tensor.tolist(), tensor.shape
+            assert member.all_reduce(tensor, op_id=op_id, op="max", codec="fp32").wait().status == "committed"
+            assert (tensor.shape, tensor.tolist() == before) == (shape, op_id == "after" or member.index == 2)
+        assert learnt.requires_grad
+        root = member.index == 1
+        odd = torch.arange(9, dtype=torch.uint8)[1:4] if root else torch.zeros(9, dtype=torch.uint8)[1:4]  # begins at an odd address
+        assert api.broadcast(member, odd, root=P[1], op_id="odd").wait().status == "committed"
+        assert odd.tolist() == [1, 2, 3]
+
+    play(3, body)
+
+
+def any_dtype(member: LocalMember, value: Any) -> list[Callable[[], object]]:
+    """Calls of every collective that takes any dtype."""
+    return [
+        lambda: api.all_gather(member, value, op_id="x"),
+        lambda: api.broadcast(member, value, root=P[0], op_id="x"),
+        lambda: api.check_state(member, {"fine": torch.ones(2), "x": value}, op_id="x"),
+    ]
+
+
 def test_arguments_that_cannot_be_are_typed_errors_and_nothing_happens() -> None:
     def body(member: LocalMember) -> None:
         fine = torch.ones(6)
@@ -304,11 +350,21 @@ def test_arguments_that_cannot_be_are_typed_errors_and_nothing_happens() -> None
             for collective in (member.all_reduce, lambda tensor, op_id: api.reduce_scatter(member, tensor, op_id=op_id)):
                 with pytest.raises(LocalProtocolError, match="non-empty float32 tensor"):
                     collective(wrong, op_id="x")
-        for wrong in (torch.ones(2, 3).t(), torch.empty(0), fine[::2]):
-            with pytest.raises(LocalProtocolError, match="non-empty float32 tensor"):
-                api.all_gather(member, wrong, op_id="x")
+        for tag, options in (
+            ("op", {"op": "gather"}),
+            ("op", {"op": "wrap8"}),
+            ("weight", {"weight": 0}),
+            ("weight", {"op": "max", "weight": 2}),
+        ):
+            with pytest.raises(LocalProtocolError, match="mean, sum or max" if tag == "op" else "weight"):
+                api.reduce_scatter(member, fine, op_id="x", **options)  # type: ignore[arg-type]
+        for wrong in strange():
+            for call in any_dtype(member, wrong):
+                with pytest.raises(LocalProtocolError, match="takes a non-empty"):
+                    call()
         for options in ({"weight": 0}, {"weight": -1}, {"op": "sum", "weight": 2}, {"op": "median"}, {"op_id": ""}, {"op_id": "x" * 65},
-                        {"deadline_s": -1.0}, {"deadline_s": float("nan")}, {"weight": 1 << 48}):  # fmt: skip
+                        {"deadline_s": -1.0}, {"deadline_s": float("nan")}, {"deadline_s": "soon"}, {"deadline_s": None}, {"weight": 1 << 48},
+                        {"weight": 2.5}, {"weight": None}, {"op_id": 7}, {"op_id": None}, {"op": None}, {"codec": 8}):  # fmt: skip
             with pytest.raises(LocalProtocolError):
                 member.all_reduce(fine, **{"op_id": "x", **options})  # type: ignore[arg-type]
         for codec in ("zfp", "bits"):
@@ -316,7 +372,7 @@ def test_arguments_that_cannot_be_are_typed_errors_and_nothing_happens() -> None
                 member.all_reduce(fine, op_id="x", codec=codec)
         with pytest.raises(LocalProtocolError, match="int64"):
             api.modular_sum(member, fine, op_id="x")
-        for bits in (0, 65):
+        for bits in (0, 65, 8.5, None):
             with pytest.raises(LocalProtocolError, match="bits"):
                 api.modular_sum(member, torch.ones(2, dtype=torch.int64), op_id="x", bits=bits)
         assert fine.tolist() == [1.0] * 6

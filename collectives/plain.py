@@ -1,0 +1,120 @@
+"""Tensors that a collective takes: those whose values are their memory, seen flat, as bytes or as words.
+
+Nothing here depends on the caller's default dtype, default device or inference mode.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from blake3 import blake3
+
+from .errors import LocalProtocolError
+from .identifiers import PeerId
+from .swarm import Call, Operating, Swarm
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+WORD_BYTES = 4
+DISPATCH = "__torch_dispatch__"  # a tensor that has its own (DTensor, a fake one) is not what its memory says
+
+
+def flat_of(tensor: Tensor, dtype: Any = None) -> Tensor:
+    """A tensor's elements in its own memory, without its history and whatever mode it was made in."""
+    import torch
+
+    check_plain(tensor, dtype)
+    with plainly():
+        return torch.from_numpy(tensor.detach().view(-1).view(torch.uint8).numpy()).view(tensor.dtype)
+
+
+def bytes_of(tensor: Tensor) -> Tensor:
+    """Its memory, as uint8."""
+    import torch
+
+    return flat_of(tensor).view(torch.uint8)
+
+
+def words_of(tensor: Tensor) -> Tensor:
+    """The bytes of a contiguous CPU tensor as words of 32 bits, float32 in name: a view of them, or a padded copy."""
+    import torch
+
+    flat = bytes_of(tensor)
+    if flat.numel() % WORD_BYTES or flat.data_ptr() % WORD_BYTES:
+        padded = flat.new_zeros(-(-flat.numel() // WORD_BYTES) * WORD_BYTES)
+        padded[: flat.numel()] = flat
+        flat = padded
+    return flat.view(torch.float32)
+
+
+def placed(source: Tensor, numel: int, members: Sequence[PeerId], me: PeerId) -> Tensor:
+    """The whole vector of ``numel`` elements in which ``source`` is what one member gives: of a gather, its slot."""
+    if source.numel() == numel:
+        return source
+    vector, start = source.new_zeros(numel), list(members).index(me) * (numel // len(members))
+    vector[start : start + source.numel()] = source
+    return vector
+
+
+def kind_of(tensor: Tensor) -> str:
+    """What all callers must agree in, beside the length: dtype and shape."""
+    check_plain(tensor)
+    return blake3(f"{tensor.dtype} {tuple(tensor.shape)}".encode()).hexdigest(8)
+
+
+def whole(value: Any, name: str) -> int:
+    """An integer argument. Raises LocalProtocolError."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise LocalProtocolError(f"{name} is a whole number, not {value!r}") from None
+
+
+def plainly() -> AbstractContextManager[Any]:
+    """What is made in the caller's inference mode could not be used again outside of it."""
+    import torch
+
+    return torch.inference_mode(False)
+
+
+def operate(swarm: Swarm, call: Call, values: Tensor) -> Operating:
+    """`Swarm.operate`, whatever mode the caller is in."""
+    with plainly():
+        return swarm.operate(call, values)
+
+
+def check_plain(tensor: Any, dtype: Any = None) -> None:
+    """Refuse what is not a tensor whose values are its memory: its bytes are read and written as they lie there. No dtype: any."""
+    import torch
+
+    given = tensor if isinstance(tensor, torch.Tensor) else None
+    if given is None or not _plain(given) or (dtype is not None and given.dtype != dtype):
+        kind = str(dtype).removeprefix("torch.") + " tensor" if dtype is not None else "tensor"
+        raise LocalProtocolError(f"this collective takes a non-empty {kind}, contiguous and on the CPU, not {_described(tensor)}")
+
+
+def _plain(tensor: Tensor) -> bool:
+    import torch
+
+    ours = getattr(type(tensor), DISPATCH) is getattr(torch.Tensor, DISPATCH)
+    dense = ours and not tensor.is_nested and not tensor.is_quantized and tensor.layout == torch.strided and tensor.device.type == "cpu"
+    return bool(dense and not tensor.is_conj() and not tensor.is_neg() and tensor.is_contiguous() and tensor.numel())
+
+
+def _described(value: Any) -> str:
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        return f"a {type(value).__name__}"
+    if value.is_nested:
+        return f"a nested tensor of {value.dtype}"
+    strange = [
+        *([str(value.layout)] if value.layout != torch.strided else ["not contiguous"] * (not value.is_contiguous())),
+        *(what for what, so in (("conjugated", value.is_conj()), ("negated", value.is_neg())) if so),
+        *([type(value).__name__] if type(value) not in (torch.Tensor, torch.nn.Parameter) else []),
+    ]
+    return ", ".join([f"{tuple(value.shape)} of {value.dtype} on {value.device}", *strange])

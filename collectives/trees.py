@@ -1,0 +1,166 @@
+"""The ways of a plan: over which members contributions reach the owner of a part, and its result the members. Pure and deterministic.
+
+Every part has a tree whose root is its owner. Who has members below adds up what they send and its own, in the order of the plan, and sends
+one *partial sum* up: something like a contribution, named by what it sums and with a weight of its own, so that it is kept, sent again and
+used under a later plan like one. The division by the sum of all weights comes at the root. The result goes down the same tree.
+
+    butterfly   a star: everybody sends to the owner (no partial sums)
+    ring        a chain: around the circle of contributors, sites one after another, to the owner
+    two-level   contributors at another site than the owner's send to one of theirs, which sends their sum; every one of them in turn, part
+                by part. So a site's sum crosses its uplink once
+
+In the butterfly the owner may be anybody; everywhere, who contributes nothing gets results from the owner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import msgspec
+from blake3 import blake3
+
+from .group import Contributor, Plan, Topology
+from .identifiers import CID_BYTES, PeerId
+from .reduce import REDUCERS, Factors, StreamingReducer
+
+Parents = Mapping[PeerId, PeerId]
+"""To whom each contributor sends what it has for a part. The owner is nobody's child."""
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """Something to be added up: a contribution or a partial sum."""
+
+    peer: PeerId  # who sends it
+    cid: bytes
+    weight: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """What a member that has others below adds up, in this order, and the weight of all contributions in it."""
+
+    terms: tuple[Term, ...]
+    factors: Factors
+    sent: Term | None  # what it is to the member above; None at the root
+    total: int
+
+
+class Tree:
+    """The tree of one part. ``parents`` must lead from every contributor to ``owner``."""
+
+    def __init__(self, contributors: Sequence[Contributor], owner: PeerId, parents: Parents, reducer: StreamingReducer) -> None:
+        self.owner = owner
+        self.parents = parents
+        self._own = {c.member.peer: Term(c.member.peer, c.cid, c.weight) for c in contributors}
+        self._reducer = reducer
+        self._sums: dict[PeerId, Sum] = {}
+        self._members: dict[PeerId, list[PeerId]] = {}
+        """Who sends something to each member that has others below, itself included where it contributes; in the plan's order."""
+        inner = {owner, *parents.values()}
+        for contributor in contributors:
+            peer = contributor.member.peer
+            if peer in inner:
+                self._members.setdefault(peer, []).append(peer)
+            if peer != owner:
+                self._members.setdefault(parents[peer], []).append(peer)
+
+    def above(self, peer: PeerId) -> PeerId:
+        """Who sends the result to a member other than the owner."""
+        return self.parents.get(peer, self.owner)
+
+    def below(self, peer: PeerId, audience: Sequence[PeerId]) -> tuple[PeerId, ...]:
+        """Those of ``audience`` to whom a member sends the result."""
+        return tuple(other for other in audience if other != self.owner and self.above(other) == peer)
+
+    def sum(self, peer: PeerId) -> Sum | None:
+        """What a member adds up; None where nobody is below it."""
+        if peer not in self._members:
+            return None
+        found = self._sums.get(peer)
+        if found is None:
+            found = self._sums[peer] = self._make(peer)
+        return found
+
+    def sent(self, peer: PeerId) -> Term | None:
+        """What a member sends up; None for the root and for who contributes nothing."""
+        if peer == self.owner:
+            return None
+        found = self.sum(peer)
+        return found.sent if found is not None else self._own.get(peer)
+
+    def _make(self, peer: PeerId) -> Sum:
+        terms: list[Term] = []
+        total = 0
+        for other in self._members[peer]:
+            below = self.sum(other) if other != peer else None
+            term = below.sent if below is not None else self._own[other]
+            assert term is not None
+            terms.append(term)
+            total += below.total if below is not None else term.weight
+        weights = [term.weight for term in terms]
+        if peer == self.owner:
+            return Sum(tuple(terms), self._reducer.factors(weights, total), None, total)
+        factors, weight = self._reducer.partial(weights, total)
+        return Sum(tuple(terms), factors, Term(peer, _name(self._reducer.name, terms), weight), total)
+
+
+def trees_of(plan: Plan, reducer: StreamingReducer) -> tuple[Tree, ...]:
+    """The tree of each part of a plan."""
+    peers = [c.member.peer for c in plan.contributors]
+    return tuple(
+        Tree(plan.contributors, part.owner, parents, reducer)
+        for part, parents in zip(plan.parts, parents_of(plan.topology, peers, [part.owner for part in plan.parts]), strict=True)
+    )
+
+
+def senders_of(plan: Plan) -> dict[bytes, frozenset[PeerId]]:
+    """Who sends what, by its cid: the contributions of a plan, and its partial sums (one may be made by several, for a part each)."""
+    found = {c.cid: frozenset((c.member.peer,)) for c in plan.contributors}
+    reducer = REDUCERS.get(plan.reducer)
+    if plan.topology.kind != "butterfly" and reducer is not None and reducer.form == "streaming":
+        for tree in trees_of(plan, reducer):
+            for peer in tree.parents:
+                if (term := tree.sent(peer)) is not None:
+                    found[term.cid] = found.get(term.cid, frozenset()) | {peer}
+    return found
+
+
+def parents_of(topology: Topology, peers: Sequence[PeerId], owners: Sequence[PeerId]) -> list[Parents]:
+    """For each part, given its owner: to whom each of the contributors ``peers`` sends."""
+    sites: dict[object, list[PeerId]] = {}
+    for index, peer in enumerate(peers):
+        sites.setdefault(topology.groups[index] if topology.groups else peer, []).append(peer)
+    if topology.kind == "two-level":
+        turns = [0] * len(sites)
+        return [_two_level(list(sites.values()), owner, turns) for owner in owners]
+    circle = [peer for site in sites.values() for peer in site]
+    if topology.kind == "ring":
+        return [_ring(circle, owner) for owner in owners]
+    return [{peer: owner for peer in peers if peer != owner} for owner in owners]
+
+
+def _ring(circle: Sequence[PeerId], owner: PeerId) -> Parents:
+    at = circle.index(owner) + 1 if owner in circle else 0
+    chain = [peer for peer in (*circle[at:], *circle[:at]) if peer != owner] + [owner]
+    return dict(pairwise(chain))
+
+
+def _two_level(sites: Sequence[Sequence[PeerId]], owner: PeerId, turns: list[int]) -> Parents:
+    """``turns`` counts the parts for which each site has had a head, so that its members take turns."""
+    parents: dict[PeerId, PeerId] = {}
+    for number, site in enumerate(sites):
+        head = owner
+        if owner not in site:
+            head = site[turns[number] % len(site)]
+            turns[number] += 1
+            parents[head] = owner
+        parents.update((peer, head) for peer in site if peer not in (head, owner))
+    return parents
+
+
+def _name(reducer: str, terms: Sequence[Term]) -> bytes:
+    """The name of a partial sum: what is added up, in which order. Its chunks are the same whatever plan they were made under."""
+    return blake3(b"atoll/partial/1" + msgspec.msgpack.encode((reducer, [(term.cid, term.weight) for term in terms]))).digest(CID_BYTES)
