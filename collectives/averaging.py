@@ -132,9 +132,9 @@ class Averaging:
         first `wait` that sees "committed"."""
         while self._operating is not None:
             outcome = self._operating.wait(timeout_s)
-            if outcome.status == "open" and not self._operating.done():
+            if not self._operating.done():
                 return self._result("open")
-            self._take(self._operating, outcome)
+            self._take(self._operating, self._operating.wait(0.0))
             timeout_s = None if timeout_s is None else max(0.0, timeout_s - outcome.elapsed_s)
         committed = not self._cancelled and any(outcome.status == "committed" for outcome in self._steps)
         if committed and self._value is not self._target:

@@ -17,6 +17,7 @@ from .layout import Layout
 
 MAX_CHUNK_LIST = 4096
 MAX_MESSAGE_BYTES = 1 << 20
+MAX_SITE = 64
 
 PlanId = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 Span = tuple[Count, Count]
@@ -27,7 +28,8 @@ Spans = Annotated[tuple[Span, ...], msgspec.Meta(max_length=MAX_CHUNK_LIST)]
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     """To the convener of (round, ballot): my contribution is frozen (cid), or I have nothing for this round (cid None).
 
-    ``settle``: what an earlier life of mine offered is gone, and a script waits to hear so: decide any entry.
+    ``settle``: what an earlier life of mine offered is gone, and a script waits to hear so: decide any entry. ``site``: the label of the
+    place where this member is; those of one place are near each other.
     """
 
     base: Hash
@@ -35,6 +37,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     weight: Count
     leave: bool
     settle: bool = False
+    site: Annotated[str, msgspec.Meta(max_length=MAX_SITE)] = ""
 
 
 class Prepare(msgspec.Struct, frozen=True, array_like=True, tag="prepare"):
@@ -65,14 +68,14 @@ class PlanMessage(msgspec.Struct, frozen=True, array_like=True, tag="plan"):
 
 
 class Missing(msgspec.Struct, frozen=True, array_like=True, tag="missing"):
-    """From a part's owner to the convener and the contributors concerned: these contributions have not (fully) arrived."""
+    """From who adds something up to the convener and the senders concerned: these contributions or partial sums have not (fully) arrived."""
 
     plan_id: PlanId
     lacking: Annotated[tuple[tuple[Cid, Spans], ...], msgspec.Meta(max_length=MAX_MEMBERS)]
 
 
 class Need(msgspec.Struct, frozen=True, array_like=True, tag="need"):
-    """To a part's owner: I lack these chunks of its result."""
+    """To a part's owner, or who hands its result on to me: I lack these chunks of it."""
 
     plan_id: PlanId
     chunks: Spans

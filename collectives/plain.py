@@ -6,7 +6,7 @@ Nothing here depends on the caller's default dtype, default device or inference 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,10 @@ def flat_of(tensor: Tensor, dtype: Any = None) -> Tensor:
 
     check_plain(tensor, dtype)
     with plainly():
-        return torch.from_numpy(tensor.detach().view(-1).view(torch.uint8).numpy()).view(tensor.dtype)
+        flat = tensor.detach().view(-1)
+        if not flat.is_inference():
+            return flat
+        return torch.from_numpy(flat.view(torch.uint8).numpy()).view(tensor.dtype)  # which takes from a storage that it can be resized
 
 
 def bytes_of(tensor: Tensor) -> Tensor:
@@ -72,6 +75,13 @@ def whole(value: Any, name: str) -> int:
         return operator.index(value)
     except TypeError:
         raise LocalProtocolError(f"{name} is a whole number, not {value!r}") from None
+
+
+def texts(values: Collection[Any], what: str) -> list[str]:
+    """Arguments that must be str, sorted. Raises LocalProtocolError."""
+    if wrong := [value for value in values if not isinstance(value, str)]:
+        raise LocalProtocolError(f"{what}: a str, not a {type(wrong[0]).__name__}")
+    return sorted(values)
 
 
 def plainly() -> AbstractContextManager[Any]:

@@ -11,6 +11,9 @@ A record that was cut, flipped, replayed, reordered, or spliced in from another 
 header other than its own, and fails. (Numbers chosen by content would be needed if records were opened in another order than sealed.)
 
 Before AES-GCM's limits come near, both ends step to the next key at the same record number.
+
+A plain lane seals the headers only: nobody without the keys can open such a lane, or add, drop, repeat or reorder its records; but whoever
+is on the path can read what they carry, and alter it.
 """
 
 from __future__ import annotations
@@ -30,10 +33,10 @@ TAG_BYTES = 16
 REKEY_RECORDS = 1 << 20
 """Records under one key: 2^34 blocks of 256 KiB records, far inside what RFC 8446 §5.5 allows for AES-GCM."""
 
-KEY_BYTES = {"aes-128-gcm": 16, "aes-256-gcm": 32, "chacha20-poly1305": 32}
 DEFAULT_CIPHER = "aes-128-gcm"
-CLEAR = "none"
-"""No encryption and no authentication: for measurements on one machine. No handshake ever agrees on it."""
+PLAIN = "plain"
+"""Headers are authenticated, payloads are neither that nor encrypted."""
+KEY_BYTES = {DEFAULT_CIPHER: 16, "aes-256-gcm": 32, "chacha20-poly1305": 32, PLAIN: 16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,7 @@ class _Direction:
             raise LocalProtocolError(f"a key of {len(key)} bytes does not fit {cipher!r}")
         self._key = key
         self._cipher = cipher
+        self._plain = cipher == PLAIN
         self._aead = self._make()
         self.records = 0
 
@@ -86,7 +90,12 @@ class Sealer(_Direction):
 
     def seal(self, header: bytes, payload: memoryview | bytes, out: memoryview) -> None:
         """Seal into ``out``, exactly 16 bytes longer than ``payload``."""
-        self._aead.encrypt_into(self._nonce(), payload, header, out)
+        if self._plain:
+            length = len(payload)
+            out[:length] = payload
+            self._aead.encrypt_into(self._nonce(), b"", header, out[length:])
+        else:
+            self._aead.encrypt_into(self._nonce(), payload, header, out)
 
 
 class Opener(_Direction):
@@ -101,6 +110,10 @@ class Opener(_Direction):
         if len(sealed) < TAG_BYTES:
             raise RemoteProtocolError(f"sealed record of {len(sealed)} bytes", peer=peer)
         try:
-            self._aead.decrypt_into(self._nonce(), sealed, header, out)
+            if self._plain:
+                self._aead.decrypt(self._nonce(), sealed[-TAG_BYTES:], header)
+                out[:] = sealed[:-TAG_BYTES]
+            else:
+                self._aead.decrypt_into(self._nonce(), sealed, header, out)
         except InvalidTag:
             raise RemoteProtocolError(f"record {self.records - 1} of the lane does not authenticate", peer=peer) from None

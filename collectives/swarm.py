@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Protocol, Ty
 import msgspec
 
 from .errors import ConfigError
-from .group import MAX_CODEC_NAME
+from .group import MAX_CODEC_NAME, TopologyKind
 from .groups import MAX_GROUP_NAME
 from .identifiers import PeerId, RunId
 from .layout import Layout
@@ -52,6 +52,7 @@ class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     outer: OuterSettings = OuterSettings()
     codec: str = "int8"
     codecs: dict[str, str] = {}  # shell pattern of tensor names -> their codec, where it is another; the longest that matches decides
+    plan: TopologyKind = "butterfly"  # on which ways contributions are added up
     rounds: int | None = None  # committed rounds after which the run is done; None: no end
     deadline_s: float | None = None  # how long a script waits for a round before it trains on; None: from measured rates
 

@@ -21,7 +21,7 @@ from itertools import pairwise
 import msgspec
 from blake3 import blake3
 
-from .group import Contributor, Plan, Topology
+from .group import Contributor, Entry, Plan, Topology
 from .identifiers import CID_BYTES, PeerId
 from .reduce import REDUCERS, Factors, StreamingReducer
 
@@ -107,8 +107,8 @@ class Tree:
         return Sum(tuple(terms), factors, Term(peer, _name(self._reducer.name, terms), weight), total)
 
 
-def trees_of(plan: Plan, reducer: StreamingReducer) -> tuple[Tree, ...]:
-    """The tree of each part of a plan."""
+def trees_of(plan: Plan | Entry, reducer: StreamingReducer) -> tuple[Tree, ...]:
+    """The tree of each part of a plan, or of the entry made from it."""
     peers = [c.member.peer for c in plan.contributors]
     return tuple(
         Tree(plan.contributors, part.owner, parents, reducer)

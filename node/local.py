@@ -92,8 +92,8 @@ class _Peer:
 class LocalSwarm:
     """``count`` peers named p0, p1, …; p0 founds the run. One object plays one run.
 
-    ``latency_s`` one way, with up to ``jitter_s`` more; ``bandwidth_bytes_per_s`` of each link (0: without limit). Faults are
-    arranged before `run`, by virtual time; `world` and `network` are there for more.
+    ``latency_s`` one way, with up to ``jitter_s`` more; ``bandwidth_bytes_per_s`` of each link (0: without limit). ``sites``: the label
+    of each peer's place, for plans of two levels. Faults are arranged before `run`, by virtual time; `world` and `network` are there for more.
     """
 
     def __init__(
@@ -107,6 +107,7 @@ class LocalSwarm:
         bandwidth_bytes_per_s: float = 0.0,
         timing: Timing | None = None,
         chunk_elements: int | None = None,
+        sites: Sequence[str] = (),
     ) -> None:
         if count < 1:
             raise ConfigError(f"a swarm of {count} peers", key="count")
@@ -117,7 +118,7 @@ class LocalSwarm:
         self.stage = Stage(self.world)
         self.place = Place(
             self.world, self.network, self.names, RunId("local"), self.names[0], self.settings, timing or Timing(),
-            chunk_elements=chunk_elements, checkpoint_every=1,
+            chunk_elements=chunk_elements, checkpoint_every=1, sites=dict(zip(self.names, sites, strict=False)),
         )  # fmt: skip
         self.peers = [_Peer(self, index) for index in range(count)]
         self._starts = [0.0] * count

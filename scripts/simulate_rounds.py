@@ -8,6 +8,12 @@ hash and fails again in the same way:
 
     scripts/simulate_rounds.py --first SEED --seeds 1
 
+--grid N is something else: averages of N members on a grid of groups (--churn: which part of them is killed in every step, --rounds: how
+many averages for each of --seeds seeds), and how far the results are from the mean of all, beside the predicted distance. It fails
+when they are further than 1.25 times the prediction, or when members of one group hold different bits.
+
+    scripts/simulate_rounds.py --grid 200 --churn 0.05 --rounds 5 --seeds 1
+
 --plant NAME breaks the code on purpose (in the harness) to see that the checker finds it; --plant list names the plants.
 The last line of stdout is one JSON object.
 """
@@ -15,6 +21,7 @@ The last line of stdout is one JSON object.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -38,14 +45,16 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=10, help="rounds every seed must commit (default 10)")
     parser.add_argument("--faults", default="all", help=f"all, none, or a comma-separated choice of {', '.join(FAULTS)}")
     parser.add_argument("--plant", default="", metavar="NAME|list", help="plant a known bug; the run stops at the first seed that finds it")
+    parser.add_argument("--grid", type=int, default=0, metavar="N", help="averages of N members on a grid instead")
+    parser.add_argument("--churn", type=float, default=0.05, help="with --grid: how many miss each step (default 0.05)")
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="processes (default 2)")
     arguments = parser.parse_args(argv)
     fewest, _, most = arguments.peers.partition(":")
     arguments.fewest, arguments.most = int(fewest), int(most or fewest)
     arguments.kinds = FAULTS if arguments.faults == "all" else () if arguments.faults == "none" else tuple(arguments.faults.split(","))
     unknown = set(arguments.kinds) - set(FAULTS)
-    if unknown or not 1 <= arguments.fewest <= arguments.most or arguments.seeds < 1:
-        parser.error(f"unknown fault {sorted(unknown)[0]!r}" if unknown else "senseless --peers or --seeds")
+    if unknown or not 1 <= arguments.fewest <= arguments.most or arguments.seeds < 1 or not 0 <= arguments.grid <= 256:
+        parser.error(f"unknown fault {sorted(unknown)[0]!r}" if unknown else "senseless --peers, --seeds or --grid")
     return arguments
 
 
@@ -111,9 +120,38 @@ def report(arguments: argparse.Namespace, results: list[dict[str, Any]], wall_s:
     )
 
 
+def play_grid(task: tuple[int, int, float, int]) -> dict[str, Any]:
+    """One seed of averages on a grid, in a worker process."""
+    import torch
+
+    from atoll.node.simulation.averages import simulate_grid
+
+    torch.set_num_threads(1)
+    seed, members, churn, rounds = task
+    began = time.process_time()
+    verdict = dataclasses.asdict(simulate_grid(members, churn=churn, rounds=rounds, seed=seed))
+    return {"seed": seed, **verdict, "cpu_s": round(time.process_time() - began, 1)}
+
+
+def grids(arguments: argparse.Namespace) -> int:
+    """--grid: the exit code."""
+    seeds = range(arguments.first, arguments.first + arguments.seeds)
+    tasks = [(seed, arguments.grid, arguments.churn, arguments.rounds) for seed in seeds]
+    with multiprocessing.get_context("spawn").Pool(max(1, arguments.jobs)) as pool:
+        results = list(pool.imap(play_grid, tasks))
+    seen = (sum(result["seen"] ** 2 for result in results) / len(results)) ** 0.5
+    predicted, split = results[0]["predicted"], sum(result["split"] for result in results)
+    good = not split and seen <= max(1.25 * predicted, 1e-6)
+    settings = {"grid": arguments.grid, "churn": arguments.churn, "rounds": arguments.rounds, "first": arguments.first}
+    emit("simulate_rounds", settings, [result["cpu_s"] for result in results], predicted=predicted, seen=seen, within=good, seeds=results)
+    return 0 if good else 1
+
+
 def main(argv: list[str]) -> int:
     """Exit code of the script."""
     arguments = parse(argv)
+    if arguments.grid:
+        return grids(arguments)
     if arguments.plant:
         from atoll.node.simulation.plants import PLANTS
 

@@ -16,7 +16,7 @@ from ..exchange import Outgoing
 from ..exchange import header as wire_header
 from ..exchange.header import BEAT, BEAT_HEADER, HEADER_BYTES
 from ..identifiers import PeerId
-from ..record_layer import CLEAR, TAG_BYTES, LaneKeys, Opener, Sealer
+from ..record_layer import PLAIN, TAG_BYTES, LaneKeys, Opener, Sealer
 from .packing import Packer, full_length, unpack
 
 BATCH_BYTES = 65_536  # small records are sent and received together up to this
@@ -26,7 +26,7 @@ EMPTY = memoryview(b"")
 class RecordSource(Protocol):
     """Where records come from and go to: an `Exchange`."""
 
-    def next_record(self, peer: PeerId) -> Outgoing | None:
+    def next_record(self, peer: PeerId, lane: int) -> Outgoing | None:
         """See `Exchange.next_record`."""
         ...
 
@@ -46,21 +46,22 @@ class PeerFaultError(RemoteProtocolError):
 class Lane:
     """A lane to one peer. Methods raise NetworkError when the connection is gone, RemoteProtocolError when a record is not valid."""
 
-    def __init__(self, peer: PeerId, sock: socket.socket, keys: LaneKeys, path: str, now: float, number: int = 0) -> None:
+    def __init__(self, peer: PeerId, sock: socket.socket, keys: LaneKeys, path: str, now: float, number: int = 0, index: int = 0) -> None:
         self.peer = peer
         self.sock = sock
         self.fd = sock.fileno()
         self.path = path
-        self.number = number
+        self.number = number  # of the engine: no two have the same
+        self.index = index  # among the lanes to this peer
         self.up = False  # the other end's first record has come
         self.can_read = True
         self.can_write = True
         self.opened_at = self.heard_at = self.spoke_at = now
         self.bytes_sent = 0
         self.bytes_received = 0
-        self._sealer = None if keys.cipher == CLEAR else Sealer(keys.send, keys.cipher)
-        self._opener = None if keys.cipher == CLEAR else Opener(keys.receive, keys.cipher)
-        self._tag = 0 if self._sealer is None else TAG_BYTES
+        self.plain = keys.cipher == PLAIN
+        self._sealer = Sealer(keys.send, keys.cipher)
+        self._opener = Opener(keys.receive, keys.cipher)
         self._tx = memoryview(bytearray(2 * BATCH_BYTES))
         self._pending = EMPTY
         self._broken = False
@@ -136,7 +137,7 @@ class Lane:
     def _fill(self, source: RecordSource) -> bool:
         size = 0
         while size < BATCH_BYTES:
-            record = source.next_record(self.peer)
+            record = source.next_record(self.peer, self.number)
             if record is None:
                 break
             packed = self.packer.pack(record.payload)
@@ -149,16 +150,13 @@ class Lane:
 
     def _append(self, start: int, header: bytes, payload: memoryview) -> int:
         body = start + HEADER_BYTES
-        end = body + len(payload) + self._tag
+        end = body + len(payload) + TAG_BYTES
         if end > len(self._tx):
             grown = memoryview(bytearray(end + BATCH_BYTES))
             grown[:start] = self._tx[:start]
             self._tx = grown
         self._tx[start:body] = header
-        if self._sealer is not None:
-            self._sealer.seal(header, payload, self._tx[body:end])
-        else:
-            self._tx[body:end] = payload
+        self._sealer.seal(header, payload, self._tx[body:end])
         return end
 
     # ---- receiving
@@ -168,7 +166,7 @@ class Lane:
         position = 0
         total = HEADER_BYTES
         while self._have - position >= HEADER_BYTES:
-            total = HEADER_BYTES + wire_header.payload_length(self._rx, position, self.peer) + self._tag
+            total = HEADER_BYTES + wire_header.payload_length(self._rx, position, self.peer) + TAG_BYTES
             if self._have - position < total:
                 break
             body = position + HEADER_BYTES
@@ -188,15 +186,15 @@ class Lane:
         self._have, self._limit = rest, limit
 
     def _open(self, source: RecordSource, header: bytes, sealed: memoryview) -> None:
-        plain = sealed[: len(sealed) - self._tag]
+        plain = sealed[:-TAG_BYTES]
         if header[1] == BEAT:
             wire_header.parse(header, self.peer)
-            self._decrypt(header, sealed, plain)
+            self._opener.open(header, sealed, plain, self.peer)
             self.up = True
             return
         packed = header[2] != 0
         if packed:  # how long it is in full stands inside
-            self._decrypt(header, sealed, plain)
+            self._opener.open(header, sealed, plain, self.peer)
         try:
             if not self.up:
                 raise RemoteProtocolError("data before the first heartbeat", peer=self.peer)
@@ -207,15 +205,9 @@ class Lane:
                 unpack(plain, target, self.peer)
         except RemoteProtocolError as error:
             if not packed:
-                self._decrypt(header, sealed, plain)  # a forged header is nobody's fault but the path's
+                self._opener.open(header, sealed, plain, self.peer)  # a forged header is nobody's fault but the path's
             raise PeerFaultError(error.message, peer=self.peer) from None
         if not packed:
-            self._decrypt(header, sealed, plain if target is None else target)
+            self._opener.open(header, sealed, plain if target is None else target, self.peer)
         if target is not None:
             source.received(self.peer, header)
-
-    def _decrypt(self, header: bytes, sealed: memoryview, out: memoryview) -> None:
-        if self._opener is not None:
-            self._opener.open(header, sealed, out, self.peer)
-        elif len(out):
-            out[:] = sealed

@@ -63,7 +63,7 @@ class EngineThread:
             resend_after_s=self.settings.resend_after_s,
         )  # fmt: skip
         self._commands: deque[tuple[str, tuple[Any, ...], dict[str, Any]]] = deque()
-        self._lanes: dict[PeerId, Lane] = {}
+        self._lanes: dict[tuple[PeerId, int], Lane] = {}
         self._numbers = itertools.count(1)
         self._order: list[Lane] = []
         self._poller = make_poller()
@@ -104,19 +104,24 @@ class EngineThread:
         """Whether the thread runs."""
         return self._thread.is_alive()
 
-    def add_lane(self, peer: PeerId, sock: socket.socket, keys: LaneKeys, path: str) -> int:
-        """Use a connected stream socket (TCP, or one end of a bridged pair) as the lane to ``peer``; the engine owns it from now on.
+    def add_lane(self, peer: PeerId, sock: socket.socket, keys: LaneKeys, path: str, index: int = 0) -> int:
+        """Use a connected stream socket (TCP, or one end of a bridged pair) as a lane to ``peer``; the engine owns it from now on.
 
-        `LaneUp` follows when the other end has proved that it holds the keys. A lane to the same peer that exists is closed.
+        `LaneUp` follows when the other end has proved that it holds the keys. Lanes to one peer with several indices share the work: each
+        takes the next record when it has room. The lane with the same index is closed.
         Returns its number, by which `LaneDown` tells it from those before and after it.
         """
         number = next(self._numbers)
-        self._submit("+lane", peer, sock, keys, path, number)
+        self._submit("+lane", peer, sock, keys, path, number, index)
         return number
 
     def drop_lane(self, peer: PeerId) -> None:
-        """Close the lane to ``peer``; `LaneDown` follows."""
+        """Close all lanes to ``peer``; `LaneDown` follows for each."""
         self._submit("-lane", peer)
+
+    def drop_plain_lanes(self) -> None:
+        """Close all lanes that are not encrypted; `LaneDown` follows for each."""
+        self._submit("-plain")
 
     def sync(self, timeout_s: float | None = None) -> bool:
         """Wait until everything submitted so far has been run. False after ``timeout_s`` or when the engine has ended."""
@@ -128,8 +133,13 @@ class EngineThread:
         return done.is_set()
 
     def stats(self) -> dict[PeerId, LaneStats]:
-        """Traffic of the present lanes."""
-        return {lane.peer: LaneStats(lane.path, lane.up, lane.bytes_sent, lane.bytes_received) for lane in list(self._order)}
+        """Traffic of the present lanes, all lanes to a peer together."""
+        found: dict[PeerId, LaneStats] = {}
+        for lane in list(self._order):
+            last = found.get(lane.peer, LaneStats(lane.path, False, 0, 0))
+            sent, received = last.bytes_sent + lane.bytes_sent, last.bytes_received + lane.bytes_received
+            found[lane.peer] = LaneStats(last.path, last.up or lane.up, sent, received)
+        return found
 
     def totals(self) -> tuple[int, int]:
         """Bytes (sent, received) over all lanes there ever were, record layer included. Never falls."""
@@ -242,7 +252,7 @@ class EngineThread:
             self._close(lane, error.message)
             return True
         if lane.up and not was_up:
-            self._core.lane_up(lane.peer)
+            self._core.lane_up(lane.peer, lane.number)
             self._emit(LaneUp(lane.peer, lane.path))
         return moved
 
@@ -251,9 +261,11 @@ class EngineThread:
             if name == "+lane":
                 self._add(*args)
             elif name == "-lane":
-                lane = self._lanes.get(args[0])
-                if lane is not None:
+                for lane in [lane for lane in self._order if lane.peer == args[0]]:
                     self._close(lane, "dropped")
+            elif name == "-plain":
+                for lane in [lane for lane in self._order if lane.plain]:
+                    self._close(lane, "not encrypted")
             elif name == "sync":
                 args[0].set()
             else:
@@ -261,32 +273,33 @@ class EngineThread:
         except Exception as error:  # the thread outlives a command that is wrong; whoever gave it is told
             self._emit(CommandFailed(name, str(error), error))
 
-    def _add(self, peer: PeerId, sock: socket.socket, keys: LaneKeys, path: str, number: int) -> None:
-        old = self._lanes.get(peer)
+    def _add(self, peer: PeerId, sock: socket.socket, keys: LaneKeys, path: str, number: int, index: int) -> None:
+        old = self._lanes.get((peer, index))
         if old is not None:
             self._close(old, "replaced by a new lane")
         try:
             if peer == self.me:
                 raise LocalProtocolError("a lane to oneself")
             tune(sock, self.settings)
-            lane = Lane(peer, sock, keys, path, time.monotonic(), number)
+            lane = Lane(peer, sock, keys, path, time.monotonic(), number, index)
         except Exception:
             sock.close()
             raise
-        self._lanes[peer] = lane
+        self._lanes[peer, index] = lane
         self._order.append(lane)
 
     def _close(self, lane: Lane, reason: str) -> None:
-        if self._lanes.get(lane.peer) is not lane:
+        key = lane.peer, lane.index
+        if self._lanes.get(key) is not lane:
             return
-        del self._lanes[lane.peer]
+        del self._lanes[key]
         with self._totals_lock:
             sent, received = self._closed_bytes
             self._closed_bytes = sent + lane.bytes_sent, received + lane.bytes_received
             self._order.remove(lane)
         self._poller.forget(lane.fd)
         lane.close()
-        self._core.lane_down(lane.peer)
+        self._core.lane_down(lane.peer, lane.number)
         self._emit(LaneDown(lane.peer, reason, lane.number))
 
 

@@ -95,7 +95,7 @@ class PeerFault:
 
 @dataclass(frozen=True, slots=True)
 class LaneUp:
-    """The lane to ``peer`` is authenticated in both directions."""
+    """A lane to ``peer`` is authenticated in both directions."""
 
     peer: PeerId
     path: str
@@ -103,7 +103,7 @@ class LaneUp:
 
 @dataclass(frozen=True, slots=True)
 class LaneDown:
-    """The lane to ``peer`` with this ``number`` (of `EngineThread.add_lane`) is gone; a newer one may have taken its place."""
+    """The lane to ``peer`` with this ``number`` (of `EngineThread.add_lane`) is gone; others may be there, or have taken its place."""
 
     peer: PeerId
     reason: str

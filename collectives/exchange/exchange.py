@@ -66,7 +66,6 @@ class Exchange:
         self._lingering: dict[str, RoundSlot] = {}  # by log: closed, still serving slower peers
         self._plans: dict[bytes, PlanState] = {}
         self._frozen: dict[bytes, Frozen] = {}
-        self._lanes: set[PeerId] = set()
         self._ready: deque[tuple[PlanState, int]] = deque()
         self._incoming: tuple[PeerId, Callable[[], None], Callable[[], None] | None] | None = None
         self._events: deque[ExchangeEvent] = deque()
@@ -158,12 +157,12 @@ class Exchange:
         slot.closed = True
         slot.release()
         busy = False
-        for peer, box in self._sender.boxes.items():
+        for box in self._sender.boxes.values():
             flow = box.flows.get(slot.id)
             if flow is None:
                 continue
             flow.parts.clear()
-            if linger and peer in self._lanes and flow.results and slot.plan is not None and slot.plan.complete:
+            if linger and box.lanes and flow.results and slot.plan is not None and slot.plan.complete:
                 busy = True
             else:
                 box.drop(slot.id)
@@ -232,27 +231,27 @@ class Exchange:
 
     # ---- lanes
 
-    def lane_up(self, peer: PeerId) -> None:
-        """There is a lane to ``peer``."""
-        self._lanes.add(peer)
-        self._sender.box(peer).lane_lost()
-        for state in self._plans.values():
-            state.resumed.add(peer)
+    def lane_up(self, peer: PeerId, lane: int = 0) -> None:
+        """There is a lane to ``peer``, or one more: each has a number of its own."""
+        if self._sender.box(peer).lane_up(lane):
+            for state in self._plans.values():
+                state.resumed.add(peer)
 
-    def lane_down(self, peer: PeerId) -> None:
-        """The lane is gone, with whatever was in flight. What is queued waits for the next one."""
-        self._lanes.discard(peer)
+    def lane_down(self, peer: PeerId, lane: int = 0) -> None:
+        """A lane is gone, with whatever was in flight on it. What is queued goes over the others, or waits for the next one."""
         if self._incoming is not None and self._incoming[0] == peer:
             self._abort_incoming()
-        box = self._sender.box(peer)
-        box.lane_lost()
+        if self._sender.box(peer).lane_down(lane):
+            for state in self._plans.values():
+                state.resumed.add(peer)
+            return
         for slot in list(self._lingering.values()):
-            box.drop(slot.id)
+            self._sender.box(peer).drop(slot.id)
             self._forget_if_served(slot)
 
-    def next_record(self, peer: PeerId) -> Outgoing | None:
-        """The next thing worth sending to ``peer``, encoded now, or None."""
-        found = self._sender.next_record(peer)
+    def next_record(self, peer: PeerId, lane: int = 0) -> Outgoing | None:
+        """The next thing worth sending to ``peer`` over a lane that has room, encoded now, or None."""
+        found = self._sender.next_record(peer, lane)
         if self._events:
             self._settle()
         return found

@@ -14,13 +14,15 @@ from .pool import Workspace
 from .slot import Frozen, RoundSlot
 
 LONG_AGO, NOT_YET = float("-inf"), float("inf")
+Handed = tuple[dict[int, float], int]
+"""A chunk that was handed out, and where the time of it stands."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
     """One record to send: header bytes and plaintext payload.
 
-    The payload stays valid until the next `next_record` for the same peer; copy it, seal it or send it before.
+    The payload stays valid until the next `next_record` for the same peer, over whichever lane; copy it, seal it or send it before.
     """
 
     header: bytes
@@ -30,7 +32,7 @@ class Outgoing:
 class Flow:
     """One round towards one peer: its parts of my contribution and of my partial sums, and results."""
 
-    __slots__ = ("slot", "parts", "results", "sent", "given", "result_turn", "queued")
+    __slots__ = ("slot", "parts", "results", "sent", "given", "carried", "result_turn", "queued")
 
     def __init__(self, slot: RoundSlot) -> None:
         self.slot = slot
@@ -38,6 +40,7 @@ class Flow:
         self.results: OrderedDict[int, None] = OrderedDict()
         self.sent: dict[bytes, dict[int, float]] = {}  # by cid: what this peer was sent already, under whichever plan, and when
         self.given: dict[int, float] = {}  # results of the present plan this peer was sent, and when
+        self.carried: dict[int, list[Handed]] = {}  # by lane: what went over it
         self.result_turn = False
         self.queued = False
 
@@ -60,7 +63,8 @@ class Outbox:
         self.flows: dict[bytes, Flow] = {}  # by slot id
         self.blobs: OrderedDict[tuple[bytes, int], None] = OrderedDict()  # (name, chunk)
         self.workspace = Workspace()  # where parts are encoded on their way out
-        self.in_hand: tuple[dict[int, float], int] | None = None  # the chunk handed out last: the lane has not asked for more since
+        self.lanes: set[int] = set()
+        self.in_hand: dict[int, Handed] = {}  # by lane: the chunk handed out last; the lane has not asked for more since
 
     def flow(self, slot: RoundSlot) -> Flow:
         """The flow of a round, made on first use."""
@@ -81,12 +85,24 @@ class Outbox:
         if flow is not None:
             flow.clear()
 
-    def lane_lost(self) -> None:
-        """What was under way may not have come: all of it may be sent again at once."""
-        self.in_hand = None
+    def lane_up(self, lane: int) -> bool:
+        """One more lane. Whether it is the only one: then all that was ever handed out may be sent again at once."""
+        first = not self.lanes
+        self.lanes.add(lane)
+        if first:
+            for flow in self.flows.values():
+                for handed in (*flow.sent.values(), flow.given):
+                    handed.update(dict.fromkeys(handed, LONG_AGO))
+        return first
+
+    def lane_down(self, lane: int) -> bool:
+        """A lane is gone: what it had may not have come, and may be sent again at once. Whether there are others."""
+        self.lanes.discard(lane)
+        self.in_hand.pop(lane, None)
         for flow in self.flows.values():
-            for handed in (*flow.sent.values(), flow.given):
-                handed.update(dict.fromkeys(handed, LONG_AGO))
+            for handed, chunk in flow.carried.pop(lane, ()):
+                handed[chunk] = LONG_AGO
+        return bool(self.lanes)
 
 
 class Sender:
@@ -114,18 +130,17 @@ class Sender:
         """Whether a chunk, if it was handed out at all, should have come by now: a lane loses nothing while it lasts."""
         return self._clock() - handed.get(chunk, LONG_AGO) >= self._patience_s
 
-    def next_record(self, peer: PeerId) -> Outgoing | None:
-        """The next record for a peer, or None."""
+    def next_record(self, peer: PeerId, lane: int) -> Outgoing | None:
+        """The next record for a peer over a lane, or None."""
         box = self.boxes.get(peer)
         if box is None:
             return None
-        if box.in_hand is not None:
-            handed, chunk = box.in_hand
+        if lane in box.in_hand:
+            handed, chunk = box.in_hand.pop(lane)
             handed[chunk] = self._clock()
-            box.in_hand = None
         while box.ring:
             flow = box.ring[0]
-            found = self._next_of(flow, box)
+            found = self._next_of(flow, box, lane)
             if found is not None:
                 box.ring.rotate(-1)
                 return found
@@ -141,7 +156,7 @@ class Sender:
                 return Outgoing(*record)
         return None
 
-    def _next_of(self, flow: Flow, box: Outbox) -> Outgoing | None:
+    def _next_of(self, flow: Flow, box: Outbox, lane: int) -> Outgoing | None:
         slot, state = flow.slot, flow.slot.plan
         if state is None:
             return None
@@ -161,7 +176,9 @@ class Sender:
                 payload, handed = found, flow.sent.setdefault(cid, {})
                 kind, key = (wire_header.PART, slot.id) if cid not in slot.partials else (wire_header.PARTIAL, state.partial_key)
                 head = wire_header.pack(kind, len(payload), chunk, key, cid)
-            handed[chunk], box.in_hand = NOT_YET, (handed, chunk)
+            handed[chunk] = NOT_YET
+            box.in_hand[lane] = handed, chunk
+            flow.carried.setdefault(lane, []).append((handed, chunk))
             slot.bytes_sent += HEADER_BYTES + len(payload)
             return Outgoing(head, payload)
         return None

@@ -9,9 +9,11 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from .. import messages as m
-from ..group import Config, Contributor, Entry, Member, Part, Plan
+from ..group import BUTTERFLY, Config, Contributor, Entry, Member, Part, Plan
 from ..identifiers import PeerId
 from ..partition import parts_for, slots_for
+from ..trees import Tree
+from .ways import broken, held_up_by, plan_trees, topology_of
 
 if TYPE_CHECKING:
     from .machine import RoundMachine
@@ -41,7 +43,9 @@ class Convening:
         self.plan: Plan | None = None
         self.began_at = self.planned_at = 0.0
         self.lost: set[bytes] = set()  # cids that owners could not get
-        self.missing: dict[PeerId, set[bytes]] = {}  # owner -> cids it reports missing under the present plan
+        self.trees: tuple[Tree, ...] = ()  # of the plan, where it has partial sums
+        self.star = False  # a tree was held up and nobody was to blame: the next plan has none
+        self.missing: dict[PeerId, set[bytes]] = {}  # owner (or who else adds up) -> cids it reports missing under the present plan
         self.reported_at: dict[PeerId, float] = {}
 
     @property
@@ -63,7 +67,7 @@ class Convening:
     def stop(self) -> None:
         """Convene no more; a later ballot may."""
         self.phase, self.plan, self.entry = Phase.OFF, None, None
-        self.lost, self.missing, self.reported_at = set(), {}, {}
+        self.lost, self.missing, self.reported_at, self.trees, self.star = set(), {}, {}, (), False
 
     def step(self, now: float) -> None:
         """Go on as far as what is known allows."""
@@ -166,8 +170,9 @@ class Convening:
         slots = slots_for(chunks, [m.peer for m in machine.config], [c.member.peer for c in offers]) if shape.reducer == "gather" else None
         self.plan = Plan(
             machine.log, machine.round, self.ballot, self.revision, machine.base, tuple(offers), slots or parts_for(chunks, owners),
-            shape.numel, shape.chunk_elements, shape.codec, shape.reducer,
+            shape.numel, shape.chunk_elements, shape.codec, shape.reducer, BUTTERFLY if self.star else topology_of(machine, offers),
         )  # fmt: skip
+        self.trees = plan_trees(self.plan)
         self.phase, self.planned_at = Phase.REDUCE, now
         self.missing, self.reported_at = {}, {}
         self._broadcast(m.PlanMessage(self.plan))
@@ -179,10 +184,10 @@ class Convening:
         if machine.open.reduced and machine.open.reduced[0] == plan:
             return
         dead = {c.cid for c in plan.contributors if machine.actions.suspected(c.member.peer)}
-        gone = {cid for cids in self.missing.values() for cid in cids} & dead
+        gone = {cid for cids in held_up_by(plan, self.trees, self.missing).values() for cid in cids} & dead
         lacking = machine.open.lacking != 0
-        dead_owner = lacking and any(machine.actions.suspected(part.owner) for part in plan.parts)
-        if not gone and not dead_owner and now - self.planned_at <= machine.timing.revise_s:
+        cut = lacking and broken(plan, self.trees, frozenset(filter(machine.actions.suspected, {member.peer for member in machine.config})))
+        if not gone and not cut and now - self.planned_at <= machine.timing.revise_s:
             return
         self._revise(now, dead)
 
@@ -198,14 +203,16 @@ class Convening:
         }
         self.lost |= dead
         if now - self.planned_at > machine.timing.revise_s:  # else what is missing of the living is on its way
-            self.lost |= {cid for cids in self.missing.values() for cid in cids}
+            self.lost |= {cid for cids in held_up_by(plan, self.trees, self.missing).values() for cid in cids}
             self.lost |= {c.cid for c in plan.contributors if c.member.peer in silent}
         keep = [c for c in machine.contributors_ready() if c.cid not in self.lost]
         if not keep or self.revision > len(machine.config) + 2:
             return self.stop()  # the next attempt takes over
         if tuple(keep) == plan.contributors:
             self.planned_at = now
-            return None
+            if not self.trees:
+                return None
+            self.star = True
         return self._new_plan(now, keep)
 
     def _part_lacks(self, part: Part) -> bool:
@@ -223,7 +230,7 @@ class Convening:
             return  # the state root is still being hashed; `on_root` steps again
         entry = Entry(
             machine.log, machine.round, machine.base, machine.root, plan.contributors, plan.parts, digests, plan.numel, plan.chunk_elements,
-            plan.codec, plan.reducer, self._next_config(now, {c.member for c in plan.contributors}),
+            plan.codec, plan.reducer, self._next_config(now, {c.member for c in plan.contributors}), plan.topology,
         )  # fmt: skip
         self._propose(now, entry)
 

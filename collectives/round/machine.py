@@ -14,6 +14,7 @@ from .. import messages as m
 from ..errors import RemoteProtocolError
 from ..group import Certified, Config, Contributor, Entry, Member, Plan, Vote, convener, is_quorum
 from ..identifiers import PeerId
+from ..trees import senders_of
 from .catching import Catching
 from .certificate import vote_payload
 from .convener import Convening
@@ -31,8 +32,10 @@ class RoundMachine:
 
     def __init__(
         self, *, run: str, log: str, me: Member, organiser: PeerId | None, journal: Journal, shape: Shape, timing: Timing, actions: RoundActions,
-        rng: Random, now: float,
+        rng: Random, now: float, site: str = "",
     ) -> None:  # fmt: skip
+        """``site``: the label by which members near each other know that they are."""
+        self.site = site
         self.run, self.log, self.me, self.organiser = run, log, me, organiser
         self.journal, self.shape, self.timing, self.actions, self.rng = journal, shape, timing, actions, rng
         self.root: bytes | None = None  # Merkle root of the state before the open round; None while it is being hashed
@@ -112,7 +115,7 @@ class RoundMachine:
         self._send_ready(now)
         if self.contribution and self.is_member:
             for peer in self.others:
-                self.tell(peer, m.Ready(self.base, *self.contribution, self.leaving))
+                self.tell(peer, self._offer(*self.contribution))
 
     def set_idle(self, now: float, idle: bool) -> None:
         """Say whether a contribution may come at all; an idle member is not waited for."""
@@ -269,6 +272,7 @@ class RoundMachine:
             return
         self._progress(now)
         self.open.plan, self.open.plan_sender, self.open.lacking, self.open.planned_at = plan, who.peer, None, now
+        self.open.senders = senders_of(plan)
         self.actions.execute(plan, [member.peer for member in self.config])
 
     def _plan_fits(self, plan: Plan) -> bool:
@@ -378,10 +382,13 @@ class RoundMachine:
     # ---- contributor
     def _my_ready(self) -> m.Ready | None:
         if self.contribution:
-            return m.Ready(self.base, self.contribution[0], self.contribution[1], self.leaving)
+            return self._offer(*self.contribution)
         closing = self.open.first_ready_at is not None  # before that, a script may still attach and contribute to this round
         silent = self.leaving or self.unsettled or (self.idle and closing)
         return m.Ready(self.base, None, 0, self.leaving, self.unsettled) if silent else None
+
+    def _offer(self, cid: bytes, weight: int) -> m.Ready:
+        return m.Ready(self.base, cid, weight, self.leaving, site=self.site)
 
     def _send_ready(self, now: float) -> None:
         ready = self._my_ready()
@@ -404,9 +411,9 @@ class RoundMachine:
 
     def _on_missing(self, now: float, who: Member, body: m.Missing) -> None:
         self.convening.on_missing(now, who, body)
-        if self.open.plan and body.plan_id == self.open.plan.plan_id and self.contribution:
+        if self.open.plan and body.plan_id == self.open.plan.plan_id:
             for cid, spans in body.lacking:
-                if cid == self.contribution[0]:
+                if spans and self.me.peer in self.open.senders.get(cid, ()):
                     self.actions.resend_parts(who.peer, body.plan_id, cid, spans)
 
     # ---- ballots

@@ -23,7 +23,7 @@ def ask_again(
 
     Lanes lose nothing while they last, so only sources that have fallen silent are asked, and at once those with a new lane.
     """
-    opened = machine.open
+    opened, senders = machine.open, machine.open.senders
     opened.lacking_owners = frozenset(lacking)
     left = sum(map(_count, missing.values())) + sum(map(_count, lacking.values()))
     if opened.lacking is None or left < opened.lacking:
@@ -33,14 +33,13 @@ def ask_again(
         machine.convening.bulk_progress(now)
     machine.convening.on_own_report(missing)
     for peer in resumed:
-        for source in (peer.encode(), *(c.cid for c in plan.contributors if c.member.peer == peer)):
+        for source in (peer.encode(), *(cid for cid, peers in senders.items() if peer in peers)):
             opened.waiting[plan.plan_id, source] = (0, float("-inf"))
     silent = {cid: spans for cid, spans in missing.items() if _is_silent(machine, now, plan, cid, _count(spans))}
     me = machine.me.peer
-    if any(part.owner == me for part in plan.parts) and (missing or lacking):
-        by_cid = {c.cid: c.member.peer for c in plan.contributors}
+    if missing or (lacking and (plan.topology.kind != "butterfly" or any(part.owner == me for part in plan.parts))):
         body = m.Missing(plan.plan_id, tuple((cid, silent.get(cid, ())[:MISSING_SPANS]) for cid in missing))
-        for peer in sorted(({by_cid[cid] for cid in silent if cid in by_cid} | {opened.plan_sender or me}) - {me}):
+        for peer in sorted({opened.plan_sender or me}.union(*(senders.get(cid, ()) for cid in silent)) - {me}):
             machine.tell(peer, body)
     for owner, spans in lacking.items():
         if owner != me and _is_silent(machine, now, plan, owner.encode(), _count(spans)):
@@ -50,9 +49,11 @@ def ask_again(
 def on_the_way(machine: RoundMachine, now: float, entry: Entry) -> bool:
     """Whether the plan under way still brings the bytes of an entry, so that fetching them from others would bring them twice."""
     opened, plan = machine.open, machine.open.plan
-    if plan is None or (plan.contributors, plan.parts) != (entry.contributors, entry.parts):
+    if plan is None or (plan.contributors, plan.parts, plan.topology) != (entry.contributors, entry.parts, entry.topology):
         return False
     lost = any(machine.actions.suspected(part.owner) and opened.lacking_of(part.owner) for part in plan.parts)
+    if plan.topology.kind != "butterfly":
+        lost = opened.lacking != 0 and any(machine.actions.suspected(c.member.peer) for c in plan.contributors)
     return not lost and now - max(opened.bulk_at, opened.planned_at) <= machine.timing.revise_s
 
 

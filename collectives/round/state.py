@@ -7,22 +7,27 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from .. import messages as m
-from ..group import Certified, Entry, Member, Plan
+from ..group import Certified, Entry, Member, Plan, TopologyKind
 from ..identifiers import PeerId
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The flat vector and its encoding on the wire: ``numel`` float32 elements in chunks of ``chunk_elements``."""
+    """The flat vector and its encoding on the wire: ``numel`` float32 elements in chunks of ``chunk_elements``.
+
+    ``topology``: the ways that plans are made for. Any may be a butterfly: where a tree was held up and nobody is to blame.
+    """
 
     numel: int
     chunk_elements: int
     codec: str
     reducer: str = "mean"
+    topology: TopologyKind = "butterfly"
 
     def fits(self, what: Plan | Entry) -> bool:
         """Whether a plan or an entry is over this vector, its parts covering it without gaps (none where nothing is contributed)."""
         same = (what.numel, what.chunk_elements, what.codec, what.reducer) == (self.numel, self.chunk_elements, self.codec, self.reducer)
+        same = same and what.topology.kind in (self.topology, "butterfly") and len(what.topology.groups) in (0, len(what.contributors))
         chunks = -(-self.numel // self.chunk_elements) if what.contributors else 0
         return same and [0, *(part.stop for part in what.parts)] == [*(part.first for part in what.parts), chunks]
 
@@ -43,11 +48,11 @@ class RoundActions(Protocol):
         ...
 
     def resend_parts(self, peer: PeerId, plan_id: bytes, cid: bytes, spans: m.Spans) -> None:
-        """Send parts of the own contribution again."""
+        """Send parts of the own contribution, or of a partial sum made here, again."""
         ...
 
     def resend_results(self, peer: PeerId, plan_id: bytes, spans: m.Spans) -> None:
-        """Send chunks of the own reduced part again."""
+        """Send chunks of the result again that the peer gets from here."""
         ...
 
     def fetch_result(self, entry: Entry, holders: Sequence[PeerId]) -> None:
@@ -97,11 +102,12 @@ class OpenRound:
     first_ready_at: float | None = None
     plan: Plan | None = None
     plan_sender: PeerId | None = None
+    senders: dict[bytes, frozenset[PeerId]] = field(default_factory=dict[bytes, frozenset[PeerId]])  # of what the plan adds up, by its cid
     planned_at: float = 0.0
     reduced: tuple[Plan, tuple[bytes, ...]] | None = None  # the newest plan whose result is complete here, and its part digests
     lacking: int | None = None  # chunks not yet here, for progress; None before the first report
     bulk_at: float = 0.0  # when `lacking` last shrank
-    lacking_owners: frozenset[PeerId] = frozenset()
+    lacking_owners: frozenset[PeerId] = frozenset()  # from whom result chunks have not come: owners, or who hands their results on
     waiting: dict[tuple[bytes, bytes], tuple[int, float]] = field(default_factory=dict[tuple[bytes, bytes], tuple[int, float]])
     """By (plan, cid or owner): chunks outstanding from that source, and since when no fewer."""
     held: set[tuple[bytes, ...]] = field(default_factory=set[tuple[bytes, ...]])  # part digests of complete results

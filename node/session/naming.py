@@ -9,7 +9,7 @@ from blake3 import blake3
 
 from ...collectives.codec import DEFAULT_CHUNK_ELEMENTS
 from ...collectives.errors import ConfigError
-from ...collectives.group import MAX_MEMBERS, Config, Member
+from ...collectives.group import MAX_MEMBERS, Config, Member, TopologyKind
 from ...collectives.groups import group_fault, group_of
 from ...collectives.reduce import REDUCERS, works_on_bits
 from ...collectives.round import Shape
@@ -54,11 +54,12 @@ class Spec(NamedTuple):
             f"op/{self.numel}/{self.codec}/{self.reducer}/{kind}/{key}/{_named((config, acceptors)) if self.group else config_key(config)}"
         )
 
-    def shape(self, config: Config) -> Shape:
-        """The vector that is reduced. A gather's has a slot for each member, of whole chunks."""
+    def shape(self, config: Config, topology: TopologyKind = "butterfly") -> Shape:
+        """The vector that is reduced, on the run's ways where it has partial sums. A gather's has a slot for each member, of whole chunks."""
         chunk = DEFAULT_CHUNK_ELEMENTS[self.codec]
         if self.reducer != "gather":
-            return Shape(self.numel, chunk, self.codec, self.reducer)
+            summed = REDUCERS[self.reducer].form == "streaming"
+            return Shape(self.numel, chunk, self.codec, self.reducer, topology if summed else "butterfly")
         chunks = -(-self.numel // chunk)
         chunk = -(-self.numel // chunks)
         return Shape(len(config) * chunks * chunk, chunk, self.codec, self.reducer)

@@ -50,7 +50,7 @@ class Operation:
         self.done = self.served = False
         self.complete_at = now
         self.decision_s = 0.0
-        shape = spec.shape(acceptors)
+        shape = spec.shape(acceptors, session.settings.plan)
         base = blake3(b"atoll/op/1" + msgspec.msgpack.encode((session.run, log, acceptors))).digest()
         genesis = Entry(log, 0, base, NO_STATE, (), (), (), shape.numel, shape.chunk_elements, spec.codec, spec.reducer, acceptors)
         self.journal = VolatileJournal(main.me.incarnation, lambda: session.operations.spend(self.key))
@@ -58,6 +58,7 @@ class Operation:
         self.machine = RoundMachine(
             run=session.run, log=log, me=main.me, organiser=acceptors[0].peer if spec.group else session.organiser, journal=self.journal, shape=shape,
             timing=patient(session.timing) if spec.everyone else session.timing, actions=self, rng=session.rng, now=now,
+            site=session.site,
         )  # fmt: skip
         self.machine.root = NO_STATE
         self.peers = [member.peer for member in acceptors]

@@ -49,13 +49,13 @@ class Session:
     def __init__(
         self, *, run: RunId, me: PeerId, organiser: PeerId, settings: RunSettings, ports: SessionPorts, rng: Random, now: float,
         timing: Timing | None = None, unix_offset_s: float = 0.0, checkpoint_every: int = 10,
-        chunk_elements: int | None = None, seeding: bool = True,
+        chunk_elements: int | None = None, seeding: bool = True, site: str = "",
     ) -> None:  # fmt: skip
-        """With ``seeding`` this member takes part also while no script is attached."""
+        """With ``seeding`` this member takes part also while no script is attached. ``site``: the label of the place where it is."""
         self.run, self.me, self.organiser, self.settings, self.ports, self.rng = run, me, organiser, settings, ports, rng
         self.log = main_log(run)
         self.timing = timing or Timing()
-        self.checkpoint_every, self.seeding = checkpoint_every, seeding
+        self.checkpoint_every, self.seeding, self.site = checkpoint_every, seeding, site
         self.chunk_elements = chunk_elements or DEFAULT_CHUNK_ELEMENTS[settings.codec]
         watch = MembershipTiming(beat_s=self.timing.heartbeat_s, detect_s=self.timing.detect_s)
         self.membership = Membership(me, run, sign=ports.sign, verify=ports.verify, rng=rng, timing=watch, unix_offset_s=unix_offset_s)
@@ -154,8 +154,8 @@ class Session:
             journal.append(genesis)
         self.machine = RoundMachine(
             run=self.run, log=self.log, me=Member(self.me, journal.incarnation), organiser=self.organiser, journal=journal,
-            shape=Shape(entry.numel, entry.chunk_elements, entry.codec, entry.reducer), timing=self.timing, actions=self.actions,
-            rng=self.rng, now=now,
+            shape=Shape(entry.numel, entry.chunk_elements, entry.codec, entry.reducer, self.settings.plan), timing=self.timing,
+            actions=self.actions, rng=self.rng, now=now, site=self.site,
         )  # fmt: skip
         self.machine.stateless = self.replica is None
         self.machine.idle = self.script is None

@@ -8,4 +8,5 @@ checker   the oracle: predicates that must hold whatever happens
 swarm     members, world, network, faults and checker: one seed, one run
 plants    known bugs, planted to see that the checker finds them
 stage     blocking scripts in virtual time, one running at a time (for `atoll.node.local`)
+averages  averages of a large swarm on a grid, under churn (stands on `atoll.node.local`)
 """

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...collectives.codec import Grid
+from ...collectives.codec import Grid, Wire
 from ...collectives.digest import chunk_hash, part_digest
 from ...collectives.group import Certified, Config, Entry, Member, is_quorum
 from ...collectives.identifiers import PeerId
 from ...collectives.reduce import MEAN
 from ...collectives.swarm import OuterSettings
+from ...collectives.trees import trees_of
 from ...optim.outer import OuterStep
 
 
@@ -173,11 +174,23 @@ class Checker:
 
     def _reduce_chunk(self, grid: Grid, entry: Entry, chunk: int, out: memoryview) -> None:
         codec, first, elements = grid.codec(chunk), chunk * entry.chunk_elements, grid.elements(chunk)
-        wires = [grid.wire(memoryview(bytearray(len(out))), chunk) for _ in entry.contributors]
-        for contributor, wire in zip(entry.contributors, wires, strict=True):
-            codec.encode(self.frozen[contributor.cid].vector[first : first + elements], wire)
-        factors = MEAN.factors([c.weight for c in entry.contributors])
-        codec.weighted_mean(wires, factors.multipliers, factors.divisor, grid.wire(out, chunk))
+        wires = {c.cid: grid.wire(memoryview(bytearray(len(out))), chunk) for c in entry.contributors}
+        for cid, wire in wires.items():
+            codec.encode(self.frozen[cid].vector[first : first + elements], wire)
+        if entry.topology.kind == "butterfly":
+            factors = MEAN.factors([c.weight for c in entry.contributors])
+            codec.weighted_mean(list(wires.values()), factors.multipliers, factors.divisor, grid.wire(out, chunk))
+            return
+        tree = next(tree for part, tree in zip(entry.parts, trees_of(entry, MEAN), strict=True) if part.first <= chunk < part.stop)
+
+        def add(peer: PeerId, target: memoryview) -> Wire:
+            total, wire = tree.sum(peer), grid.wire(target, chunk)
+            assert total is not None
+            terms = [wires[term.cid] if term.cid in wires else add(term.peer, memoryview(bytearray(len(out)))) for term in total.terms]
+            codec.weighted_mean(terms, total.factors.multipliers, total.factors.divisor, wire)
+            return wire
+
+        add(tree.owner, out)
 
     def _outer(self, entry: Entry, result: bytes) -> Tensor:
         anchor = self.anchors[-1].clone()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any, TypeVar, cast
 
@@ -17,7 +17,7 @@ from ...collectives.round import Timing
 from ...collectives.simulation import Network, ProcessDied, Timer, World
 from ...collectives.swarm import RunSettings
 from ..session.ports import DataPlane, Storage
-from ..session.session import Session
+from ..session.session import MEMBERSHIP, Session
 
 T = TypeVar("T")
 SMALLEST_WAIT_S = 0.001
@@ -38,6 +38,7 @@ class Place:
     checkpoint_every: int = 4
     work_s: float = 0.002  # what offloaded work takes
     exchange: type[Exchange] = Exchange
+    sites: Mapping[PeerId, str] = field(default_factory=dict[PeerId, str])
 
 
 def sign_as(peer: PeerId, payload: bytes) -> bytes:
@@ -72,6 +73,7 @@ class NodeProcess:
         self.session = Session(
             run=place.run_id, me=peer, organiser=place.organiser, settings=place.settings, ports=self, rng=rng, now=place.world.now,
             timing=place.timing, checkpoint_every=place.checkpoint_every, chunk_elements=place.chunk_elements,
+            site=place.sites.get(peer, ""),
         )  # fmt: skip
         self._rng, self._emit, self._died = rng, emit, died
         self._events: deque[Any] = deque()
@@ -123,14 +125,17 @@ class NodeProcess:
         return not self.ended and not self.frozen
 
     @contextmanager
-    def alive(self) -> Generator[None]:
-        """Around every input: afterwards events are handed over, records pulled, the next tick armed. A trap may end it all."""
+    def alive(self, *, pulled: bool = True) -> Generator[None]:
+        """Around every input: afterwards events are handed over, records pulled, the next tick armed. A trap may end it all.
+
+        Without ``pulled`` no records are: for inputs that cannot have made any.
+        """
         try:
             yield
             while self._events:
                 self.session.on_exchange(self.world.now, self._events.popleft())
             if not self.ended:
-                for peer in self._lanes:
+                for peer in self._lanes if pulled else ():
                     if peer not in self._pumps:
                         self._pump(peer)
                 self._arm()
@@ -142,7 +147,7 @@ class NodeProcess:
     def _deliver(self, sender: PeerId, channel: str, payload: Any) -> None:
         if self.ended:
             return
-        with self.alive():
+        with self.alive(pulled=channel != "control" or payload[:1] != MEMBERSHIP):
             if channel == "control":
                 self.session.on_message(self.world.now, sender, payload)
             else:

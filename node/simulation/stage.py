@@ -88,7 +88,7 @@ class Actor:
     # ---- called by the world
     def poke(self) -> None:
         """Something happened that this actor may wait for."""
-        self._poked = True
+        self._poked = self.stage.stirred = True
 
     @property
     def runnable(self) -> bool:
@@ -118,11 +118,13 @@ class Stage:
         self.world = world
         self.baton = threading.Semaphore(0)
         self.actors: list[Actor] = []
+        self.stirred = False  # somebody was poked, or has come, since all had their turns
 
     def enter(self, name: str, body: Callable[[], object], seed: int) -> Actor:
         """Add a script; it starts in the next turn."""
         actor = Actor(self, name, body, seed)
         self.actors.append(actor)
+        self.stirred = True
         return actor
 
     def run(self, limit_s: float, until: Callable[[], bool] = lambda: True) -> None:
@@ -147,7 +149,7 @@ class Stage:
 
     def _turns(self) -> bool:
         """Let everybody run who can; False when all have ended or one has failed."""
-        again = True
+        again, self.stirred = self.stirred, False
         while again:
             again = False
             for actor in self.actors:

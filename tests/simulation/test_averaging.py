@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from atoll.collectives import api
-from atoll.collectives.averaging import Averaged, average, drawn_error
+from atoll.collectives.averaging import Averaged, average, drawn_error, expected_error
 from atoll.collectives.errors import LocalProtocolError
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.swarm import RunSettings
 from atoll.node.local import LocalSwarm
 from atoll.node.local_member import LocalMember
+from atoll.node.simulation.averages import simulate_grid
 
 P = [PeerId(f"p{index}") for index in range(10)]
 
@@ -246,3 +247,15 @@ def test_nan_is_refused_at_its_source_and_the_others_go_on() -> None:
         assert averaged.status == "committed"
         assert all(math.isfinite(value) for value in flat)
         assert not averaged.exact
+
+
+def test_a_swarm_of_36_errs_under_churn_as_predicted_and_as_it_says() -> None:
+    verdict = simulate_grid(36, churn=0.05, rounds=2, seed=1)
+    assert verdict.killed > 2
+    assert (verdict.dims, verdict.split, verdict.largest_degree) == ((6, 6), 0, 10)
+    assert verdict.predicted == pytest.approx(expected_error(36, (6, 6), churn=0.05)) == pytest.approx(0.0689, abs=1e-4)
+    assert 0 < verdict.seen < 1.4 * verdict.predicted
+    assert verdict.seen == pytest.approx(verdict.told, rel=0.3)
+    calm = simulate_grid(9, churn=0.0, rounds=1)
+    assert (calm.exact, calm.results, calm.told) == (9, 9, 0.0)
+    assert calm.seen < 1e-6

@@ -94,6 +94,9 @@ def test_the_script_prints_one_object_and_names_its_plants(root: Path) -> None:
     listed = subprocess.run([*command, "--plant", "list"], cwd=root, capture_output=True, text=True, check=True)
     assert set(json.loads(listed.stdout)) == set(PLANTS)
     assert len(PLANTS) >= 10
+    grid = [sys.executable, "scripts/simulate_rounds.py", "--grid", "6", "--rounds", "1", "--seeds", "1", "--churn", "0"]
+    averaged = json.loads(subprocess.run(grid, cwd=root, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
+    assert (averaged["within"], averaged["predicted"], averaged["seeds"][0]["exact"], averaged["seeds"][0]["dims"]) == (True, 0.0, 6, [3, 2])
 
 
 # ---- the checker

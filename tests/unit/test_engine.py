@@ -10,7 +10,7 @@ import threading
 import pytest
 from exchange_kit import LOG, cid_of, make_plan, peers_of, ref_digests, ref_result, vector
 
-from atoll.collectives.engine import EngineSettings, EngineThread, LaneKeys, derive_lane_keys
+from atoll.collectives.engine import EngineSettings, EngineThread, derive_lane_keys
 from atoll.collectives.engine import poller as pollers
 from atoll.collectives.engine import settings as engine_settings
 from atoll.collectives.errors import ConfigError
@@ -25,7 +25,7 @@ from atoll.collectives.exchange import (
     ResultComplete,
 )
 from atoll.collectives.exchange import header as wire_header
-from atoll.collectives.record_layer import CLEAR, Sealer
+from atoll.collectives.record_layer import PLAIN, Sealer
 
 WAIT_S = 20.0
 PATIENT = EngineSettings(dead_after_s=15.0, hello_s=15.0)  # a loaded machine must not look like a dead peer
@@ -60,16 +60,14 @@ def tcp_pair():
 
 
 def keys(number=0, cipher="aes-128-gcm"):
-    if cipher == CLEAR:
-        return LaneKeys(b"", b"", CLEAR), LaneKeys(b"", b"", CLEAR)
     a, b = bytes([number]) * 32, bytes([number + 1]) * 32
     return derive_lane_keys(a, b, b"", initiator=True, cipher=cipher), derive_lane_keys(b, a, b"", initiator=False, cipher=cipher)
 
 
-def link(one, other, make=tcp_pair, number=0, cipher="aes-128-gcm"):
+def link(one, other, make=tcp_pair, number=0, cipher="aes-128-gcm", index=0):
     sockets, both = make(), keys(number, cipher)
     for (x, y), sock, key in zip(((one, other), (other, one)), sockets, both, strict=True):
-        x.engine.add_lane(y.engine.me, sock, key, "direct")
+        x.engine.add_lane(y.engine.me, sock, key, "direct", index)
     for x, y in ((one, other), (other, one)):
         assert x.wait(LaneUp) == LaneUp(y.engine.me, "direct")
     return sockets
@@ -111,7 +109,7 @@ def start(peers, plan, vectors):
 @pytest.mark.parametrize(("codec", "make", "cipher"), [
     ("int8", tcp_pair, "aes-128-gcm"),
     ("fp32", socket.socketpair, "chacha20-poly1305"),
-    ("bf16", tcp_pair, CLEAR),
+    ("bf16", tcp_pair, PLAIN),
 ])  # fmt: skip
 def test_four_engines_agree_bit_for_bit(swarm, codec, make, cipher):
     peers = swarm(4, make=make, cipher=cipher)
@@ -146,7 +144,13 @@ def test_a_killed_lane_is_repaired_by_pull_over_a_new_one(swarm):
     assert a.wait(LaneDown).peer == b.engine.me
     assert b.wait(LaneDown).peer == a.engine.me
     link(a, b, number=7)
-    by_cid = {cid_of(i): p for i, p in enumerate(peers)}
+    pull_until_complete(peers, plan, {cid_of(i): p for i, p in enumerate(peers)})
+    want = ref_result(plan, vectors)
+    for peer in peers:
+        assert bytes(peer.wait(ResultComplete).data) == want
+
+
+def pull_until_complete(peers, plan, by_cid):
     by_name = {p.engine.me: p for p in peers}
     left = list(peers)
     for _ in range(200):
@@ -161,9 +165,33 @@ def test_a_killed_lane_is_repaired_by_pull_over_a_new_one(swarm):
             for owner, spans in report.lacking.items():
                 by_name[owner].engine.exchange.resend_results(peer.engine.me, plan.plan_id, spans)
             peer.engine.sync(WAIT_S)
+
+
+def test_several_lanes_share_the_work_and_one_of_them_may_die(swarm):
+    peers = swarm(2)
+    a, b = peers
+    link(a, b, number=3, index=1)
+    link(a, b, number=5, index=2)
+    numel, chunk = 6_000_000, 8_192
+    vectors = {cid_of(i): vector(numel, i) for i in range(2)}
+    plan = make_plan([(p.engine.me, cid_of(i), 1) for i, p in enumerate(peers)], [p.engine.me for p in peers], numel, chunk, "fp32")
+    start(peers, plan, vectors)
+    while a.engine.stats()[b.engine.me].bytes_sent < 1_000_000:  # in the middle
+        assert a.engine.sync(WAIT_S)
+    sockets_of(a, b)[1].shutdown(socket.SHUT_RDWR)
+    assert a.wait(LaneDown).number == 2
+    assert b.wait(LaneDown).number == 2
+    pull_until_complete(peers, plan, {cid_of(i): p for i, p in enumerate(peers)})
     want = ref_result(plan, vectors)
     for peer in peers:
         assert bytes(peer.wait(ResultComplete).data) == want
+    carried = [lane.bytes_sent for lane in a.engine._order]
+    assert len(carried) == 2
+    assert min(carried) > chunk * 4, "both that are left took part"
+
+
+def sockets_of(one, other):
+    return {lane.index: lane.sock for lane in one.engine._order if lane.peer == other.engine.me}
 
 
 def drain(peer):

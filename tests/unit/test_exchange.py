@@ -553,6 +553,41 @@ def test_what_a_lost_lane_had_is_sent_again_at_once():
     assert asked_again(node, b, plan) == 3
 
 
+def test_of_several_lanes_a_lost_one_costs_what_was_on_it():
+    net, clock = Net(2), [100.0]
+    a, b = net.peers
+    node = net.nodes[a] = Exchange(a, emit=net.events[a].append, clock=lambda: clock[0], resend_after_s=1.0)
+    other = net.nodes[b]
+    node.lane_up(b, 1)
+    node.lane_up(b, 2)
+    other.lane_down(a)
+    other.lane_up(a, 1)
+    other.lane_up(a, 2)
+    vectors = {cid_of(i): vector(1000, i) for i in range(2)}
+    plan = make_plan([(p, cid_of(i), 1) for i, p in enumerate(net.peers)], net.peers, 1000, 100, "fp32")
+    start(net, plan, vectors)
+    other.report(plan.plan_id)
+    turns = [1, 2, 2, 1, 2]  # each record goes over the lane that has room
+    sent = {lane: [] for lane in turns}
+    for lane in turns:
+        record = node.next_record(b, lane)
+        sent[lane].append((record.header, bytes(record.payload)))
+    assert node.next_record(b, 1) is None
+    for header, payload in sent[1]:
+        other.destination(a, header)[:] = payload
+        other.received(a, header)
+    for one, peer in ((node, b), (other, a)):
+        one.lane_down(peer, 2)  # with its three records
+    other.report(plan.plan_id)
+    report = net.of(b, Report)[-1]
+    assert report.resumed == {a}
+    missing = report.missing[cid_of(0)]
+    assert sum(stop - first for first, stop in missing) == 3
+    node.resend_parts(b, plan.plan_id, cid_of(0), ((0, 10),))  # whoever asks for more does not get what the other lane has
+    again = [record.header for record in iter(lambda: node.next_record(b, 1), None)]
+    assert again == [header for header, _ in sorted(sent[2])]
+
+
 def test_a_report_names_lanes_that_came_up_once():
     net = Net(2)
     vectors = {cid_of(i): vector(600, i) for i in range(2)}

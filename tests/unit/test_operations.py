@@ -141,8 +141,8 @@ def test_traffic_of_closed_lanes_counts_on() -> None:
     try:
         for _ in range(3):
             left, right = socket.socketpair()
-            engines[A].add_lane(B, left, LaneKeys(b"", b"", "none"), "direct")
-            engines[B].add_lane(A, right, LaneKeys(b"", b"", "none"), "direct")
+            engines[A].add_lane(B, left, LaneKeys(bytes(16), bytes(16), "plain"), "direct")
+            engines[B].add_lane(A, right, LaneKeys(bytes(16), bytes(16), "plain"), "direct")
             for me in (A, B):
                 assert changed[me].acquire(timeout=WAIT_S)
             assert all(after > before for after, before in zip(engines[A].totals(), totals, strict=True))  # a heartbeat each way

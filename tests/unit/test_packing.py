@@ -120,7 +120,7 @@ class Records:
         self.got: list[bytes] = []
         self._view = memoryview(b"")
 
-    def next_record(self, peer: str) -> Outgoing | None:
+    def next_record(self, peer: str, lane: int) -> Outgoing | None:
         if not self.payloads:
             return None
         payload = self.payloads.pop(0)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from atoll.collectives import record_layer
 from atoll.collectives.errors import LocalProtocolError, RemoteProtocolError
 from atoll.collectives.identifiers import PeerId
-from atoll.collectives.record_layer import KEY_BYTES, LaneKeys, Opener, Sealer, derive_lane_keys
+from atoll.collectives.record_layer import KEY_BYTES, PLAIN, LaneKeys, Opener, Sealer, derive_lane_keys
 
 PEER = PeerId("peer")
 A, B = bytes(range(32)), bytes(range(32, 64))
@@ -75,6 +75,20 @@ def test_anything_but_the_next_record_is_refused(kind, data):
     with pytest.raises(RemoteProtocolError) as caught:
         open_(opener, header, sealed)
     assert caught.value.peer == PEER
+
+
+def test_a_plain_lane_shows_its_payloads_and_guards_the_rest():
+    mine, theirs = pair(PLAIN)
+    sealer, opener = Sealer(mine.send, PLAIN), Opener(theirs.receive, PLAIN)
+    first, second = seal(sealer, b"one", b"payload"), seal(sealer, b"two", b"payload")
+    assert first[:-16] == second[:-16] == b"payload"
+    assert first[-16:] != second[-16:]
+    assert open_(opener, b"one", b"altered" + first[-16:]) == b"altered"  # what `[lanes] encrypt = false` gives away
+    for header, sealed in ((b"one", first), (b"tow", second), (b"two", second[:-1]), (b"two", b"payload" + bytes(16))):
+        with pytest.raises(RemoteProtocolError):
+            open_(Opener(theirs.receive, PLAIN) if header == b"tow" else opener, header, sealed)
+    with pytest.raises(RemoteProtocolError):  # a key of its own: not those of a lane that was agreed to be encrypted
+        open_(Opener(pair()[1].receive, PLAIN), b"one", first)
 
 
 def test_keys_step_forward_at_the_same_record(monkeypatch):

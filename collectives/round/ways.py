@@ -1,0 +1,54 @@
+"""The trees of a round's plans: which the convener chooses, and who holds one up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ..group import BUTTERFLY, Contributor, Plan, Topology
+from ..identifiers import PeerId
+from ..reduce import REDUCERS
+from ..trees import Tree, trees_of
+
+if TYPE_CHECKING:
+    from .machine import RoundMachine
+
+
+def topology_of(machine: RoundMachine, offers: Sequence[Contributor]) -> Topology:
+    """The run's topology over these contributors, grouped by the sites that they name; who names none is alone."""
+    kind, ready = machine.shape.topology, machine.open.ready
+    if kind == "butterfly":
+        return BUTTERFLY
+    sites = [ready[offer.member].site if offer.member in ready else "" for offer in offers]
+    keys = [(site, "") if site else ("", offer.member.peer) for site, offer in zip(sites, offers, strict=True)]
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    return Topology(kind, tuple(numbers[key] for key in keys))
+
+
+def plan_trees(plan: Plan) -> tuple[Tree, ...]:
+    """The trees of a plan that has partial sums; none of a butterfly."""
+    reducer = REDUCERS[plan.reducer]
+    return trees_of(plan, reducer) if plan.topology.kind != "butterfly" and reducer.form == "streaming" else ()
+
+
+def held_up_by(plan: Plan, trees: Sequence[Tree], missing: Mapping[PeerId, set[bytes]]) -> dict[PeerId, set[bytes]]:
+    """By who waits: the contributions it waits for. For a partial sum that of its maker, where the maker does not wait itself."""
+    if not trees:
+        return dict(missing)
+    own = {c.member.peer: c.cid for c in plan.contributors}
+    found: dict[PeerId, set[bytes]] = {peer: set() for peer in missing}
+    for tree in trees:
+        for peer, names in missing.items():
+            total = tree.sum(peer)
+            for term in total.terms if total is not None else ():
+                leaf = term.cid == own.get(term.peer)
+                if term.cid in names and (leaf or not missing.get(term.peer)):
+                    found[peer].add(own[term.peer])
+    return found
+
+
+def broken(plan: Plan, trees: Sequence[Tree], suspected: frozenset[PeerId]) -> bool:
+    """Whether results cannot reach everybody on the ways of the plan any more: an owner is gone, or who would hand them on."""
+    if trees:
+        return any(c.member.peer in suspected for c in plan.contributors) or any(part.owner in suspected for part in plan.parts)
+    return any(part.owner in suspected for part in plan.parts)
