@@ -22,11 +22,11 @@ from .codecs.codebook import CodebookCodec
 from .codecs.floats import FloatCodec
 from .codecs.mixed import MixedCodec
 from .codecs.mixtures import Range, ranges_of
-from .codecs.names import CODECS, DEFAULT_CHUNK_ELEMENTS
+from .codecs.names import CODECS, DEFAULT_CHUNK_ELEMENTS, chunk_elements
 from .codecs.wire import Codec, Wire
 from .errors import ConfigError
 
-__all__ = ["CODECS", "DEFAULT_CHUNK_ELEMENTS", "Codec", "Grid", "Wire", "get_codec"]
+__all__ = ["CODECS", "DEFAULT_CHUNK_ELEMENTS", "Codec", "Grid", "Wire", "chunk_elements", "get_codec"]
 
 _MAKERS: dict[str, Callable[[str], Codec]] = {
     "fp32": lambda name: FloatCodec(name, torch.float32),
