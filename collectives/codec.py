@@ -119,6 +119,11 @@ class Grid:
         start = run.start + (chunk - run.chunk) * run.nbytes
         return start, start + run.nbytes
 
+    def runs(self) -> Iterator[tuple[Codec, int, int, int]]:
+        """(codec, elements a chunk, first chunk, last chunk + 1) of neighbouring chunks that are alike."""
+        for run, stop in zip(self._runs, [*self._first[1:], self.chunks], strict=True):
+            yield run.codec, run.elements, run.chunk, stop
+
     def wire(self, data: memoryview, chunk: int) -> Wire:
         """Views of a chunk's bytes; ``data``: writable, exactly `wire_bytes` long."""
         run = self._run(chunk)

@@ -35,6 +35,7 @@ from ...collectives.plain import placed
 from ...collectives.swarm import Call, Outcome, PeerView, sample_count
 from ..control import protocol as p
 from ..shared_memory import AnchorSlot, received
+from .eager import eager
 from .link import Link, closed
 from .memory import Grid, ReductionMemory, RunMemory, SlotView
 from .pending import Hooks, ReduceTicket, Ticket
@@ -211,6 +212,10 @@ class RunSwarm:
         if source.dtype != torch.float32 or source.device.type != "cpu" or not source.is_contiguous() or not source.numel():
             raise LocalProtocolError(f"{call.name} takes a non-empty float32 tensor, contiguous and on the CPU")
         at, values = self._ready(), source.detach().view(-1)
+        with eager():
+            return self._operate(at, call, values)
+
+    def _operate(self, at: _Attached, call: Call, values: Tensor) -> ReduceTicket:
         try:
             asked = at.link.submit(lambda id_: p.ReduceOpen(id_, call, values.numel()))
             opened = at.link.finish(asked, p.ReduceOpened, timeout_s=ANSWER_S)
