@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from . import device
 from .codec import Grid, Wire, get_codec
 from .codecs import kernels
 from .codecs.mixtures import ranges_of
@@ -37,16 +38,21 @@ class EncodedVector:
         return wire
 
     def encode(self, flat: Tensor) -> bool:
-        """Write float32 (numel,), contiguous. False when an encoded value is not finite: others must not get these bytes."""
+        """Write float32 (numel,), contiguous, on any device. False when an encoded value is not finite: others must not get these bytes."""
+        if flat.device.type != "cpu":
+            return device.encode(self, flat)
         finite = True
         for chunk, values in enumerate(flat.split(self.grid.chunk_elements)):
             finite &= self.grid.codec(chunk).encode(values, self.wire(chunk))
         return finite
 
     def decode(self, out: Tensor) -> None:
-        """Read into float32 (numel,), contiguous."""
+        """Read into float32 (numel,), contiguous, on any device."""
+        if out.device.type != "cpu":
+            return device.decode(self, out)
         for chunk, values in enumerate(out.split(self.grid.chunk_elements)):
             self.grid.codec(chunk).decode(self.wire(chunk), values, cold=True)
+        return None
 
 
 def why_refused(flat: Tensor, layout: Layout, codec: str) -> str:
