@@ -29,7 +29,8 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     """To the convener of (round, ballot): my contribution is frozen (cid), or I have nothing for this round (cid None).
 
     ``settle``: what an earlier life of mine offered is gone, and a script waits to hear so: decide any entry. ``site``: the label of the
-    place where this member is; those of one place are near each other.
+    place where this member is; those of one place are near each other. Rates size parts and deadlines; who lies about them costs time,
+    nothing else.
     """
 
     base: Hash
@@ -38,6 +39,9 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     leave: bool
     settle: bool = False
     site: Annotated[str, msgspec.Meta(max_length=MAX_SITE)] = ""
+    up: Count = 0  # bytes/s: see Pace
+    down: Count = 0
+    proven: Count = 0
 
 
 class Prepare(msgspec.Struct, frozen=True, array_like=True, tag="prepare"):

@@ -5,6 +5,7 @@ journal       the Journal seam: what a member must not forget; MemoryJournal
 certificate   what votes sign; checking a chain of entries
 state         volatile state of the open round, shape of the vector, the actions a machine asks for
 catching      asking for what was decided, and answering those who lag
+patience      how long a reduction may take, from measured rates
 pulling       who is asked again for what has not come
 ways          the trees of a plan, and who holds one up
 convener      the convener's side: collect, plan, revise, propose

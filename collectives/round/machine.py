@@ -19,6 +19,7 @@ from .catching import Catching
 from .certificate import vote_payload
 from .convener import Convening
 from .journal import Journal
+from .patience import rtt_s, stuck_s
 from .pulling import ask_again, on_the_way
 from .state import OpenRound, RoundActions, Shape
 from .timing import Timing
@@ -388,7 +389,9 @@ class RoundMachine:
         return m.Ready(self.base, None, 0, self.leaving, self.unsettled) if silent else None
 
     def _offer(self, cid: bytes, weight: int) -> m.Ready:
-        return m.Ready(self.base, cid, weight, self.leaving, site=self.site)
+        pace = self.actions.pace()
+        rates = {"up": pace.up, "down": pace.down, "proven": pace.proven}
+        return m.Ready(self.base, cid, weight, self.leaving, site=self.site, **rates)
 
     def _send_ready(self, now: float) -> None:
         ready = self._my_ready()
@@ -434,16 +437,20 @@ class RoundMachine:
     def _consider_takeover(self, now: float) -> None:
         if not self.engaged or self.open.decided:
             return
-        patience = self.timing.takeover_s * min(8.0, 1 + self.ballot / 2) * (2 if self.convening.active else 1)
+        patience = self.timing.takeover_s * min(8.0, 1 + self.ballot / 2) * (2 if self.convening.active else 1) + 4 * rtt_s(self)
         if self.ballot == 0 and self.journal.restarted and self.convener_of(0) == self.me:
             patience = 0.0  # this ballot is spent: nobody else can use it
         elif self.open.plan is not None:
-            patience += 2 * self.bulk_s
+            patience += 2 * self.bulk_s + stuck_s(self) - self.timing.revise_s
         elif self.ballot == 0:
             patience += self.timing.grace(self.round_s)
         suspected = self.convener_of(self.ballot) != self.me and self.actions.suspected(self.convener_of(self.ballot).peer)
         if now - self.open.progress_at <= patience and not suspected:
             return
+        self.next_ballot(now)
+
+    def next_ballot(self, now: float) -> None:
+        """Move on to the next ballot whose owner is not suspected."""
         self.ballot = max(self.ballot, self.journal.promised) + 1
         for _ in self.config:
             owner = self.convener_of(self.ballot)

@@ -9,6 +9,7 @@ from typing import Protocol
 from .. import messages as m
 from ..group import Certified, Entry, Member, Plan, TopologyKind
 from ..identifiers import PeerId
+from ..pace import Pace
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,10 @@ class RoundActions(Protocol):
 
     def suspected(self, peer: PeerId) -> bool:
         """Whether the peer is believed dead, frozen or unreachable."""
+        ...
+
+    def pace(self) -> Pace:
+        """How fast this member's links are."""
         ...
 
     def sign(self, payload: bytes) -> bytes:

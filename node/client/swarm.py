@@ -35,6 +35,7 @@ from ...collectives.plain import DEVICES, flat_of, placed
 from ...collectives.swarm import Call, Outcome, PeerView, sample_count
 from ..control import protocol as p
 from ..shared_memory import AnchorSlot, received
+from .eager import eager
 from .link import Link, closed
 from .memory import Grid, ReductionMemory, RunMemory, SlotView
 from .pending import Hooks, ReduceTicket, Ticket
@@ -209,6 +210,10 @@ class RunSwarm:
         import torch  # the caller has it
 
         at, values = self._ready(), flat_of(source, torch.float32, devices=DEVICES)
+        with eager():
+            return self._operate(at, call, values)
+
+    def _operate(self, at: _Attached, call: Call, values: Tensor) -> ReduceTicket:
         try:
             asked = at.link.submit(lambda id_: p.ReduceOpen(id_, call, values.numel()))
             opened = at.link.finish(asked, p.ReduceOpened, timeout_s=ANSWER_S)

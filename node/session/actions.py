@@ -11,6 +11,7 @@ from ...collectives.exchange import ResultComplete
 from ...collectives.group import Certified, Entry, Plan
 from ...collectives.identifiers import PeerId
 from ...collectives.layout import Layout
+from ...collectives.pace import Pace
 from . import events as ev
 from .timeline import Timeline
 
@@ -166,6 +167,10 @@ class LogActions:
     def suspected(self, peer: PeerId) -> bool:
         """Whether the peer is believed dead."""
         return self.session.membership.suspected(self.session.clock(), peer)
+
+    def pace(self) -> Pace:
+        """How fast this node's links are."""
+        return self.session.ports.pace()
 
     def sign(self, payload: bytes) -> bytes:
         """Sign as this peer."""

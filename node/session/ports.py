@@ -13,6 +13,7 @@ from ...collectives.group import Certified, Entry, Plan
 from ...collectives.identifiers import PeerId
 from ...collectives.layout import Layout
 from ...collectives.messages import Spans
+from ...collectives.pace import Pace
 from ...collectives.round import Journal
 
 T = TypeVar("T")
@@ -191,6 +192,10 @@ class SessionPorts(Protocol):
 
     def emit(self, event: object) -> None:
         """Tell script and observers."""
+        ...
+
+    def pace(self) -> Pace:
+        """How fast this node's links are, as far as it is known."""
         ...
 
     def sign(self, payload: bytes) -> bytes:

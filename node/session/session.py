@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...collectives import exchange as x
 from ...collectives import messages as m
-from ...collectives.codec import DEFAULT_CHUNK_ELEMENTS
+from ...collectives.codec import chunk_elements
 from ...collectives.codecs.mixtures import mixture_of
 from ...collectives.digest import merkle_root
 from ...collectives.encoded import why_refused
@@ -56,7 +56,7 @@ class Session:
         self.log = main_log(run)
         self.timing = timing or Timing()
         self.checkpoint_every, self.seeding, self.site = checkpoint_every, seeding, site
-        self.chunk_elements = chunk_elements or DEFAULT_CHUNK_ELEMENTS[settings.codec]
+        self.chunk_elements = chunk_elements
         watch = MembershipTiming(beat_s=self.timing.heartbeat_s, detect_s=self.timing.detect_s)
         self.membership = Membership(me, run, sign=ports.sign, verify=ports.verify, rng=rng, timing=watch, unix_offset_s=unix_offset_s)
         self.machine: RoundMachine | None = None
@@ -133,7 +133,8 @@ class Session:
         replica.publish(0)
         journal = self.ports.storage.journal()
         certified = make_genesis(
-            run=self.run, log=self.log, me=Member(self.me, journal.incarnation), replica=replica, chunk_elements=self.chunk_elements,
+            run=self.run, log=self.log, me=Member(self.me, journal.incarnation), replica=replica,
+            chunk_elements=self.chunk_elements or chunk_elements(self.settings.codec, layout.numel),
             codec=mixture_of(layout, self.settings.codec, self.settings.codecs), sign=self.ports.sign,
         )  # fmt: skip
         self.ports.storage.found(replica, certified)  # before anybody hears of the run: nobody else could restore it

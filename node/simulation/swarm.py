@@ -24,19 +24,26 @@ from .member import SimMember
 from .plants import Plant
 from .process import Place
 
-RECORD_KINDS = {record_header.PART: "part", record_header.RESULT: "result", record_header.BLOB: "blob"}
+RECORD_KINDS = {
+    record_header.PART: "part",
+    record_header.PARTIAL: "part",
+    record_header.RESULT: "result",
+    record_header.BLOB: "blob",
+}
 TIMING = Timing(pull_s=0.1, heartbeat_s=0.25, keep_rounds=4)
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a seed is run with. ``rounds``: entries that must be decided; ``patience_s``: how long after healing, virtual."""
+    """What a seed is run with. ``rounds``: entries that must be decided; ``patience_s``: how long after healing, virtual; ``plan``: the
+    topology of its plans, by the seed where it is None."""
 
     peers: tuple[int, int] = (5, 9)
     rounds: int = 10
     faults: tuple[FaultKind, ...] = ALL_FAULTS
     horizon_s: float = 8.0
     patience_s: float = 90.0
+    plan: TopologyKind | None = None
 
 
 @dataclass(slots=True)
@@ -68,7 +75,9 @@ class SimSwarm:
         self.run_id = RunId(f"run{seed}")
         ways = self.world.stream("ways")
         self.settings = RunSettings(
-            codec=self.rng.choice(("fp32", "int8")), outer=OuterSettings(lr=0.7, momentum=0.5), plan=ways.choice(get_args(TopologyKind))
+            codec=self.rng.choice(("fp32", "int8")),
+            outer=OuterSettings(lr=0.7, momentum=0.5),
+            plan=self.options.plan or ways.choice(get_args(TopologyKind)),
         )
         self.layout = make_layout([("w", (self.rng.choice((1, 40, 90, 140)),))])
         self.initial = torch.randn(self.layout.numel, generator=torch.Generator().manual_seed(seed))
