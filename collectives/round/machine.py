@@ -398,8 +398,7 @@ class RoundMachine:
 
     def _offer(self, cid: bytes, weight: int) -> m.Ready:
         pace = self.actions.pace()
-        rates = {"up": pace.up, "down": pace.down, "proven": pace.proven}
-        return m.Ready(self.base, cid, weight, self.leaving, site=self.site, **rates)
+        return m.Ready(self.base, cid, weight, self.leaving, site=self.site, up=pace.up, down=pace.down, proven=pace.proven)
 
     def _send_ready(self, now: float) -> None:
         ready = self._my_ready()
