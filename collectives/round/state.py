@@ -80,6 +80,10 @@ class RoundActions(Protocol):
         """A contribution to the open round was offered, here or elsewhere: whoever has something contributes it now."""
         ...
 
+    def tip(self) -> m.Tip | None:
+        """The branch of the open round that this member is on: another member may adopt it from now on."""
+        ...
+
     def suspected(self, peer: PeerId) -> bool:
         """Whether the peer is believed dead, frozen or unreachable."""
         ...
