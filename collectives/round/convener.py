@@ -251,8 +251,9 @@ class Convening:
             if part.owner != me and now - self.reported_at.get(part.owner, -1e9) > machine.timing.detect_s and self._part_lacks(part)
         }
         if self.trees:
-            self.lost |= {cid for cids in held_up_by(plan, self.trees, self.missing).values() for cid in cids}
-            self.lost |= {c.cid for c in plan.contributors if c.member.peer in silent}
+            late = {cid for cids in held_up_by(plan, self.trees, self.missing).values() for cid in cids}
+            late |= {c.cid for c in plan.contributors if c.member.peer in silent}
+            self.lost |= late if 2 * len(late) <= len(plan.contributors) else set()
             return False
         if len(silent) > 1 and 2 * len(silent) > len(owners - {me}):
             return True
