@@ -32,6 +32,14 @@ class RoundCommitted:
 
 
 @dataclass(frozen=True, slots=True)
+class InFragment:
+    """What the session of one fragment tells, of a run that is cut into fragments."""
+
+    fragment: int
+    event: object
+
+
+@dataclass(frozen=True, slots=True)
 class StateReady:
     """The session holds the run's state: the anchor of ``round`` is current."""
 
