@@ -14,6 +14,7 @@ at once with a handle: `wait` blocks, `done` looks, `cancel` gives up. What they
 from __future__ import annotations
 
 import operator
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
@@ -24,7 +25,7 @@ from blake3 import blake3
 from .errors import LocalProtocolError
 from .identifiers import HASH_BYTES, PeerId
 from .layout import make_layout
-from .plain import WORD_BYTES, bytes_of, flat_of, kind_of, operate, plainly, whole, words_of
+from .plain import DEVICES, WORD_BYTES, bytes_of, flat_of, kind_of, operate, plainly, texts, whole, words_of
 from .swarm import Call, Operating, Outcome, Swarm
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class Handle(Generic[T]):
     def __init__(self, operating: Operating, finish: Callable[[Outcome], T]) -> None:
         self._operating, self._finish = operating, finish
         self._result: list[T] = []
+        self._finishing = threading.Lock()
 
     def done(self) -> bool:
         """Whether `wait` would return the final result at once."""
@@ -51,12 +53,17 @@ class Handle(Generic[T]):
         What is written into the caller's tensors is written by the first `wait` that sees "committed". Raises what the call was refused
         with. Ctrl-C leaves the operation under way.
         """
-        if self._result:
-            return self._result[0]
-        outcome = self._operating.wait(timeout_s)
-        with plainly():
-            result = self._finish(outcome)
-        if outcome.status != "open" or self._operating.done():
+        if not self._result:
+            self._operating.wait(timeout_s)
+            with self._finishing, plainly():  # several threads may wait
+                if not self._result:
+                    return self._conclude()
+        return self._result[0]
+
+    def _conclude(self) -> T:
+        final = self._operating.done()  # asked first: what is decided between is not called open for ever
+        result = self._finish(self._operating.wait(0.0))
+        if final:
             self._result.append(result)
             self._operating.release()
         return result
@@ -116,7 +123,8 @@ def all_reduce(
     swarm: Swarm, tensor: Tensor, *, op_id: str, op: Literal["mean", "sum", "max"] = "mean", weight: int = 1, deadline_s: float = 60.0,
     codec: str = "", everyone: bool = False,
 ) -> Handle[Outcome]:  # fmt: skip
-    """Mean weighted by ``weight``, sum or maximum over all members that call it, in place when committed: float32, contiguous, CPU.
+    """Mean weighted by ``weight``, sum or maximum over all members that call it, in place when committed: float32, contiguous, on
+    the CPU or a GPU, where it is then encoded and decoded.
 
     ``codec``: how values travel; "" is the run's. A tensor with NaN or infinity ends as "open". Raises what `Swarm.operate` raises.
     """
@@ -194,7 +202,7 @@ def copy_from(
 ) -> Handle[Outcome]:
     """A broadcast by several roots that hold the same bytes: each sends its part of them."""
     flat, source = flat_of(tensor), swarm.peer in roots
-    tag = blake3("\n".join([kind_of(tensor), *sorted(roots)]).encode()).hexdigest(8)
+    tag = blake3("\n".join([kind_of(tensor), *texts(roots, "a root is the id of a peer")]).encode()).hexdigest(8)
     operating = operate(swarm, call_of(op_id, "copy", deadline_s, everyone, weight=int(source), tag=tag), words_of(tensor))
 
     def finish(outcome: Outcome) -> Outcome:
@@ -223,8 +231,8 @@ def check_state(
     import torch
 
     if not tensors:
-        raise LocalProtocolError("check_state of no tensors")
-    names = sorted(tensors)
+        raise LocalProtocolError("check_state takes at least one tensor")
+    names = texts(tensors, "check_state takes tensors by name")
     digests = b"".join(blake3(bytes_of(tensors[name]).numpy().data).digest() for name in names)
     kind = blake3("\n".join(f"{name} {kind_of(tensors[name])}" for name in names).encode()).hexdigest(8)
     mine = torch.frombuffer(bytearray(digests), dtype=torch.float32)
@@ -305,7 +313,7 @@ def _floats(tensor: Tensor, op: str, weight: int) -> Tensor:
         raise LocalProtocolError(f"a reduction is a mean, sum or max, not {op!r}", hint="modular_sum is for integers")
     if whole(weight, "weight") < 1 or (op != "mean" and weight != 1):
         raise LocalProtocolError(f"{op} of weight {weight}: a mean takes a weight of at least 1, {op} no other than 1")
-    return flat_of(tensor, torch.float32)
+    return flat_of(tensor, torch.float32, devices=DEVICES)
 
 
 def call_of(
@@ -313,6 +321,7 @@ def call_of(
 ) -> Call:  # fmt: skip
     """A checked Call. Raises LocalProtocolError."""
     try:
+        str.encode(op_id)  # not every str can be
         call = Call(op_id, reducer, codec, operator.index(weight), float(deadline_s), everyone, tag, group)
         return msgspec.convert(msgspec.to_builtins(call), Call)
     except (msgspec.ValidationError, TypeError, ValueError) as error:

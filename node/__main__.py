@@ -29,6 +29,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--lane-port", type=int, default=DEFAULT_LANE_PORT, help="TCP port for bulk data (0: any)")
     parser.add_argument("--bootstrap", action="append", metavar="ADDR", help="/ip4/HOST/tcp/PORT/p2p/PEER; may be repeated")
     parser.add_argument("--announce", action="append", default=[], metavar="ADDR", help="address that others should dial; may be repeated")
+    parser.add_argument("--site", metavar="LABEL", help="label of the place where this machine is")
     parser.add_argument("--json", action="store_true", help="say where it listens, or why it cannot, as one JSON object on stdout")
     parser.add_argument("--private", action="store_true", help="belong to the script that started this node")
     parser.add_argument("--until-stdin-ends", action="store_true", help="end when stdin does, so as not to outlive whoever started this")
@@ -86,13 +87,26 @@ def _options(args: argparse.Namespace) -> NodeOptions:
     from .paths import find_paths
     from .service.process import NodeOptions
 
-    flags = {"node.port": args.port, "node.listen": tuple(args.listen or ()), "node.bootstrap": tuple(args.bootstrap or ())}
+    flags = {
+        "node.port": args.port,
+        "node.listen": tuple(args.listen or ()),
+        "node.bootstrap": tuple(args.bootstrap or ()),
+        "node.site": args.site,
+    }
     loaded = load_config(find_paths(args.home), flags)
     listen = loaded.config.listen_addresses
     if args.private and not {"node.port", "node.listen"} & loaded.origins.keys():
         listen = ("/ip4/0.0.0.0/tcp/0",)
     return NodeOptions(
-        args.home, listen, args.lane_port, loaded.config.node.bootstrap, tuple(args.announce), args.private, args.parent_pid, args.parent_fd
+        args.home,
+        listen,
+        args.lane_port,
+        loaded.config.node.bootstrap,
+        tuple(args.announce),
+        args.private,
+        args.parent_pid,
+        args.parent_fd,
+        loaded.config.node.site,
     )
 
 

@@ -29,6 +29,7 @@ class NodeTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bootstrap: Addresses = ()  # peers to ask first, beside those of invites and of the peer cache
     announce: Addresses = ()  # addresses that others should dial, where they differ (a forwarded port)
     lane_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 0  # TCP port for bulk data; 0: any free port
+    site: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{0,64}$")] = ""  # the same label at all nodes of one fast network
 
 
 class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -16,7 +16,7 @@ import msgspec
 
 from ..collectives.codecs.names import CODECS
 from ..collectives.errors import BadSignatureError, ConfigError, StorageError, VersionMismatchError
-from ..collectives.group import MAX_PEER_ID
+from ..collectives.group import MAX_PEER_ID, TopologyKind
 from ..collectives.identifiers import PeerId, RunId
 from ..collectives.swarm import OuterSettings, RunSettings
 from .paths import Paths, make_private, storage_error, write_atomic
@@ -90,11 +90,22 @@ class TrainTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ExchangeTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[exchange]``: how contributions travel. ``codecs``: other codecs for tensors whose names match a shell pattern."""
+    """``[exchange]``: how contributions travel. ``codecs``: other codecs for tensors whose names match a shell pattern.
+
+    ``plan``: on which ways they are added up (`collectives/trees.py`).
+    """
 
     codec: str = "int8"
     codecs: Annotated[dict[Annotated[str, msgspec.Meta(min_length=1, max_length=512)], str], msgspec.Meta(max_length=64)] = {}
+    plan: TopologyKind = "butterfly"
     deadline_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] | None = None  # None: from measured rates
+
+
+class LanesTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[lanes]``: the connections for bulk bytes. ``encrypt = false``: for a network whose owner may read and alter what is averaged."""
+
+    encrypt: bool = True
+    per_peer: Annotated[int, msgspec.Meta(ge=1, le=8)] = 1  # several: for paths on which one connection does not fill the link
 
 
 class JoinTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -126,6 +137,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     data: DataTable = DataTable()
     train: TrainTable = TrainTable()
     exchange: ExchangeTable = ExchangeTable()
+    lanes: LanesTable = LanesTable()
     join: JoinTable = JoinTable()
     checkpoint: CheckpointTable = CheckpointTable()
     network: NetworkTable = NetworkTable()
@@ -154,6 +166,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             outer=outer,
             codec=self.exchange.codec,
             codecs=self.exchange.codecs,
+            plan=self.exchange.plan,
             rounds=self.train.rounds,
             deadline_s=self.exchange.deadline_s,
         )

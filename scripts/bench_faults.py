@@ -39,7 +39,7 @@ from typing import Any, cast
 
 from _bench import CANNOT, emit, progress
 from _fault_table import OWNERS, Cell, Table, Trial, cells
-from _kits import KINDS, NETWORK, PARTS, PHASES, TARGETS, Armed, Fault, Lab, Ledger, Part, Peer, Peers, Watch, fault, missing
+from _kits import KINDS, NETWORK, PARTS, PHASES, TARGETS, Armed, Fault, Lab, Ledger, Part, Peer, Peers, Phase, Seen, Watch, fault, missing
 
 LONG_NAMES = {"reduce-scatter": "reduce", "all-gather": "gather", "decision": "decide"}
 NOTICED = ("stop", "blackhole", "slow")  # found out by silence
@@ -56,6 +56,7 @@ class Bench:
         self.ledger = Ledger(swarm)
         self.seed = 0
         self.typical_s = self.bulk_s = 0.0
+        self.lasts_s: dict[Phase, float] = {}
         self.slow_mbit = 1.0
 
     def next_seed(self) -> int:
@@ -67,15 +68,21 @@ class Bench:
         """Until everybody takes part; then the fault-free time."""
         self.ledger.common_round(self.next_seed())
         bulk: list[float] = []
-        with Watch(self.swarm.all, lambda seen: bulk.append(seen.event["elapsed_s"]) if seen.event.get("phase") == "decide" else None):
+        reduced: list[float] = []
+        seen: list[Seen] = []
+        with Watch(self.swarm.all, seen.append):
             times: list[float] = []
             for _ in range(FAULT_FREE):
-                seed, before = self.next_seed(), len(bulk)
+                seed = self.next_seed()
+                seen.clear()
                 outcomes, elapsed = self.round(seed)
                 if self.ledger.take(seed, outcomes).counted == len(self.swarm.all):
                     times.append(elapsed)
-                    bulk[before:] = [max(bulk[before:], default=0.0)]
+                    begins = {p: [s.event["elapsed_s"] for s in list(seen) if s.event.get("phase") == p] for p in PHASES}
+                    bulk.append(max(begins["decide"], default=0.0))
+                    reduced.append(min(begins["gather"], default=0.0))
         self.typical_s, self.bulk_s = statistics.median(times), statistics.median(bulk)
+        self.lasts_s = {"reduce": statistics.median(reduced), "gather": self.bulk_s - statistics.median(reduced), "decide": 0.0}
         moved = 2 * (len(self.swarm.all) - 1) / len(self.swarm.all) * 1.016 * self.swarm.numel
         self.slow_mbit = max(0.1, 0.01 * 8e-6 * moved / self.bulk_s)
         progress(
@@ -147,7 +154,7 @@ def attempts(options: argparse.Namespace, bench: Bench, cell: Cell) -> Iterator[
     parts = in_turn if options.part == "turn" else (options.part,)
     chance, hits = random.Random(str(cell)), 0
     for number in range(cell.reps * TRIES):
-        after_s = chance.uniform(0.0, 0.5 * bench.bulk_s) if number and cell.phase != "decide" else 0.0
+        after_s = chance.uniform(0.0, 0.6 * bench.lasts_s[cell.phase]) if number else 0.0
         part = cast("Part", parts[hits % len(parts)])
         found = bench.trial(fault(cell.kind).of(cell.target, part).during(cell.phase, after_s=round(after_s, 4)))
         if found is None:

@@ -139,7 +139,7 @@ class Simulated:
 
     def _look(self, sender: PeerId, channel: str, payload: Any) -> Phase | None:
         if channel == "record":
-            kinds: dict[int, Phase] = {record_header.PART: "reduce", record_header.RESULT: "gather"}
+            kinds: dict[int, Phase] = {record_header.PART: "reduce", record_header.PARTIAL: "reduce", record_header.RESULT: "gather"}
             return kinds.get(payload[0][1])
         envelope = m.decode(payload[1:], sender) if payload[:1] == b"R" else None
         if envelope is None or not envelope.log.startswith("main/"):

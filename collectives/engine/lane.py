@@ -16,7 +16,7 @@ from ..exchange import Outgoing
 from ..exchange import header as wire_header
 from ..exchange.header import BEAT, BEAT_HEADER, HEADER_BYTES
 from ..identifiers import PeerId
-from ..record_layer import TAG_BYTES, LaneKeys, Opener, Sealer
+from ..record_layer import PLAIN, TAG_BYTES, LaneKeys, Opener, Sealer
 from .packing import Packer, full_length, unpack
 
 BATCH_BYTES = 65_536  # small records are sent and received together up to this
@@ -59,11 +59,13 @@ class Lane:
         self.opened_at = self.heard_at = self.spoke_at = now
         self.bytes_sent = 0
         self.bytes_received = 0
+        self.plain = keys.cipher == PLAIN
         self._sealer = Sealer(keys.send, keys.cipher)
         self._opener = Opener(keys.receive, keys.cipher)
         self._tx = memoryview(bytearray(2 * BATCH_BYTES))
         self._pending = EMPTY
         self._broken = False
+        self.waited_s = 0.0  # while the socket took no more, as far as somebody looked
         self.packer = Packer(time.perf_counter)
         self._rx = memoryview(bytearray(2 * BATCH_BYTES))
         self._have = 0

@@ -63,9 +63,10 @@ def addresses_of(status: dict[str, Any]) -> tuple[str, ...]:
 @click.option("--port", type=click.IntRange(0, 65535), help="TCP port to listen on; 0: any free one.")
 @click.option("--listen", multiple=True, type=GIVEN, metavar="ADDRESS", help="Multiaddr to listen on; repeatable.")
 @click.option("--bootstrap", multiple=True, type=GIVEN, metavar="ADDRESS", help="Peer to ask first; repeatable.")
+@click.option("--site", metavar="LABEL", help="The same label at all nodes of one fast network.")
 @click.option("--background", is_flag=True, help="Run it behind you; returns when it is ready.")
 @shared_options
-def up_command(port: int | None, listen: tuple[str, ...], bootstrap: tuple[str, ...], background: bool) -> int:
+def up_command(port: int | None, listen: tuple[str, ...], bootstrap: tuple[str, ...], site: str | None, background: bool) -> int:
     """Run this machine's node.
 
     Ctrl-C once: it finishes or hands over its round and ends. Twice: it ends now.
@@ -75,7 +76,7 @@ def up_command(port: int | None, listen: tuple[str, ...], bootstrap: tuple[str, 
     from .identity import identity_of
 
     terminal = current()
-    flags = {"node.port": port, "node.listen": listen, "node.bootstrap": bootstrap}
+    flags = {"node.port": port, "node.listen": listen, "node.bootstrap": bootstrap, "node.site": site}
     config = load_config(terminal.paths, flags, terminal.environ).config
     terminal.paths.ensure()
     identity_of(terminal)
@@ -86,6 +87,8 @@ def up_command(port: int | None, listen: tuple[str, ...], bootstrap: tuple[str, 
     command = [sys.executable, "-m", "atoll.node", "--lane-port", str(config.node.lane_port)]
     named = (("--listen", config.listen_addresses), ("--bootstrap", config.node.bootstrap), ("--announce", config.node.announce))
     command += [part for option, addresses in named for address in addresses for part in (option, address)]
+    if config.node.site:
+        command += ["--site", config.node.site]
     if terminal.home:
         command += ["--home", str(Path(terminal.home).expanduser().absolute())]
     if background:

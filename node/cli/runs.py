@@ -47,6 +47,7 @@ momentum = 0.9
 [exchange]
 codec = "int8"                     # fp32 | fp16 | bf16 | int8 | int8_fp16 | int4 | codebook8
 # codecs = { "*.norm.*" = "fp16" }  # for tensors whose names match
+# plan = "two-level"               # sums within a site (atoll up --site LABEL) before they cross to others; butterfly | ring | two-level
 
 [checkpoint]
 every = 10                         # rounds

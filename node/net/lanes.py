@@ -4,6 +4,9 @@ The peer with the smaller id drives. It offers a token, a fresh 32-byte secret a
 addresses back; then it dials. If it cannot get through, it asks the other side to dial; if that fails too, the libp2p stream
 itself becomes the lane, bridged to a socket pair, and whoever uses the lane need not care. The larger peer asks the smaller
 one for an offer when it wants a lane. A lane that was lost is offered again, with back-off, as long as it is wanted.
+
+Several lanes to one peer are told apart by an index, and made each by itself. A lane is plain only if both ends allow it, each by itself;
+both say so on the authenticated stream.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import secrets
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 import trio
@@ -41,28 +44,49 @@ _Token = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 _Secret = Annotated[bytes, msgspec.Meta(min_length=SECRET_BYTES, max_length=SECRET_BYTES)]
 _Addresses = Annotated[tuple[Annotated[str, msgspec.Meta(max_length=MAX_ADDRESS_CHARS)], ...], msgspec.Meta(max_length=MAX_ADDRESSES)]
 
-OnLane = Callable[[PeerId, socket.socket, bytes, bytes, bool, str], None]
-"""(peer, non-blocking socket, my secret, their secret, whether I drove, "direct" | "lan" | "stream"). The callee owns the socket.
+MAX_LANES = 8
+"""To one peer."""
+OnLane = Callable[[PeerId, socket.socket, bytes, bytes, bool, str, int, bool], None]
+"""(peer, non-blocking socket, my secret, their secret, whether I drove, "direct" | "lan" | "stream", index, whether it is plain).
 
-May be called again for the same peer: the new lane replaces the old one, which the other side has given up.
+The callee owns the socket. May be called again for the same peer and index: the new lane replaces the old one, which the other side has
+given up.
 """
+
+_Index = Annotated[int, msgspec.Meta(ge=0, lt=MAX_LANES)]
+_Key = tuple[PeerId, int]
 
 
 class _Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
     """Larger to smaller: please make an offer. ``lost`` is the token of the lane that broke (zeros: there was none)."""
 
     lost: _Token
+    index: _Index
 
 
 class _Offer(msgspec.Struct, frozen=True, array_like=True, tag="offer"):
     token: _Token
     secret: _Secret
     addresses: _Addresses
+    index: _Index
+    plain: bool
 
 
 class _Take(msgspec.Struct, frozen=True, array_like=True, tag="take"):
     secret: _Secret
     addresses: _Addresses
+    plain: bool
+
+
+class _Terms(NamedTuple):
+    """What is settled of a lane that is being made."""
+
+    mine: bytes
+    theirs: bytes
+    initiator: bool
+    token: bytes
+    index: int
+    plain: bool
 
 
 class _Refuse(msgspec.Struct, frozen=True, array_like=True, tag="refuse"):
@@ -112,7 +136,7 @@ class _Talk:
 
 @dataclass
 class _Wanted:
-    """A peer with which a lane is wanted."""
+    """A lane that is wanted."""
 
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     changed: trio.Event = field(default_factory=trio.Event)
@@ -139,10 +163,11 @@ class Lanes:
     ) -> None:
         """``admitted(peer)``: whether a lane with this peer is allowed."""
         self._host, self._listener, self._connect, self._admitted, self._faults, self._rng = host, listener, connect, admitted, faults, rng
-        self.on_lane: OnLane = lambda peer, sock, mine, theirs, initiator, path: sock.close()
+        self.on_lane: OnLane = lambda peer, sock, *_: sock.close()
+        self.allows_plain: Callable[[PeerId], bool] = lambda peer: False
         self.paths: dict[PeerId, str] = {}
-        self._wanted: dict[PeerId, _Wanted] = {}
-        self._busy: set[PeerId] = set()
+        self._wanted: dict[_Key, _Wanted] = {}
+        self._busy: set[_Key] = set()
         self._nursery: trio.Nursery | None = None
         host.handle(PROTOCOL, self._serve)
 
@@ -154,30 +179,30 @@ class Lanes:
             task_status.started()
             await trio.sleep_forever()
 
-    def ensure(self, peer: PeerId) -> None:
-        """From now on keep a lane to ``peer`` up. Idempotent."""
-        if peer in self._wanted or peer == self._host.peer:
-            return
+    def ensure(self, peer: PeerId, count: int = 1) -> None:
+        """From now on keep so many lanes to ``peer`` up, at least. Idempotent."""
         assert self._nursery is not None, "lanes are not running"
-        self._wanted[peer] = wanted = _Wanted()
-        self._nursery.start_soon(self._keep, peer, wanted)
+        for index in range(min(count, MAX_LANES)):
+            if (peer, index) not in self._wanted and peer != self._host.peer:
+                self._wanted[peer, index] = wanted = _Wanted()
+                self._nursery.start_soon(self._keep, peer, index, wanted)
 
     def release(self, peer: PeerId) -> None:
-        """A lane to ``peer`` is no longer wanted; an open one is its owner's to close."""
-        wanted = self._wanted.pop(peer, None)
-        if wanted is not None:
-            wanted.scope.cancel()
+        """Lanes to ``peer`` are no longer wanted; those that are open are their owner's to close."""
+        for key in [key for key in self._wanted if key[0] == peer]:
+            self._wanted.pop(key).scope.cancel()
         self.paths.pop(peer, None)
 
-    def lost(self, peer: PeerId) -> None:
+    def lost(self, peer: PeerId, index: int = 0) -> None:
         """The lane's owner says that it broke. If it is still wanted, a new one is offered."""
-        self.paths.pop(peer, None)
-        wanted = self._wanted.get(peer)
+        wanted = self._wanted.get((peer, index))
         if wanted is not None and wanted.up:
             wanted.up = False
             wanted.notify()
+        if not any(other.up for key, other in self._wanted.items() if key[0] == peer):
+            self.paths.pop(peer, None)
 
-    async def _keep(self, peer: PeerId, wanted: _Wanted) -> None:
+    async def _keep(self, peer: PeerId, index: int, wanted: _Wanted) -> None:
         backoff = Backoff(0.05, 5.0, self._rng)
         drives = self._host.peer < peer
         with wanted.scope:
@@ -190,9 +215,9 @@ class Lanes:
                     continue
                 try:
                     if drives:
-                        await self._offer(peer)
+                        await self._offer(peer, index)
                     else:
-                        await self._ask(peer, wanted)
+                        await self._ask(peer, index, wanted)
                 except (NetworkError, NotAdmittedError):
                     pass
                 except RemoteProtocolError:
@@ -201,17 +226,17 @@ class Lanes:
                     with trio.move_on_after(backoff.next_s()):
                         await wanted.changed.wait()
 
-    def _up(self, peer: PeerId, sock: socket.socket, mine: bytes, theirs: bytes, initiator: bool, path: str, token: bytes) -> None:
-        wanted = self._wanted.get(peer)
+    def _up(self, peer: PeerId, sock: socket.socket, path: str, terms: _Terms) -> None:
+        wanted = self._wanted.get((peer, terms.index))
         if wanted is not None:
-            wanted.up, wanted.since, wanted.token = True, trio.current_time(), token
+            wanted.up, wanted.since, wanted.token = True, trio.current_time(), terms.token
             wanted.notify()
-        self.paths[peer] = path
-        self.on_lane(peer, sock, mine, theirs, initiator, path)
+        self.paths[peer] = f"{path}, not encrypted" if terms.plain else path
+        self.on_lane(peer, sock, terms.mine, terms.theirs, terms.initiator, path, terms.index, terms.plain)
 
     # --- driving (the smaller peer id) ---
 
-    async def _ask(self, peer: PeerId, wanted: _Wanted) -> None:
+    async def _ask(self, peer: PeerId, index: int, wanted: _Wanted) -> None:
         with trio.move_on_after(PATIENCE_S):
             await wanted.changed.wait()
         if wanted.up:
@@ -219,40 +244,43 @@ class Lanes:
         await self._connect(peer)
         talk = _Talk(await self._host.open_stream(peer, PROTOCOL))
         try:
-            await talk.say(_Ask(wanted.token))
+            await talk.say(_Ask(wanted.token, index))
             with trio.move_on_after(ANSWER_S):
                 while not wanted.up and await talk.stream.receive_some():
                     pass
         finally:
             await talk.stream.aclose()
 
-    async def _offer(self, peer: PeerId) -> None:
+    async def _offer(self, peer: PeerId, index: int) -> None:
         """One attempt at a lane. Raises NetworkError, NotAdmittedError, RemoteProtocolError."""
-        if peer in self._busy:
+        if (peer, index) in self._busy:
             return
-        self._busy.add(peer)
+        self._busy.add((peer, index))
         try:
             await self._connect(peer)
             talk = _Talk(await self._host.open_stream(peer, PROTOCOL))
             try:
-                bridged = await self._drive(talk)
+                bridged = await self._drive(talk, index)
             except BaseException:
                 await talk.stream.aclose()
                 raise
             if not bridged:
                 await talk.stream.aclose()
         finally:
-            self._busy.discard(peer)
+            self._busy.discard((peer, index))
 
-    async def _drive(self, talk: _Talk) -> bool:
+    async def _drive(self, talk: _Talk, index: int) -> bool:
         """Whether the stream has become the lane."""
-        token, mine = secrets.token_bytes(16), secrets.token_bytes(SECRET_BYTES)
-        await talk.say(_Offer(token, mine, tuple(self._listener.addresses()[:MAX_ADDRESSES])))
+        token, mine, plain = secrets.token_bytes(16), secrets.token_bytes(SECRET_BYTES), self.allows_plain(talk.peer)
+        await talk.say(_Offer(token, mine, tuple(self._listener.addresses()[:MAX_ADDRESSES]), index, plain))
         answer = await talk.hear()
         if isinstance(answer, _Refuse):
             raise NotAdmittedError(f"{talk.peer} refused a lane: {answer.reason}", peer=talk.peer)
         if not isinstance(answer, _Take):
             raise RemoteProtocolError("an offer must be taken or refused", peer=talk.peer)
+        if answer.plain and not plain:
+            raise RemoteProtocolError("a plain lane that was not offered", peer=talk.peer)
+        terms = _Terms(mine, answer.secret, True, token, index, answer.plain)
         sock = await dial(answer.addresses, token, mine + answer.secret)
         if sock is None:
             sock = await self._be_dialled(talk, token, mine + answer.secret)
@@ -262,10 +290,10 @@ class Lanes:
             except BaseException:
                 sock.close()
                 raise
-            self._up(talk.peer, sock, mine, answer.secret, True, path_of(sock), token)
+            self._up(talk.peer, sock, path_of(sock), terms)
             return False
         await talk.say(_Bridge())
-        self._start_bridge(talk, mine, answer.secret, True, token)
+        self._start_bridge(talk, terms)
         return True
 
     async def _be_dialled(self, talk: _Talk, token: bytes, both: bytes) -> socket.socket | None:
@@ -279,13 +307,13 @@ class Lanes:
         finally:
             self._listener.forget(token)
 
-    def _start_bridge(self, talk: _Talk, mine: bytes, theirs: bytes, initiator: bool, token: bytes) -> None:
+    def _start_bridge(self, talk: _Talk, terms: _Terms) -> None:
         ours, far = socket.socketpair()
         ours.setblocking(False)
         far.setblocking(False)
         assert self._nursery is not None, "lanes are not running"
         self._nursery.start_soon(bridge, talk.stream, talk.reader.rest(), far)
-        self._up(talk.peer, ours, mine, theirs, initiator, "stream", token)
+        self._up(talk.peer, ours, "stream", terms)
 
     # --- the other side (the larger peer id, or an Ask) ---
 
@@ -308,10 +336,10 @@ class Lanes:
 
     async def _asked(self, talk: _Talk, ask: _Ask) -> None:
         """The larger peer wants a lane. If ours is the one it lost, it is lost for us too."""
-        wanted = self._wanted.get(talk.peer)
+        wanted = self._wanted.get((talk.peer, ask.index))
         if wanted is None:
             if self._admitted(talk.peer):
-                await self._offer(talk.peer)
+                await self._offer(talk.peer, ask.index)
         elif not wanted.up or ask.lost == wanted.token:
             wanted.up = False
             wanted.notify()
@@ -325,10 +353,11 @@ class Lanes:
             return
         mine = secrets.token_bytes(SECRET_BYTES)
         both = offer.secret + mine
+        terms = _Terms(mine, offer.secret, False, offer.token, offer.index, offer.plain and self.allows_plain(talk.peer))
         expected = self._listener.expect(offer.token, talk.peer, both)
         dialled: socket.socket | None = None
         try:
-            await talk.say(_Take(mine, tuple(self._listener.addresses()[:MAX_ADDRESSES])))
+            await talk.say(_Take(mine, tuple(self._listener.addresses()[:MAX_ADDRESSES]), terms.plain))
             message = await talk.hear(DIAL_S + ANSWER_S)
             if isinstance(message, _Reverse):
                 dialled = await dial(offer.addresses, offer.token, both)
@@ -338,9 +367,9 @@ class Lanes:
                 sock, dialled = dialled or _taken(expected), None
                 if sock is None:
                     raise PeerUnreachableError("the lane never arrived", peer=talk.peer)
-                self._up(talk.peer, sock, mine, offer.secret, False, path_of(sock), offer.token)
+                self._up(talk.peer, sock, path_of(sock), terms)
             elif isinstance(message, _Bridge):
-                await self._bridge_here(talk, mine, offer)
+                await self._bridge_here(talk, terms)
             else:
                 raise RemoteProtocolError("a lane ends with Done or Bridge", peer=talk.peer)
         finally:
@@ -348,12 +377,12 @@ class Lanes:
             if dialled is not None:
                 dialled.close()
 
-    async def _bridge_here(self, talk: _Talk, mine: bytes, offer: _Offer) -> None:
+    async def _bridge_here(self, talk: _Talk, terms: _Terms) -> None:
         """Inside the stream's handler, whose return closes the stream."""
         ours, far = socket.socketpair()
         ours.setblocking(False)
         far.setblocking(False)
-        self._up(talk.peer, ours, mine, offer.secret, False, "stream", offer.token)
+        self._up(talk.peer, ours, "stream", terms)
         await bridge(talk.stream, talk.reader.rest(), far)
 
 

@@ -194,13 +194,17 @@ class PeerNetwork:
 
     # --- lanes ---
 
-    def ensure_lane(self, peer: PeerId) -> None:
-        """Keep a lane to ``peer`` up from now on; `on_lane` is called each time one is made. Idempotent, never blocks."""
-        self._lanes.ensure(peer)
+    def ensure_lane(self, peer: PeerId, count: int = 1) -> None:
+        """Keep a lane (or ``count``) to ``peer`` up from now on; `on_lane` is called each time one is made. Idempotent, never blocks."""
+        self._lanes.ensure(peer, count)
 
-    def lane_lost(self, peer: PeerId) -> None:
-        """The current lane to ``peer`` broke (not one that `on_lane` has replaced): another one is made, with back-off."""
-        self._lanes.lost(peer)
+    def allow_plain_lanes(self, allowed: Callable[[PeerId], bool]) -> None:
+        """Lanes are not encrypted where this holds at both ends; by default nowhere."""
+        self._lanes.allows_plain = allowed
+
+    def lane_lost(self, peer: PeerId, index: int = 0) -> None:
+        """The current lane to ``peer`` of this index broke (not one that `on_lane` has replaced): another one is made, with back-off."""
+        self._lanes.lost(peer, index)
 
     def release_lane(self, peer: PeerId) -> None:
         """No lane to ``peer`` is wanted any more. The socket is its owner's to close."""

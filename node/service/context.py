@@ -30,3 +30,5 @@ class NodeContext:
     """Tell subscribers of the control socket: a JSON-able event."""
     results: BufferPool
     """Memory that the engine receives results of free-standing operations in; scripts read them there."""
+    site: str = ""
+    """The label of the place where this node is."""

@@ -365,6 +365,12 @@ class Node:
                 progress("waiting to be admitted", 0, 0)
                 await trio.sleep(POLL_S / 2)
 
+    @property
+    def plain_lanes(self) -> bool:
+        """Whether the manifests of all its runs (as far as they are known, and at least one) want lanes that are not encrypted."""
+        known = [run.manifest for run in self.by_id.values() if run.manifest is not None]
+        return bool(known) and not any(manifest.lanes.encrypt for manifest in known)
+
     # ---- inputs from network and engine
     def on_link(self, peer: PeerId, up: bool) -> None:
         """A connection came or went."""

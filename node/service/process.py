@@ -22,6 +22,7 @@ from ...collectives.errors import AtollError
 from ...collectives.exchange import CommandFailed, LaneDown
 from ...collectives.group import Plan
 from ...collectives.identifiers import PeerId, RunId
+from ...collectives.record_layer import DEFAULT_CIPHER, PLAIN
 from ...security.identity import Identity, load_or_create
 from ..control.parent import watch_parent
 from ..control.server import ControlServer
@@ -51,6 +52,7 @@ class NodeOptions:
     private: bool = False
     parent_pid: int = 0
     parent_fd: int = -1
+    site: str = ""
     resume: bool = True
     """Enter the runs of the last life again (not in a private node: its script names the run)."""
 
@@ -95,7 +97,7 @@ async def _main(
     )  # fmt: skip
     token = trio.lowlevel.current_trio_token()
     nodes: list[Node] = []
-    lanes: dict[PeerId, int] = {}  # the number of the newest to each peer
+    lanes: dict[tuple[PeerId, int], int] = {}  # by peer and index: the number of the newest
 
     def from_engine(event: Any) -> None:  # in the engine's thread
         try:
@@ -111,7 +113,15 @@ async def _main(
             await outer.start(network.run)
             async with trio.open_nursery() as nursery:
                 context = NodeContext(
-                    identity, paths, network, engine, nursery, random.Random(os.urandom(16)), lambda event: node.publish(event), pool
+                    identity,
+                    paths,
+                    network,
+                    engine,
+                    nursery,
+                    random.Random(os.urandom(16)),
+                    lambda event: node.publish(event),
+                    pool,
+                    options.site,
                 )
                 node = Node(context, private=options.private, parent_pid=options.parent_pid)
                 nodes.append(node)
@@ -141,9 +151,11 @@ async def _main(
         raise node.error
 
 
-def _engine_event(nodes: Sequence[Node], network: PeerNetwork, lanes: Mapping[PeerId, int], event: Any) -> None:
-    if isinstance(event, LaneDown) and lanes.get(event.peer) == event.number:  # else another has replaced it
-        network.lane_lost(event.peer)
+def _engine_event(nodes: Sequence[Node], network: PeerNetwork, lanes: Mapping[tuple[PeerId, int], int], event: Any) -> None:
+    if isinstance(event, LaneDown):
+        for (peer, index), number in lanes.items():
+            if (peer, number) == (event.peer, event.number):  # else another has replaced it
+                network.lane_lost(peer, index)
     for node in nodes:
         if isinstance(event, CommandFailed):
             _command_failed(node, event)
@@ -174,7 +186,7 @@ def plan_bytes(plan: Plan) -> int:
     return Grid(plan.codec, plan.numel, plan.chunk_elements).nbytes
 
 
-def _connect(network: PeerNetwork, engine: EngineThread, node: Node, lanes: dict[PeerId, int]) -> None:
+def _connect(network: PeerNetwork, engine: EngineThread, node: Node, lanes: dict[tuple[PeerId, int], int]) -> None:
     network.on_link = node.on_link
     network.on_refused = node.on_refused
 
@@ -182,12 +194,18 @@ def _connect(network: PeerNetwork, engine: EngineThread, node: Node, lanes: dict
         if run in node.by_id:
             node.by_id[run].wake()
 
-    def on_lane(peer: PeerId, sock: Any, mine: bytes, theirs: bytes, initiator: bool, path: str) -> None:
-        transcript = "|".join(sorted((node.peer, peer))).encode()
-        lanes[peer] = engine.add_lane(peer, sock, derive_lane_keys(mine, theirs, transcript, initiator=initiator), path)
+    def on_lane(peer: PeerId, sock: Any, mine: bytes, theirs: bytes, initiator: bool, path: str, index: int, plain: bool) -> None:
+        if plain and not node.plain_lanes:  # allowed when it was offered, and no more
+            sock.close()
+            network.lane_lost(peer, index)
+            return
+        transcript = "|".join((*sorted((node.peer, peer)), str(index))).encode()
+        keys = derive_lane_keys(mine, theirs, transcript, initiator=initiator, cipher=PLAIN if plain else DEFAULT_CIPHER)
+        lanes[peer, index] = engine.add_lane(peer, sock, keys, path, index)
 
     network.on_member = on_member
     network.on_lane = on_lane
+    network.allow_plain_lanes(lambda peer: node.plain_lanes)
 
 
 def _resume(node: Node) -> None:

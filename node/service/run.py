@@ -169,6 +169,8 @@ class RunService:
     def _begin(self) -> None:
         assert self.signed is not None
         self.manifest = self.signed.open()
+        if self.manifest.lanes.encrypt:
+            self.node.engine.drop_plain_lanes()  # made for other runs: encrypted ones take their place
         folder = save_run(self.node.paths, self.signed)
         settings = self.manifest.settings()
         self.storage = RunFiles(
@@ -181,7 +183,7 @@ class RunService:
         self.session = Session(
             run=self.run_id, me=self.node.identity.peer, organiser=self.organiser, settings=settings, ports=self.ports,
             rng=random.Random(self.node.rng.random()), now=now, unix_offset_s=time.time() - now,
-            checkpoint_every=self.manifest.checkpoint.every, seeding=self.seeding,
+            checkpoint_every=self.manifest.checkpoint.every, seeding=self.seeding, site=self.node.site,
         )  # fmt: skip
         self.session.membership.announce(now, addresses=tuple(split_peer(address)[1] for address in self.node.network.addresses()))
         self.session.start(now)
@@ -216,9 +218,10 @@ class RunService:
         """Keep a lane to every member of the configuration, and to where our state comes from."""
         session = self.session
         assert session is not None
+        assert self.manifest is not None
         wanted = {peer for peer in session.config_peers() if peer != self.node.identity.peer}
         for peer in wanted - self._laned:
-            self.node.network.ensure_lane(peer)
+            self.node.network.ensure_lane(peer, self.manifest.lanes.per_peer)
         self._laned |= wanted
 
     # ---- network

@@ -111,11 +111,11 @@ class Fragments:
     def __init__(
         self, *, run: RunId, me: PeerId, organiser: PeerId, settings: RunSettings, ports: SessionPorts, storages: Sequence[Storage], rng: Random,
         now: float, timing: Timing | None = None, unix_offset_s: float = 0.0, checkpoint_every: int = 10, chunk_elements: int | None = None,
-        seeding: bool = True, site: str = "",
+        seeding: bool = True, site: str = "", branch_after_s: float | None = None,
     ) -> None:  # fmt: skip
-        """``storages``: one a fragment; that of ``ports`` is not used."""
-        if not storages:
-            raise ConfigError("a run of no fragments", key="fragments")
+        """``storages``: one a fragment; that of ``ports`` is not used. Raises ConfigError where branches are wanted, too."""
+        if not storages or branch_after_s is not None:
+            raise ConfigError("a run of no fragments" if not storages else "a run in fragments has no branches", key="fragments")
         self.ports = [FragmentPorts(ports, storage, number) for number, storage in enumerate(storages)]
         self.sessions = list[Session]()
         for number, own in enumerate(self.ports):

@@ -280,7 +280,7 @@ def test_an_admitted_peer_in_the_topic_and_on_its_lane(swarm: tuple[Run, Member,
         stranger = Stranger(run, a, parse_invite(run.invite(), now_s=time.time()).token_bytes())
         network, victim = stranger.network, PeerId(a.swarm.peer)
         got: list[socket.socket] = []
-        network.on_lane = lambda peer, sock, mine, theirs, initiator, path: got.append(sock)
+        network.on_lane = lambda peer, sock, *_: got.append(sock)
         async with trio.open_nursery() as nursery:
             await nursery.start(network.run)
             network.on_message(

@@ -498,7 +498,7 @@ class Lane:
     """What on_lane hands over."""
 
     def __init__(self) -> None:
-        self.all: list[tuple[PeerId, socket.socket, bytes, bytes, bool, str]] = []
+        self.all: list[tuple[PeerId, socket.socket, bytes, bytes, bool, str, int, bool]] = []
 
     def __call__(self, *lane: object) -> None:
         self.all.append(lane)  # type: ignore[arg-type]
@@ -510,8 +510,9 @@ class Lane:
 
 async def check_lane(a: Lane, b: Lane, size: int = 300_000) -> None:
     """Secrets match crosswise, exactly one side drove, and bytes flow both ways."""
-    _, socket_a, mine_a, theirs_a, drove_a, path_a = a.all[-1]
-    _, socket_b, mine_b, theirs_b, drove_b, path_b = b.all[-1]
+    _, socket_a, mine_a, theirs_a, drove_a, path_a, index_a, plain_a = a.all[-1]
+    _, socket_b, mine_b, theirs_b, drove_b, path_b, index_b, plain_b = b.all[-1]
+    assert (index_a, plain_a) == (index_b, plain_b)
     assert (mine_a, theirs_a) == (theirs_b, mine_b)
     assert len(mine_a) == len(theirs_a) == 32
     assert mine_a != theirs_a
@@ -609,6 +610,45 @@ def test_a_lost_lane_is_made_again(bridged: bool, monkeypatch: pytest.MonkeyPatc
     run(main)
 
 
+def test_several_lanes_to_one_peer_are_made_and_made_again_each_by_itself() -> None:
+    async def main(nursery: trio.Nursery) -> None:
+        a, b, _, _ = await known_pair(nursery)
+        lane_a, lane_b = Lane(), Lane()
+        a.on_lane, b.on_lane = lane_a, lane_b
+        for one, other in ((a, b), (b, a)):
+            one.ensure_lane(other.peer, 3)
+        await wait_for(lambda: len(lane_a.all) == len(lane_b.all) == 3)
+        assert {lane[6] for lane in lane_a.all} == {lane[6] for lane in lane_b.all} == {0, 1, 2}
+        assert len({lane[2] for lane in lane_a.all}) == 3, "secrets of its own for each"
+        for one, other in ((a, b), (b, a)):
+            one.lane_lost(other.peer, 1)
+        await wait_for(lambda: len(lane_a.all) > 3 and len(lane_b.all) > 3)
+        assert lane_a.all[-1][6] == lane_b.all[-1][6] == 1
+        await check_lane(lane_a, lane_b, 1000)
+        lane_a.close()
+        lane_b.close()
+
+    run(main)
+
+
+@pytest.mark.parametrize("willing", ["both", "driver", "other", "nobody"])
+def test_a_lane_is_plain_only_where_both_sides_allow_it(willing: str) -> None:
+    async def main(nursery: trio.Nursery) -> None:
+        a, b, _, _ = await known_pair(nursery)
+        lane_a, lane_b = Lane(), Lane()
+        a.on_lane, b.on_lane = lane_a, lane_b
+        driver, other = (a, b) if a.peer < b.peer else (b, a)
+        driver.allow_plain_lanes(lambda peer: willing in ("both", "driver"))
+        other.allow_plain_lanes(lambda peer: willing in ("both", "other"))
+        driver.ensure_lane(other.peer)
+        await wait_for(lambda: bool(lane_a.all and lane_b.all))
+        assert lane_a.all[-1][7] is lane_b.all[-1][7] is (willing == "both")
+        lane_a.close()
+        lane_b.close()
+
+    run(main)
+
+
 def test_a_stranger_gets_no_lane() -> None:
     async def main(nursery: trio.Nursery) -> None:
         a = network()
@@ -620,7 +660,7 @@ def test_a_stranger_gets_no_lane() -> None:
         driver, other = (a, b) if a.peer < b.peer else (b, a)
         await wait_for(lambda: a.connected(b.peer) and b.connected(a.peer))
         with pytest.raises(NotAdmittedError):
-            await driver._lanes._offer(other.peer)
+            await driver._lanes._offer(other.peer, 0)
         assert lane.all == []
 
     run(main)
