@@ -279,7 +279,7 @@ class RoundMachine:
             return
         self._progress(now)
         self.open.plan, self.open.plan_sender, self.open.lacking, self.open.planned_at = plan, who.peer, None, now
-        self.open.senders = senders_of(plan)
+        self.open.senders = senders_of(plan, self.me.peer)
         self.actions.execute(plan, [member.peer for member in self.config])
 
     def _plan_fits(self, plan: Plan) -> bool:
@@ -398,8 +398,7 @@ class RoundMachine:
 
     def _offer(self, cid: bytes, weight: int) -> m.Ready:
         pace = self.actions.pace()
-        rates = {"up": pace.up, "down": pace.down, "proven": pace.proven}
-        return m.Ready(self.base, cid, weight, self.leaving, site=self.site, **rates)
+        return m.Ready(self.base, cid, weight, self.leaving, site=self.site, up=pace.up, down=pace.down, proven=pace.proven)
 
     def _send_ready(self, now: float) -> None:
         ready = self._my_ready()
