@@ -94,7 +94,7 @@ class FragmentPorts:
         self.storage: Storage = storage
         self.plane = FragmentPlane(ports.exchange, number)
         self.exchange: DataPlane = self.plane
-        self.send, self.sign, self.verify = ports.send, ports.sign, ports.verify
+        self.send, self.pace, self.sign, self.verify = ports.send, ports.pace, ports.sign, ports.verify
 
     def offload(self, work: Callable[[], T], done: Callable[[float, T], None]) -> None:
         """See SessionPorts."""

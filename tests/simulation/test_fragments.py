@@ -204,16 +204,17 @@ def test_operations_and_leaving_are_of_the_whole_run() -> None:
     assert play(3, body) == [[3.0] * 5] * 3
 
 
-def test_nan_in_one_fragment_is_refused_there() -> None:
+@pytest.mark.parametrize("odd", [0, 1])
+def test_nan_in_one_fragment_is_refused_there_also_the_conveners(odd: int) -> None:
     def body(member: LocalMember) -> Any:
         enter(member, 2)
-        outcome = give(member, 1, float("nan") if member.index else 4.0)
-        member.sleep(30.0 - member.clock())
+        outcome = give(member, 1, float("nan") if member.index == odd else 4.0)
+        member.sleep(100.0 - member.clock())
         other = give(member, 2, 1.0)
         member.sleep(10.0)
         logs = [session.machine.journal.entries[0].entry.log for session in run_of(member).sessions if session.machine]
-        return outcome.counted, other.counted, anchors(member), logs
+        return (outcome.status, outcome.counted), other.counted, anchors(member), logs
 
-    for index, (counted, other, held, logs) in enumerate(play(2, body)):
-        assert (counted, other, held) == (index == 0, True, [[0.0], [-4.0], [-1.0]])
+    for index, (outcome, other, held, logs) in enumerate(play(2, body)):
+        assert (outcome, other, held) == (("committed", index != odd), True, [[0.0], [-4.0], [-1.0]])
         assert logs == [fragment_log("local", number) for number in range(P)]
