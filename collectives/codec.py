@@ -22,11 +22,11 @@ from .codecs.codebook import CodebookCodec
 from .codecs.floats import FloatCodec
 from .codecs.mixed import MixedCodec
 from .codecs.mixtures import Range, ranges_of
-from .codecs.names import CODECS, DEFAULT_CHUNK_ELEMENTS
+from .codecs.names import CODECS, DEFAULT_CHUNK_ELEMENTS, chunk_elements
 from .codecs.wire import Codec, Wire
 from .errors import ConfigError
 
-__all__ = ["CODECS", "DEFAULT_CHUNK_ELEMENTS", "Codec", "Grid", "Wire", "get_codec"]
+__all__ = ["CODECS", "DEFAULT_CHUNK_ELEMENTS", "Codec", "Grid", "Wire", "chunk_elements", "get_codec"]
 
 _MAKERS: dict[str, Callable[[str], Codec]] = {
     "fp32": lambda name: FloatCodec(name, torch.float32),
@@ -118,6 +118,11 @@ class Grid:
         run = self._run(chunk)
         start = run.start + (chunk - run.chunk) * run.nbytes
         return start, start + run.nbytes
+
+    def runs(self) -> Iterator[tuple[Codec, int, int, int]]:
+        """(codec, elements a chunk, first chunk, last chunk + 1) of neighbouring chunks that are alike."""
+        for run, stop in zip(self._runs, [*self._first[1:], self.chunks], strict=True):
+            yield run.codec, run.elements, run.chunk, stop
 
     def wire(self, data: memoryview, chunk: int) -> Wire:
         """Views of a chunk's bytes; ``data``: writable, exactly `wire_bytes` long."""

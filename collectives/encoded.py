@@ -5,8 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from . import device
 from .codec import Grid, Wire, get_codec
 from .codecs import kernels
+from .codecs.blocks import BlockCodec
+from .codecs.floats import FloatCodec
 from .codecs.mixtures import ranges_of
 from .errors import LocalProtocolError
 from .layout import Layout
@@ -14,6 +17,7 @@ from .layout import Layout
 
 class EncodedVector:
     """``data``: flat, writable, aligned to 4, exactly as long as the encoded vector. The typed views of a chunk are made once, when needed.
+    Where there are compiled kernels, neighbouring chunks are one step: between two steps a thread may wait long for the interpreter's lock.
 
     Belongs to one thread at a time, as its grid does. Raises LocalProtocolError when memory and grid do not fit each other.
     """
@@ -37,16 +41,32 @@ class EncodedVector:
         return wire
 
     def encode(self, flat: Tensor) -> bool:
-        """Write float32 (numel,), contiguous. False when an encoded value is not finite: others must not get these bytes."""
+        """Write float32 (numel,), contiguous, on any device. False when an encoded value is not finite: others must not get these bytes."""
+        if flat.device.type != "cpu":
+            return device.encode(self, flat)
         finite = True
-        for chunk, values in enumerate(flat.split(self.grid.chunk_elements)):
-            finite &= self.grid.codec(chunk).encode(values, self.wire(chunk))
+        for codec, elements, first, stop in self.grid.runs():
+            start = first * self.grid.chunk_elements
+            values = flat[start : start + (stop - first) * elements]
+            done = codec.encode_chunks(values, self.wire(first), stop - first) if isinstance(codec, BlockCodec | FloatCodec) else None
+            if done is None:
+                for chunk, part in enumerate(values.split(elements), first):
+                    finite &= codec.encode(part, self.wire(chunk))
+            else:
+                finite &= done
         return finite
 
     def decode(self, out: Tensor) -> None:
-        """Read into float32 (numel,), contiguous."""
-        for chunk, values in enumerate(out.split(self.grid.chunk_elements)):
-            self.grid.codec(chunk).decode(self.wire(chunk), values, cold=True)
+        """Read into float32 (numel,), contiguous, on any device."""
+        if out.device.type != "cpu":
+            return device.decode(self, out)
+        for codec, elements, first, stop in self.grid.runs():
+            start = first * self.grid.chunk_elements
+            values = out[start : start + (stop - first) * elements]
+            if not (isinstance(codec, BlockCodec | FloatCodec) and codec.decode_chunks(self.wire(first), stop - first, values)):
+                for chunk, part in enumerate(values.split(elements), first):
+                    codec.decode(self.wire(chunk), part, cold=True)
+        return None
 
 
 def why_refused(flat: Tensor, layout: Layout, codec: str) -> str:

@@ -34,6 +34,32 @@ def parts_for(chunks: int, peers: Sequence[tuple[PeerId, float]]) -> tuple[Part,
     return tuple(parts)
 
 
+SAME = 1.5
+"""Rates within this factor are taken to be equal: the division is sensitive, and no measurement is that exact."""
+
+
+def comparable(paces: Sequence[tuple[int, int]]) -> list[float]:
+    """Bandwidths for `parts_for` from what members announce: (up, down) in bytes/s, 0 where not measured.
+
+    The smaller of the two counts. Rates that are alike become equal: a class holds those up to SAME times its slowest. Who has not
+    measured anything is taken for the median of those who have; where nobody has, all are equal.
+    """
+    found = [min(rate for rate in pace if rate > 0) if any(rate > 0 for rate in pace) else 0 for pace in paces]
+    known = sorted(rate for rate in found if rate > 0)
+    if not known:
+        return [1.0] * len(paces)
+    floors = known[:1]
+    for rate in known:
+        if rate > SAME * floors[-1]:
+            floors.append(rate)
+    usual = known[len(known) // 2]
+    means = dict[int, float]()
+    for low, high in zip(floors, [*floors[1:], known[-1] + 1], strict=True):
+        alike = [rate for rate in known if low <= rate < high]
+        means.update(dict.fromkeys(alike, sum(alike) / len(alike)))
+    return [means[rate or usual] for rate in found]
+
+
 def slots_for(chunks: int, members: Sequence[PeerId], contributors: Sequence[PeerId]) -> tuple[Part, ...]:
     """Parts of a gather: chunks [0, chunks) in equal slots, one a member; that of a member that does not contribute goes to one that does.
 

@@ -225,7 +225,7 @@ class LocalMember:
             raise LocalProtocolError(f"{call.name} is under way", hint="wait() for it; give every operation its own op_id")
         operations, cid = node.session.operations, self._rng.randbytes(16)
         operation = operations.prepare(self.clock(), call, source.numel())
-        vector = placed(source.detach().view(-1).clone(), operation.machine.shape.numel, operation.peers, self.peer)
+        vector = placed(source.detach().view(-1).to("cpu", copy=True), operation.machine.shape.numel, operation.peers, self.peer)
         running = self._operations[call.op_id] = LocalOperating(self, call, cid, tuple(operation.peers), vector.numel())
         try:  # `start` may tell at once what the others have reduced
             with node.alive():

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
+import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -86,6 +89,10 @@ class Worker:
         self.cpu = (0.0, 0.0)
         self.baseline_kib = 0
         self.operation = 0
+        self.counter_file = Path(options["home"]).with_suffix(".spun")
+        self.counter: mmap.mmap | bytes = bytes(8)
+        self.loop_ends, self.thread = threading.Event(), None
+        self.neighbour: subprocess.Popen[bytes] | None = None
 
     # ---- preparation
     def settle(self) -> dict[str, Any]:
@@ -131,11 +138,50 @@ class Worker:
         """The swarm's mean, in place, from end to end."""
         self.operation += 1
         _sleep_until(at)
+        spun, began = self.spun(), time.monotonic()
         pending = self.swarm.all_reduce(self.flat, weight=1, op_id=f"bench {self.operation}", deadline_s=DEADLINE_S)
         outcome = pending.wait()
         end = time.monotonic()
+        rate = (self.spun() - spun) / (end - at)
         ok = outcome.status == "committed" and len(outcome.contributors) == self.peers
-        return {"end": end, "ok": ok, "status": outcome.status, "reason": outcome.reason, "bytes_sent": outcome.bytes_sent}
+        told = {"status": outcome.status, "reason": outcome.reason, "bytes_sent": outcome.bytes_sent}
+        return {"end": end, "ok": ok, **told, "spun_per_s": rate, "late_s": began - at}
+
+    # ---- a busy neighbour
+    def busy(self, where: str) -> dict[str, Any]:
+        """Start a pure-Python loop, in this process ("script") or in an unrelated one ("other"); "" ends it."""
+        self.loop_ends.set()
+        if self.neighbour is not None:
+            self.neighbour.kill()
+            self.neighbour.wait()
+            self.neighbour = None
+        elif self.thread is not None:
+            self.thread.join()
+        self.thread = None
+        if where:
+            self.loop_ends = threading.Event()
+            with open(self.counter_file, "w+b") as file:
+                file.write(bytes(8))
+                file.flush()
+                self.counter = mmap.mmap(file.fileno(), 8)
+        if where == "script":
+            self.thread = threading.Thread(target=spin, args=(self.counter, self.loop_ends), daemon=True)
+            self.thread.start()
+        elif where == "other":
+            self.neighbour = subprocess.Popen([sys.executable, __file__, "spin", str(self.counter_file)])
+        while where and not self.spun():
+            time.sleep(0.01)
+        return {}
+
+    def spun(self) -> int:
+        """Turns of the loop so far."""
+        return int.from_bytes(self.counter[:8], "little")
+
+    def spin_alone(self) -> dict[str, Any]:
+        """Turns of the loop a second, while nothing else is done."""
+        began, spun = time.monotonic(), self.spun()
+        time.sleep(0.3)
+        return {"spun_per_s": (self.spun() - spun) / (time.monotonic() - began)}
 
     def used(self) -> dict[str, Any]:
         """CPU seconds since `reset` of the script and of its node."""
@@ -157,6 +203,16 @@ class Worker:
         return {"extra_kib": memory_kib(self.node_pid, "VmHWM") - self.baseline_kib, "baseline_kib": self.baseline_kib}
 
 
+def spin(counter: mmap.mmap, ends: threading.Event) -> None:
+    """Python work without end that tells in ``counter`` how far it is. A method of the event is Python, too."""
+    turns, value = 0, 1
+    while not ends.is_set():
+        for _ in range(500):
+            value = (value * 69_069 + 1) % 4_294_967_296
+        turns += 500
+        counter[:8] = turns.to_bytes(8, "little")
+
+
 def _zero(out: torch.Tensor) -> None:
     out.zero_()
 
@@ -168,12 +224,16 @@ def _sleep_until(at: float) -> None:
 
 def main() -> None:
     """Answer commands until stdin ends."""
+    if sys.argv[1] == "spin":
+        with open(sys.argv[2], "r+b") as file:
+            spin(mmap.mmap(file.fileno(), 8), threading.Event())
     torch.set_num_threads(1)
     worker = Worker(json.loads(sys.argv[1]))
     print(json.dumps({"ready": worker.swarm.peer}), flush=True)
     for line in sys.stdin:
         command = json.loads(line)
         print(json.dumps(getattr(worker, command.pop("do"))(**command)), flush=True)
+    worker.busy("")
     worker.swarm.close()
 
 

@@ -141,6 +141,8 @@ class Bench:
         if what == "ours":
             found["cpu_seconds"] += sum(answer["node_cpu_s"] for answer in used)
             found["bytes_sent"] = sum(answer["bytes_sent"] for answer in answers)
+            found["late_s"] = max(answer["late_s"] for answer in answers)
+            found["spun_per_s"] = sum(answer["spun_per_s"] for answer in answers)
             inside = self.all("inside")
             if found["ok"]:
                 found["engine_seconds"] = max(answer["reduce_s"] for answer in inside)

@@ -33,7 +33,7 @@ from typing import Any
 from _bench import CANNOT, FailedError, emit, manifest, progress
 from _kits import TESTS, Lab, Peers, Seen, Watch, missing
 
-from atoll.collectives.codec import CODECS, DEFAULT_CHUNK_ELEMENTS, Grid
+from atoll.collectives.codec import CODECS, DEFAULT_CHUNK_ELEMENTS, Grid, chunk_elements
 
 SETTLE_TRIES = 40
 MEMBERS_S = 30.0
@@ -118,7 +118,7 @@ def run(options: argparse.Namespace, folder: Path) -> int:
     rates = [options.mbit] * options.peers
     if options.slow_one:
         rates[-1] = options.slow_one
-    nbytes = Grid(options.codec, options.elements, DEFAULT_CHUNK_ELEMENTS[options.codec]).nbytes
+    nbytes = Grid(options.codec, options.elements, chunk_elements(options.codec, options.elements)).nbytes
     bound = bound_s(nbytes, rates)
     with Lab(options.peers, mbit=rates, rtt_ms=options.rtt_ms) as lab:
         before = lab.ping_ms()

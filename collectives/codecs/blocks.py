@@ -72,6 +72,19 @@ class BlockCodec:
         else:
             self.accumulate(wire, 1.0, out, first=True)
 
+    def encode_chunks(self, x: Tensor, first: Wire, chunks: int) -> bool | None:
+        """`encode` of chunks as long as the first, whose wires lie one after another, in one step; None where there is none."""
+        if self._compiled is not None and isinstance(first, LazyWire):
+            return self._compiled.encode_chunks(x, chunks, self._share, self._limit, first)
+        return None
+
+    def decode_chunks(self, first: Wire, chunks: int, out: Tensor) -> bool:
+        """`decode` in one step, past the caches; False where there is none."""
+        if self._compiled is None or not isinstance(first, LazyWire):
+            return False
+        self._compiled.decode_chunks(first, chunks, out, cold=True)
+        return True
+
     def accumulate(self, wire: Wire, weight: float, acc: Tensor, *, first: bool = False) -> None:
         """The weight goes into the scales: no pass over the values for it."""
         space = self._space(wire)

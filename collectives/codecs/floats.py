@@ -55,6 +55,19 @@ class FloatCodec:
         else:
             out.copy_(wire.values)
 
+    def encode_chunks(self, x: Tensor, first: Wire, chunks: int) -> bool | None:
+        """`encode` of chunks as long as the first, whose wires lie one after another, in one step; None where there is none."""
+        if self._compiled is not None and isinstance(first, LazyWire):
+            return self._compiled.copy(x.data_ptr(), chunks * first.elements, first.address)
+        return None
+
+    def decode_chunks(self, first: Wire, chunks: int, out: Tensor) -> bool:
+        """`decode` in one step, past the caches; False where there is none."""
+        if self._compiled is None or not isinstance(first, LazyWire):
+            return False
+        self._compiled.copy(first.address, chunks * first.elements, out.data_ptr())
+        return True
+
     def accumulate(self, wire: Wire, weight: float, acc: Tensor, *, first: bool = False) -> None:
         """acc += weight * decoded."""
         if first:

@@ -22,3 +22,17 @@ CODECS = tuple(BYTES_PER_VALUE)
 
 DEFAULT_CHUNK_ELEMENTS = dict.fromkeys(CODECS, 131_072) | {"fp32": 65_536, "bits": 65_536}
 """Chunk lengths that keep the working set of a reduction inside a second-level cache (measured). `bits`: for operations, not for runs."""
+
+MANY_CHUNKS, LEAST_ELEMENTS = 64, 32_768
+
+
+def chunk_elements(codec: str, numel: int) -> int:
+    """The chunk length for a vector: the codec's, or less where the vector would have few chunks.
+
+    On a slow link nothing comes back before the first chunk has come from everybody, and parts are whole numbers of chunks: with few of
+    them, links stand idle at both ends of a reduction. (Not for codebooks, of which each chunk has one.)
+    """
+    elements = DEFAULT_CHUNK_ELEMENTS[codec]
+    while codec != "codebook8" and elements > LEAST_ELEMENTS and numel < MANY_CHUNKS * elements:
+        elements //= 2
+    return elements

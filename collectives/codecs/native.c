@@ -129,6 +129,21 @@ WIDE void atoll_decode(void *wire, size_t n, float *restrict out, int cold)
     stored();
 }
 
+/* Chunks of n values each, whose wires lie one after another: one call, so that the caller waits for its interpreter's lock once. */
+int atoll_encode_chunks(const float *x, size_t n, size_t chunks, float share, float limit, char *wire)
+{
+    int ok = 1;
+    for (; chunks; chunks--, x += n, wire += 4 * blocks_of(n) + (n + 3) / 4 * 4)
+        ok &= atoll_encode(x, n, share, limit, wire);
+    return ok;
+}
+
+void atoll_decode_chunks(char *wire, size_t n, size_t chunks, float *out, int cold)
+{
+    for (; chunks; chunks--, out += n, wire += 4 * blocks_of(n) + (n + 3) / 4 * 4)
+        atoll_decode(wire, n, out, cold);
+}
+
 /* Encodes (sum of weights[k] * decoded k) / divisor, in this order. */
 WIDE int atoll_mean(void *const *wires, const float *weights, size_t count, size_t n, float share, float divisor, float limit, void *out)
 {

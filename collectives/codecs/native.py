@@ -28,7 +28,10 @@ class Kernels:
         self._encode.argtypes = [_ADDRESS, _LENGTH, _FLOAT, _FLOAT, _ADDRESS]
         self._decode.argtypes = [_ADDRESS, _LENGTH, _ADDRESS, ctypes.c_int]
         self._mean.argtypes = [_ADDRESS, _ADDRESS, _LENGTH, _LENGTH, _FLOAT, _FLOAT, _FLOAT, _ADDRESS]
-        self._decode.restype = None
+        self._encode_chunks, self._decode_chunks = library.atoll_encode_chunks, library.atoll_decode_chunks
+        self._encode_chunks.argtypes = [_ADDRESS, _LENGTH, _LENGTH, _FLOAT, _FLOAT, _ADDRESS]
+        self._decode_chunks.argtypes = [_ADDRESS, _LENGTH, _LENGTH, _ADDRESS, ctypes.c_int]
+        self._decode.restype = self._decode_chunks.restype = None
         self._finite, self._copy, self._float_mean = library.atoll_finite, library.atoll_copy, library.atoll_float_mean
         self._finite.argtypes = [_ADDRESS, _LENGTH]
         self._copy.argtypes = [_ADDRESS, _LENGTH, _ADDRESS]
@@ -47,6 +50,14 @@ class Kernels:
     def decode(self, wire: LazyWire, out: Tensor, *, cold: bool) -> None:
         """Codes times scales; ``cold``: past the caches."""
         self._decode(wire.address, wire.elements, out.data_ptr(), cold)
+
+    def encode_chunks(self, x: Tensor, chunks: int, share: float, limit: float, first: LazyWire) -> bool:
+        """`encode` of chunks as long as the first, whose wires lie one after another."""
+        return bool(self._encode_chunks(x.data_ptr(), first.elements, chunks, share, limit, first.address))
+
+    def decode_chunks(self, first: LazyWire, chunks: int, out: Tensor, *, cold: bool) -> None:
+        """`decode` of chunks as long as the first, whose wires lie one after another."""
+        self._decode_chunks(first.address, first.elements, chunks, out.data_ptr(), cold)
 
     def mean(self, wires: Sequence[Wire], weights: Sequence[float], divisor: float, share: float, limit: float, out: LazyWire) -> bool:
         """Encode (sum of weights[i] * decoded i) / divisor; whether the result is `within` the limit."""

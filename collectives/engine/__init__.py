@@ -2,6 +2,7 @@
 
 settings    EngineSettings, socket options
 poller      poll, or selectors
+meter       how fast this node's links are
 packing     which records are compressed
 lane        one socket: records, heartbeats
 proxy       EngineExchange: commands from other threads

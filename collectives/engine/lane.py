@@ -65,6 +65,7 @@ class Lane:
         self._tx = memoryview(bytearray(2 * BATCH_BYTES))
         self._pending = EMPTY
         self._broken = False
+        self.waited_s = 0.0  # while the socket took no more, as far as somebody looked
         self.packer = Packer(time.perf_counter)
         self._rx = memoryview(bytearray(2 * BATCH_BYTES))
         self._have = 0

@@ -17,9 +17,11 @@ from ..errors import LocalProtocolError, NetworkError, RemoteProtocolError
 from ..exchange import CommandFailed, Exchange, ExchangeEvent, LaneDown, LaneUp, PeerFault
 from ..group import Plan
 from ..identifiers import PeerId
+from ..pace import Pace
 from ..record_layer import LaneKeys
 from ..reduce import Reducer
 from .lane import Lane, PeerFaultError
+from .meter import Meter, Reading, read_socket
 from .poller import READ, WRITE, make_poller
 from .proxy import EngineExchange
 from .settings import EngineSettings, tune
@@ -60,7 +62,7 @@ class EngineThread:
         self._emit = emit
         self._core = Exchange(
             me, emit=emit, result_buffer=result_buffer, reducers=reducers, eager=False, clock=time.monotonic,
-            resend_after_s=self.settings.resend_after_s,
+            resend_after_s=lambda: max(self.settings.resend_after_s, 2 * self.pace.rtt_s),
         )  # fmt: skip
         self._commands: deque[tuple[str, tuple[Any, ...], dict[str, Any]]] = deque()
         self._lanes: dict[tuple[PeerId, int], Lane] = {}
@@ -72,6 +74,8 @@ class EngineThread:
         self._wake_in.setblocking(False)
         self._stopping = False
         self._ended = False
+        self.meter = Meter()
+        self._measured_at = 0.0
         self._closed_bytes = (0, 0)  # of lanes that are no more
         self._totals_lock = threading.Lock()
         self._lock = threading.Lock()  # no command may slip in behind the last look at the queue
@@ -148,6 +152,11 @@ class EngineThread:
             lanes = list(self._order)
             return sent + sum(lane.bytes_sent for lane in lanes), received + sum(lane.bytes_received for lane in lanes)
 
+    @property
+    def pace(self) -> Pace:
+        """How fast this node's links are, as far as it is measured."""
+        return self.meter.pace
+
     def notify(self, event: threading.Event) -> None:
         """Set ``event`` when everything submitted so far has been run; never, when the engine ends before."""
         self._submit("sync", event)
@@ -215,6 +224,8 @@ class EngineThread:
             if now - checked > self.settings.beat_s / 4:
                 checked = now
                 self._check(now)
+                if self.meter.due(now):
+                    self._measure(now)
 
     def _wait(self, now: float) -> None:
         for lane in self._order:
@@ -239,6 +250,16 @@ class EngineThread:
                 self._close(lane, f"silent for {now - lane.heard_at:.1f} s")
             elif now - lane.spoke_at >= self.settings.beat_s:
                 lane.beat()
+
+    def _measure(self, now: float) -> None:
+        """Read what the lanes have carried. Where the kernel does not tell, a lane whose socket is full counts as busy."""
+        readings: dict[int, Reading] = {}
+        for lane in self._order:
+            if lane.wants_write:
+                lane.waited_s += now - self._measured_at
+            readings[lane.number] = read_socket(lane.sock) or Reading(lane.bytes_sent, lane.bytes_received, lane.waited_s, 0.0)
+        self._measured_at = now
+        self.meter.read(now, readings)
 
     def _step(self, lane: Lane, action: Callable[[Exchange, float], bool], now: float) -> bool:
         was_up = lane.up

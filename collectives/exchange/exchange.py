@@ -52,7 +52,7 @@ class Exchange:
         reducers: Mapping[str, Reducer] | None = None,
         eager: bool = True,
         clock: Callable[[], float] = lambda: 0.0,
-        resend_after_s: float = 0.0,
+        resend_after_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.me = me
         self._emit = emit

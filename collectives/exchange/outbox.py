@@ -89,6 +89,7 @@ class Outbox:
         """One more lane. Whether it is the only one: then all that was ever handed out may be sent again at once."""
         first = not self.lanes
         self.lanes.add(lane)
+        self.in_hand.pop(lane, None)  # a new lane has nothing
         if first:
             for flow in self.flows.values():
                 for handed in (*flow.sent.values(), flow.given):
@@ -110,7 +111,7 @@ class Sender:
 
     def __init__(
         self, frozen: Mapping[bytes, Frozen], blobs: Blobs, poison: Callable[[bytes], None], served: Callable[[RoundSlot], None],
-        clock: Callable[[], float], patience_s: float,
+        clock: Callable[[], float], patience_s: Callable[[], float],
     ) -> None:  # fmt: skip
         self.boxes: dict[PeerId, Outbox] = {}
         self._frozen = frozen
@@ -128,7 +129,7 @@ class Sender:
 
     def overdue(self, handed: Mapping[int, float], chunk: int) -> bool:
         """Whether a chunk, if it was handed out at all, should have come by now: a lane loses nothing while it lasts."""
-        return self._clock() - handed.get(chunk, LONG_AGO) >= self._patience_s
+        return self._clock() - handed.get(chunk, LONG_AGO) >= self._patience_s()
 
     def next_record(self, peer: PeerId, lane: int) -> Outgoing | None:
         """The next record for a peer over a lane, or None."""

@@ -11,12 +11,17 @@ from typing import TYPE_CHECKING
 from .. import messages as m
 from ..group import BUTTERFLY, Config, Contributor, Entry, Member, Part, Plan
 from ..identifiers import PeerId
-from ..partition import parts_for, slots_for
+from ..partition import comparable, parts_for, slots_for
 from ..trees import Tree
+from .merging import adoption, best_tip
+from .patience import stuck_s, transfer_s
 from .ways import broken, held_up_by, plan_trees, topology_of
 
 if TYPE_CHECKING:
     from .machine import RoundMachine
+
+
+LATE = 2.0  # times the transfer at the announced rates: then somebody is slower than it said
 
 
 class Phase(Enum):
@@ -37,12 +42,15 @@ class Convening:
         self.machine = machine
         self.phase = Phase.OFF
         self.ballot = 0
-        self.revision = -1
+        self.revision = self.before = -1  # the newest, and that before the present ballot
         self.promises: dict[Member, m.Promise] = {}
         self.entry: Entry | None = None
         self.plan: Plan | None = None
         self.began_at = self.planned_at = 0.0
         self.lost: set[bytes] = set()  # cids that owners could not get
+        self.slow: set[PeerId] = set()  # who lives, but is given no part
+        self.due_at = 0.0  # when all bytes of the plan should be here
+        self.stalls = 0  # how often a plan was late and nobody to blame
         self.trees: tuple[Tree, ...] = ()  # of the plan, where it has partial sums
         self.star = False  # a tree was held up and nobody was to blame: the next plan has none
         self.missing: dict[PeerId, set[bytes]] = {}  # owner (or who else adds up) -> cids it reports missing under the present plan
@@ -57,7 +65,7 @@ class Convening:
         """Convene a ballot that this member owns."""
         machine, accepted = self.machine, self.machine.journal.accepted
         self.stop()
-        self.ballot, self.began_at = ballot, now
+        self.ballot, self.began_at, self.before = ballot, now, self.revision
         if accepted and accepted[0] == ballot:
             self.phase, self.entry = Phase.ACCEPT, accepted[1]
         elif ballot >= machine.journal.promised:
@@ -67,7 +75,8 @@ class Convening:
     def stop(self) -> None:
         """Convene no more; a later ballot may."""
         self.phase, self.plan, self.entry = Phase.OFF, None, None
-        self.lost, self.missing, self.reported_at, self.trees, self.star = set(), {}, {}, (), False
+        self.lost, self.slow, self.missing, self.reported_at = set(), set(), {}, {}
+        self.trees, self.star, self.stalls = (), False, 0
 
     def step(self, now: float) -> None:
         """Go on as far as what is known allows."""
@@ -75,7 +84,9 @@ class Convening:
         if machine.open.decided or not machine.is_member:
             return
         if not self.active:
-            fresh = machine.ballot == 0 and machine.journal.promised <= 0 and not machine.journal.restarted
+            fresh = (
+                machine.ballot == 0 and machine.journal.promised <= 0 and not machine.journal.restarted and machine.actions.tip() is None
+            )
             if fresh and machine.journal.accepted is None and machine.convener_of(0) == machine.me:
                 self.begin(now, 0)
         elif machine.journal.promised > self.ballot:
@@ -98,7 +109,8 @@ class Convening:
         machine = self.machine
         if self.phase is Phase.PREPARE:
             for member in machine.config:
-                if member not in self.promises:
+                said = self.promises.get(member)
+                if said is None or said.tip is not None:  # by now it may be further on its branch
                     self._tell(member.peer, m.Prepare(self.ballot))
         elif self.phase is Phase.REDUCE and self.plan:
             self._consider_revision(now)
@@ -133,16 +145,28 @@ class Convening:
 
     # ---- prepare
     def _collect_promises(self, now: float) -> None:
-        if not self.machine.quorum(list(self.promises)):
+        machine = self.machine
+        if not machine.quorum(list(self.promises)):
             return
+        awaited = [who for who in machine.config if who not in self.promises and not machine.actions.suspected(who.peer)]
+        if machine.merges and awaited and now - self.began_at < machine.timing.detect_s:
+            return  # they may be on a branch
         accepted = [p.accepted for p in self.promises.values() if p.accepted]
         if accepted:
             self.phase, self.entry = Phase.ADOPT, max(accepted, key=lambda a: a.ballot).entry
+        elif (tip := best_tip(self.promises.values(), self.machine.base)) is not None:
+            if self.machine.root is not None:  # `on_root` steps again
+                config = self._next_config(now, set(self.promises))
+                self.phase, self.entry = Phase.ADOPT, adoption(self.machine, tip, config)
         else:
             self.phase, self.began_at = Phase.READY, now
 
     def _holders(self, entry: Entry) -> list[PeerId]:
-        return [who.peer for who, p in self.promises.items() if p.accepted and p.accepted.entry == entry and who != self.machine.me]
+        def holds(promise: m.Promise) -> bool:
+            voted, tip = promise.accepted, promise.tip
+            return (voted is not None and voted.entry == entry) or (tip is not None and entry.part_digests == (tip.digest,))
+
+        return [who.peer for who, promise in self.promises.items() if holds(promise) and who != self.machine.me]
 
     # ---- plan
     def _consider_plan(self, now: float) -> None:
@@ -165,7 +189,9 @@ class Convening:
     def _new_plan(self, now: float, offers: list[Contributor]) -> None:
         machine, shape = self.machine, self.machine.shape
         self.revision += 1
-        owners = [(c.member.peer, 1.0) for c in offers]  # equal parts: nobody's bandwidth is known
+        ready = machine.open.ready
+        rates = comparable([(ready[c.member].up, ready[c.member].down) for c in offers])
+        owners = [(c.member.peer, 0.0 if c.member.peer in self.slow else rate) for c, rate in zip(offers, rates, strict=True)]
         chunks = -(-shape.numel // shape.chunk_elements)
         slots = slots_for(chunks, [m.peer for m in machine.config], [c.member.peer for c in offers]) if shape.reducer == "gather" else None
         self.plan = Plan(
@@ -174,6 +200,7 @@ class Convening:
         )  # fmt: skip
         self.trees = plan_trees(self.plan)
         self.phase, self.planned_at = Phase.REDUCE, now
+        self.due_at = now + stuck_s(machine) + LATE * transfer_s(machine, self.plan)
         self.missing, self.reported_at = {}, {}
         self._broadcast(m.PlanMessage(self.plan))
 
@@ -187,33 +214,57 @@ class Convening:
         gone = {cid for cids in held_up_by(plan, self.trees, self.missing).values() for cid in cids} & dead
         lacking = machine.open.lacking != 0
         cut = lacking and broken(plan, self.trees, frozenset(filter(machine.actions.suspected, {member.peer for member in machine.config})))
-        if not gone and not cut and now - self.planned_at <= machine.timing.revise_s:
-            return
-        self._revise(now, dead)
+        late = now > self.due_at or now - self.planned_at > (1 + self.stalls) * stuck_s(machine)
+        if gone or cut or late:
+            self._revise(now, plan, dead, late)
 
-    def _revise(self, now: float, dead: set[bytes]) -> None:
-        plan, machine = self.plan, self.machine
-        assert plan is not None
-        silent = {
-            part.owner
-            for part in plan.parts
-            if part.owner != machine.me.peer
-            and now - self.reported_at.get(part.owner, -1e9) > machine.timing.detect_s
-            and self._part_lacks(part)
-        }
+    def _revise(self, now: float, plan: Plan, dead: set[bytes], late: bool) -> None:
+        machine = self.machine
         self.lost |= dead
-        if now - self.planned_at > machine.timing.revise_s:  # else what is missing of the living is on its way
-            self.lost |= {cid for cids in held_up_by(plan, self.trees, self.missing).values() for cid in cids}
-            self.lost |= {c.cid for c in plan.contributors if c.member.peer in silent}
+        if late and self._blame(now, plan):  # else what is missing of the living is on its way
+            return machine.next_ballot(now)
         keep = [c for c in machine.contributors_ready() if c.cid not in self.lost]
-        if not keep or self.revision > len(machine.config) + 2:
-            return self.stop()  # the next attempt takes over
-        if tuple(keep) == plan.contributors:
-            self.planned_at = now
+        if not keep or self.revision - self.before > len(machine.config) + 2 or self.stalls > len(machine.config):
+            return machine.next_ballot(now)
+        if tuple(keep) == plan.contributors and not self.slow & {part.owner for part in plan.parts}:
+            self.planned_at, self.stalls = now, self.stalls + 1
+            self.due_at = now + (1 + self.stalls) * (stuck_s(machine) + transfer_s(machine, plan))
             if not self.trees:
                 return None
             self.star = True
         return self._new_plan(now, keep)
+
+    def _blame(self, now: float, plan: Plan) -> bool:
+        """Leave out who holds up the others, though it lives. True when that is us: most have what they need, and it does not come here.
+
+        An owner that misses most contributions is slow itself: it is replaced, and the contributions stay. Where all are behind alike,
+        nobody is to blame. A contribution that has not come is left out, and its member owns nothing any more.
+        """
+        machine, me = self.machine, self.machine.me.peer
+        owners = {part.owner for part in plan.parts}
+        others = {owner: {c.cid for c in plan.contributors if c.member.peer != owner} for owner in owners}
+        behind = {owner: self.missing.get(owner, set()) & cids for owner, cids in others.items()}
+        short = {owner for owner, cids in behind.items() if 2 * len(cids) > len(others[owner])}
+        silent = {
+            part.owner
+            for part in plan.parts
+            if part.owner != me and now - self.reported_at.get(part.owner, -1e9) > machine.timing.detect_s and self._part_lacks(part)
+        }
+        if self.trees:
+            late = {cid for cids in held_up_by(plan, self.trees, self.missing).values() for cid in cids}
+            late |= {c.cid for c in plan.contributors if c.member.peer in silent}
+            self.lost |= late if 2 * len(late) <= len(plan.contributors) else set()
+            return False
+        if len(silent) > 1 and 2 * len(silent) > len(owners - {me}):
+            return True
+        if short and short | silent == owners:
+            return False
+        late = {cid for owner, cids in behind.items() if owner not in short for cid in cids}
+        self.lost |= late
+        self.slow |= short | silent | {c.member.peer for c in plan.contributors if c.cid in late}
+        if not owners - self.slow:
+            self.lost |= {c.cid for c in plan.contributors if c.member.peer in silent}
+        return False
 
     def _part_lacks(self, part: Part) -> bool:
         return self.machine.open.lacking_of(part.owner)
@@ -226,8 +277,8 @@ class Convening:
 
     def _propose_reduced(self, now: float, plan: Plan, digests: tuple[bytes, ...]) -> None:
         machine = self.machine
-        if machine.root is None:
-            return  # the state root is still being hashed; `on_root` steps again
+        if machine.root is None or not machine.worth_voting:
+            return  # the state root is still being hashed (`on_root` steps again), or `tick` does
         entry = Entry(
             machine.log, machine.round, machine.base, machine.root, plan.contributors, plan.parts, digests, plan.numel, plan.chunk_elements,
             plan.codec, plan.reducer, self._next_config(now, {c.member for c in plan.contributors}), plan.topology,
@@ -237,7 +288,7 @@ class Convening:
     def _propose_empty(self, now: float) -> None:
         """An entry without contributors: it changes the configuration, if anything."""
         machine, shape = self.machine, self.machine.shape
-        if machine.root is None:
+        if machine.root is None or not machine.worth_voting:
             return
         entry = Entry(
             machine.log, machine.round, machine.base, machine.root, (), (), (), shape.numel, shape.chunk_elements, shape.codec, shape.reducer,

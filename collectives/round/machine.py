@@ -19,6 +19,8 @@ from .catching import Catching
 from .certificate import vote_payload
 from .convener import Convening
 from .journal import Journal
+from .merging import adopts
+from .patience import rtt_s, stuck_s
 from .pulling import ask_again, on_the_way
 from .state import OpenRound, RoundActions, Shape
 from .timing import Timing
@@ -32,10 +34,10 @@ class RoundMachine:
 
     def __init__(
         self, *, run: str, log: str, me: Member, organiser: PeerId | None, journal: Journal, shape: Shape, timing: Timing, actions: RoundActions,
-        rng: Random, now: float, site: str = "",
+        rng: Random, now: float, site: str = "", merges: bool = False,
     ) -> None:  # fmt: skip
-        """``site``: the label by which members near each other know that they are."""
-        self.site = site
+        """``site``: the label by which members near each other know that they are. ``merges``: an entry of this log may adopt a branch."""
+        self.site, self.merges = site, merges
         self.run, self.log, self.me, self.organiser = run, log, me, organiser
         self.journal, self.shape, self.timing, self.actions, self.rng = journal, shape, timing, actions, rng
         self.root: bytes | None = None  # Merkle root of the state before the open round; None while it is being hashed
@@ -100,6 +102,11 @@ class RoundMachine:
     def quorum(self, voters: Sequence[Member]) -> bool:
         """Whether these acceptors decide the open round."""
         return is_quorum(self.config, set(voters), self.organiser)
+
+    @property
+    def worth_voting(self) -> bool:
+        """Where branches may be adopted, nothing new is proposed without a quorum in sight: a vote of a few would stand in their way."""
+        return not self.merges or self.quorum([who for who in self.config if who == self.me or not self.actions.suspected(who.peer)])
 
     # ---- inputs
     def contribute(self, now: float, cid: bytes, weight: int) -> None:
@@ -261,7 +268,7 @@ class RoundMachine:
             self.journal.promise(ballot)
         self.ballot = max(self.ballot, ballot)
         accepted = self.journal.accepted
-        self.tell(who.peer, m.Promise(ballot, m.Accepted1(*accepted) if accepted else None, self._my_ready()))
+        self.tell(who.peer, m.Promise(ballot, m.Accepted1(*accepted) if accepted else None, self._my_ready(), self.actions.tip()))
 
     def _on_plan(self, now: float, who: Member, plan: Plan) -> None:
         current = self.open.plan
@@ -296,7 +303,9 @@ class RoundMachine:
         self._try_vote(now)
 
     def _entry_fits(self, entry: Entry) -> bool:
-        same = (entry.log, entry.round, entry.base) == (self.log, self.round, self.base) and self.shape.fits(entry)
+        same = (entry.log, entry.round, entry.base) == (self.log, self.round, self.base) and (
+            adopts(entry, self.shape) if self.merges and entry.reducer != self.shape.reducer else self.shape.fits(entry)
+        )
         return same and bool(entry.next_config) and len(entry.part_digests) == len(entry.parts)
 
     def _try_vote(self, now: float) -> None:
@@ -388,7 +397,8 @@ class RoundMachine:
         return m.Ready(self.base, None, 0, self.leaving, self.unsettled) if silent else None
 
     def _offer(self, cid: bytes, weight: int) -> m.Ready:
-        return m.Ready(self.base, cid, weight, self.leaving, site=self.site)
+        pace = self.actions.pace()
+        return m.Ready(self.base, cid, weight, self.leaving, site=self.site, up=pace.up, down=pace.down, proven=pace.proven)
 
     def _send_ready(self, now: float) -> None:
         ready = self._my_ready()
@@ -429,21 +439,25 @@ class RoundMachine:
     def engaged(self) -> bool:
         """Whether the open round is under way as far as this member knows; a merely training swarm is not stuck."""
         opened, said = self.open, self.journal.accepted or self.journal.promised >= 0
-        return bool(self.contribution or self.unsettled or said or opened.plan or opened.pending or opened.decided)
+        return bool(self.contribution or self.unsettled or self.actions.tip() or said or opened.plan or opened.pending or opened.decided)
 
     def _consider_takeover(self, now: float) -> None:
         if not self.engaged or self.open.decided:
             return
-        patience = self.timing.takeover_s * min(8.0, 1 + self.ballot / 2) * (2 if self.convening.active else 1)
+        patience = self.timing.takeover_s * min(8.0, 1 + self.ballot / 2) * (2 if self.convening.active else 1) + 4 * rtt_s(self)
         if self.ballot == 0 and self.journal.restarted and self.convener_of(0) == self.me:
             patience = 0.0  # this ballot is spent: nobody else can use it
         elif self.open.plan is not None:
-            patience += 2 * self.bulk_s
+            patience += 2 * self.bulk_s + stuck_s(self) - self.timing.revise_s
         elif self.ballot == 0:
             patience += self.timing.grace(self.round_s)
         suspected = self.convener_of(self.ballot) != self.me and self.actions.suspected(self.convener_of(self.ballot).peer)
         if now - self.open.progress_at <= patience and not suspected:
             return
+        self.next_ballot(now)
+
+    def next_ballot(self, now: float) -> None:
+        """Move on to the next ballot whose owner is not suspected."""
         self.ballot = max(self.ballot, self.journal.promised) + 1
         for _ in self.config:
             owner = self.convener_of(self.ballot)

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 from .. import messages as m
 from ..group import Entry, Plan
 from ..identifiers import PeerId
+from .patience import silent_s, stuck_s
 
 if TYPE_CHECKING:
     from .machine import RoundMachine
 
 MISSING_SPANS = 256  # of one contribution in one message; the rest is asked for next time
-PATIENCE_PULLS = 8  # a source that sent nothing for so many pulls is asked again; what is under way would only come twice
+PATIENCE_PULLS = 7.5  # a source that sent nothing for so many pulls is asked again; what is under way would only come twice
 
 
 def ask_again(
@@ -54,7 +55,7 @@ def on_the_way(machine: RoundMachine, now: float, entry: Entry) -> bool:
     lost = any(machine.actions.suspected(part.owner) and opened.lacking_of(part.owner) for part in plan.parts)
     if plan.topology.kind != "butterfly":
         lost = opened.lacking != 0 and any(machine.actions.suspected(c.member.peer) for c in plan.contributors)
-    return not lost and now - max(opened.bulk_at, opened.planned_at) <= machine.timing.revise_s
+    return not lost and now - max(opened.bulk_at, opened.planned_at) <= stuck_s(machine)
 
 
 def _count(spans: m.Spans) -> int:
@@ -64,7 +65,7 @@ def _count(spans: m.Spans) -> int:
 def _is_silent(machine: RoundMachine, now: float, plan: Plan, source: bytes, left: int) -> bool:
     """Whether a source's count of chunks outstanding has stood still for a while; True at most once in that while."""
     known = machine.open.waiting.get((plan.plan_id, source))
-    if known is not None and left >= known[0] and now - known[1] < (PATIENCE_PULLS - 0.5) * machine.timing.pull_s:
+    if known is not None and left >= known[0] and now - known[1] < silent_s(machine, PATIENCE_PULLS):
         return False
     machine.open.waiting[plan.plan_id, source] = (left, now)
     return known is not None and left >= known[0]

@@ -9,6 +9,7 @@ from typing import Protocol
 from .. import messages as m
 from ..group import Certified, Entry, Member, Plan, TopologyKind
 from ..identifiers import PeerId
+from ..pace import Pace
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +80,16 @@ class RoundActions(Protocol):
         """A contribution to the open round was offered, here or elsewhere: whoever has something contributes it now."""
         ...
 
+    def tip(self) -> m.Tip | None:
+        """The branch of the open round that this member is on: another member may adopt it from now on."""
+        ...
+
     def suspected(self, peer: PeerId) -> bool:
         """Whether the peer is believed dead, frozen or unreachable."""
+        ...
+
+    def pace(self) -> Pace:
+        """How fast this member's links are."""
         ...
 
     def sign(self, payload: bytes) -> bytes:

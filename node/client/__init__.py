@@ -2,6 +2,7 @@
 
 * link         one connection: requests, answers, descriptors, pushes
 * find         the running node of a home, or a private one
+* eager        getting the interpreter soon while others compute in Python
 * memory       the mappings of an opened run, and the views of its anchor
 * pending      what `contribute` and `all_reduce` return
 * swarm        RunSwarm, the Swarm of a run; survives its node

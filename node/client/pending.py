@@ -10,6 +10,7 @@ from ...collectives.errors import AtollError, LocalProtocolError
 from ...collectives.identifiers import PeerId
 from ...collectives.swarm import Outcome
 from ..shared_memory import received
+from .eager import eager
 from .link import Call
 from .memory import copy_range
 
@@ -110,7 +111,8 @@ class ReduceTicket:
 
     def wait(self, timeout_s: float | None = None) -> Outcome:
         """See Operating."""
-        self._swarm.wait_until(self.resolved, timeout_s)
+        with eager():
+            self._swarm.wait_until(self.resolved, timeout_s)
         if self.outcome is None and self.call is not None and self.call.refused and self.call.error is not None:
             self.release()
             raise self.call.error
@@ -123,7 +125,8 @@ class ReduceTicket:
             self._result = self._memory.result(number, fd, self._grid)
         if self._result is None or start < 0 or start + destination.numel() > self.numel:
             raise LocalProtocolError(f"no elements [{start}, {start + destination.numel()}) of a result")
-        copy_range(self._result, destination, start)
+        with eager():
+            copy_range(self._result, destination, start)
 
     def release(self) -> None:
         """See Operating."""

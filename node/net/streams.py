@@ -39,7 +39,7 @@ from .greeting import (
     hello_decoder,
     preface_decoder,
     transcript,
-)  # fmt: skip
+)
 from .host import Host, PeerStream
 from .lane_sockets import TOKEN_BYTES, LaneListener
 from .outbox import Outbox

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import trio
 
 from ...collectives.identifiers import PeerId
+from ...collectives.pace import Pace
 from ...security.identity import verify
 from ..session.ports import DataPlane, Storage
 
@@ -54,6 +55,10 @@ class RunPorts:
     def emit(self, event: object) -> None:
         """Tell script and observers."""
         self._run.on_event(event)
+
+    def pace(self) -> Pace:
+        """How fast this node's links are."""
+        return self._run.node.engine.pace
 
     def sign(self, payload: bytes) -> bytes:
         """Sign as this node."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import msgspec
 from blake3 import blake3
 
-from ...collectives.codec import DEFAULT_CHUNK_ELEMENTS
+from ...collectives.codec import DEFAULT_CHUNK_ELEMENTS, chunk_elements
 from ...collectives.errors import ConfigError
 from ...collectives.group import MAX_MEMBERS, Config, Member, TopologyKind
 from ...collectives.groups import group_fault, group_of
@@ -56,10 +56,11 @@ class Spec(NamedTuple):
 
     def shape(self, config: Config, topology: TopologyKind = "butterfly") -> Shape:
         """The vector that is reduced, on the run's ways where it has partial sums. A gather's has a slot for each member, of whole chunks."""
-        chunk = DEFAULT_CHUNK_ELEMENTS[self.codec]
         if self.reducer != "gather":
             summed = REDUCERS[self.reducer].form == "streaming"
+            chunk = chunk_elements(self.codec, self.numel)
             return Shape(self.numel, chunk, self.codec, self.reducer, topology if summed else "butterfly")
+        chunk = DEFAULT_CHUNK_ELEMENTS[self.codec]
         chunks = -(-self.numel // chunk)
         chunk = -(-self.numel // chunks)
         return Shape(len(config) * chunks * chunk, chunk, self.codec, self.reducer)

@@ -13,6 +13,7 @@ from ...collectives import messages as m
 from ...collectives.encoded import EncodedVector
 from ...collectives.group import Certified, Config, Entry, Plan
 from ...collectives.identifiers import HASH_BYTES, PeerId
+from ...collectives.pace import Pace
 from ...collectives.round import RoundMachine
 from ...collectives.swarm import Share
 from . import events as ev
@@ -221,9 +222,17 @@ class Operation:
         """The one result is kept as long as the operation."""
         return 0
 
+    def tip(self) -> m.Tip | None:
+        """An operation has no branches."""
+        return None
+
     def suspected(self, peer: PeerId) -> bool:
         """Whether the peer is believed dead."""
         return self.session.actions.suspected(peer)
+
+    def pace(self) -> Pace:
+        """How fast this node's links are."""
+        return self.session.ports.pace()
 
     def sign(self, payload: bytes) -> bytes:
         """Sign as this peer."""

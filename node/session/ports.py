@@ -13,7 +13,9 @@ from ...collectives.group import Certified, Entry, Plan
 from ...collectives.identifiers import PeerId
 from ...collectives.layout import Layout
 from ...collectives.messages import Spans
+from ...collectives.pace import Pace
 from ...collectives.round import Journal
+from .record import BranchRecord
 
 T = TypeVar("T")
 
@@ -135,6 +137,18 @@ class Storage(Protocol):
         """Kept result bytes of an entry."""
         ...
 
+    def drop_result(self, entry: Entry) -> None:
+        """These bytes will not be asked for."""
+        ...
+
+    def branch(self) -> BranchRecord | None:
+        """What `keep_branch` was told last."""
+        ...
+
+    def keep_branch(self, record: BranchRecord) -> None:
+        """Where this member stands without a quorum, and what it lost so."""
+        ...
+
     def results_from(self) -> int:
         """The oldest round from which on all results are kept."""
         ...
@@ -191,6 +205,10 @@ class SessionPorts(Protocol):
 
     def emit(self, event: object) -> None:
         """Tell script and observers."""
+        ...
+
+    def pace(self) -> Pace:
+        """How fast this node's links are, as far as it is known."""
         ...
 
     def sign(self, payload: bytes) -> bytes:

@@ -13,6 +13,7 @@ from blake3 import blake3
 
 from ...collectives.exchange import Exchange
 from ...collectives.identifiers import PeerId, RunId
+from ...collectives.pace import Pace
 from ...collectives.round import Timing
 from ...collectives.simulation import Network, ProcessDied, Timer, World
 from ...collectives.swarm import RunSettings
@@ -38,6 +39,8 @@ class Place:
     checkpoint_every: int = 4
     work_s: float = 0.002  # what offloaded work takes
     exchange: type[Exchange] = Exchange
+    branch_after_s: float | None = None
+    paces: dict[PeerId, Pace] = field(default_factory=dict[PeerId, Pace])  # what members have measured of their links
     sites: Mapping[PeerId, str] = field(default_factory=dict[PeerId, str])
 
 
@@ -67,12 +70,16 @@ class NodeProcess:
         self.world, self.network = place.world, place.network
         self.ended = self.frozen = False
         self.plane = place.exchange(
-            peer, emit=lambda event: self._events.append(event), clock=lambda: place.world.now, resend_after_s=8 * place.timing.pull_s
+            peer,
+            emit=lambda event: self._events.append(event),
+            clock=lambda: place.world.now,
+            resend_after_s=lambda: 8 * place.timing.pull_s,
         )
         self.exchange = cast(DataPlane, self.plane)
         self.session = Session(
             run=place.run_id, me=peer, organiser=place.organiser, settings=place.settings, ports=self, rng=rng, now=place.world.now,
             timing=place.timing, checkpoint_every=place.checkpoint_every, chunk_elements=place.chunk_elements,
+            branch_after_s=place.branch_after_s,
             site=place.sites.get(peer, ""),
         )  # fmt: skip
         self._rng, self._emit, self._died = rng, emit, died
@@ -221,6 +228,10 @@ class NodeProcess:
     def emit(self, event: object) -> None:
         """Tell whoever watches."""
         self._emit(event)
+
+    def pace(self) -> Pace:
+        """What this peer was given as measured."""
+        return self.place.paces.get(self.peer, Pace())
 
     def sign(self, payload: bytes) -> bytes:
         """Sign as this peer."""

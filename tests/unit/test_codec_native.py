@@ -91,3 +91,26 @@ def test_a_mean_beyond_the_range_is_found(codecs: tuple[Codec, Codec]) -> None:
         assert codec.encode(torch.full((700,), 3.3e38), large)
         assert codec.weighted_mean([large], (1.0,), 1.0, out)
         assert not codec.weighted_mean([large, large], (1.0, 1.0), 1.0, out)
+
+
+@pytest.mark.parametrize("elements", [256, 257, 1001])
+def test_chunks_that_lie_one_after_another_are_one_step_with_the_same_bytes(codecs: tuple[Codec, Codec], elements: int) -> None:
+    compiled, plain = codecs
+    assert isinstance(compiled, BlockCodec | FloatCodec)
+    assert isinstance(plain, BlockCodec | FloatCodec)
+    x, size = torch.randn(5 * elements), compiled.wire_bytes(elements)
+    data, expected = bytearray(b"\x55" * 5 * size), wires(plain, elements, 5)
+    first = compiled.wire(memoryview(data)[:size], elements)
+    assert compiled.encode_chunks(x, first, 5) is True
+    for vector, wire in zip(x.split(elements), expected, strict=True):
+        assert plain.encode(vector, wire)
+    assert bytes(data) == b"".join(bytes(wire.data) for wire in expected)
+    out, chunk = torch.empty(5 * elements), torch.empty(elements)
+    assert compiled.decode_chunks(first, 5, out)
+    for number, wire in enumerate(expected):
+        plain.decode(wire, chunk)
+        assert torch.equal(out[number * elements : (number + 1) * elements], chunk)
+    x[3 * elements + 7] = float("nan")
+    assert compiled.encode_chunks(x, first, 5) is False
+    assert plain.encode_chunks(x, expected[0], 5) is None
+    assert not plain.decode_chunks(expected[0], 5, out)

@@ -509,7 +509,7 @@ def two_with_a_clock():
     """Two exchanges that send again after 1 s, at their clock's time; all records of ``a`` towards ``b`` have been handed out."""
     net, clock = Net(2), [100.0]
     a, b = net.peers
-    node = net.nodes[a] = Exchange(a, emit=net.events[a].append, clock=lambda: clock[0], resend_after_s=1.0)
+    node = net.nodes[a] = Exchange(a, emit=net.events[a].append, clock=lambda: clock[0], resend_after_s=lambda: 1.0)
     node.lane_up(b)
     vectors = {cid_of(i): vector(600, i) for i in range(2)}
     plan = make_plan([(p, cid_of(i), 1) for i, p in enumerate(net.peers)], net.peers, 600, 100, "fp32")
@@ -556,7 +556,7 @@ def test_what_a_lost_lane_had_is_sent_again_at_once():
 def test_of_several_lanes_a_lost_one_costs_what_was_on_it():
     net, clock = Net(2), [100.0]
     a, b = net.peers
-    node = net.nodes[a] = Exchange(a, emit=net.events[a].append, clock=lambda: clock[0], resend_after_s=1.0)
+    node = net.nodes[a] = Exchange(a, emit=net.events[a].append, clock=lambda: clock[0], resend_after_s=lambda: 1.0)
     other = net.nodes[b]
     node.lane_up(b, 1)
     node.lane_up(b, 2)

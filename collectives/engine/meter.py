@@ -1,0 +1,113 @@
+"""What a node's links can carry, from what its lanes carry: a state machine without I/O.
+
+Bytes sent a second do not tell a capacity, as a member that waits for others sends little. So a window counts for the uplink only if some
+lane had unacknowledged bytes all the time and was not held up by its receiver: the network was the limit. Then all lanes together carried
+what the uplink gives, or less where only the other end was slow; therefore the estimate is a maximum, which decays with the time in which
+there was something to measure. Bytes count when the kernel has them acknowledged: the sender's buffers are not in it. Of a downlink nobody
+at its end can say whether more would have come: it is known only where its owner has set a limit.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ..pace import Pace
+
+WINDOW_S = 0.15
+STRETCH_S = 0.4  # of them make an estimate of an uplink: acknowledgements come in bunches where the way back has a queue
+PAUSE_S = 1.0  # a window that became so long says nothing: this process was stopped
+BUSY, HELD_UP = 0.9, 0.1  # shares of a window
+HALF_LIFE_S = 20.0  # of the estimate, in time measured
+FASTEST = 125_000_000  # bytes/s; above, the processor is the limit
+SAME = 1.25  # what is announced stays while the estimate is within this factor of it
+LEAST_BYTES = 65_536  # a window with fewer says nothing
+
+_INFO = struct.Struct("=8x24I4Q6I4Q")  # struct tcp_info up to tcpi_sndbuf_limited, Linux 4.10 and newer
+
+
+class Reading(NamedTuple):
+    """Counters of one lane since it began: bytes acknowledged and received, seconds with bytes under way, and held up by the receiver."""
+
+    acked: int
+    received: int
+    busy_s: float
+    held_up_s: float
+    rtt_s: float = 0.0
+
+
+def read_socket(sock: socket.socket) -> Reading | None:
+    """What the kernel says of a TCP connection, or None where it does not."""
+    option = getattr(socket, "TCP_INFO", None)
+    if option is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return None
+    try:
+        raw = sock.getsockopt(socket.IPPROTO_TCP, option, _INFO.size)
+    except OSError:
+        return None
+    if len(raw) < _INFO.size:
+        return None
+    fields = _INFO.unpack(raw)
+    acked, received, busy_us, held_up_us = fields[26], fields[27], fields[35], fields[36]
+    return Reading(acked, received, busy_us / 1e6, held_up_us / 1e6, fields[15] / 1e6)
+
+
+class Meter:
+    """The estimate of one node. ``max_up``, ``max_down``: bytes/s it was told not to exceed, 0 for none."""
+
+    def __init__(self, max_up: int = 0, max_down: int = 0) -> None:
+        self._max_up, self._max_down = max_up, max_down
+        self._up = Peak()  # while the network was the limit
+        self._sent, self._received = Peak(), Peak()
+        self._stretch = 0, 0.0  # bytes and seconds of windows in a row in which the network was the limit
+        self._rtt_s = 0.0
+        self._before: Mapping[int, Reading] = {}
+        self._since = 0.0
+
+    def read(self, now: float, lanes: Mapping[int, Reading]) -> None:
+        """Counters of the present lanes, by lane number, at least WINDOW_S after those before."""
+        elapsed = now - self._since
+        both = [(before, lanes[number]) for number, before in self._before.items() if number in lanes]
+        self._since, self._before = now, dict(lanes)
+        self._rtt_s = max((reading.rtt_s for reading in lanes.values()), default=0.0)
+        if elapsed > PAUSE_S or not both:
+            return
+        acked, received = sum(new.acked - old.acked for old, new in both), sum(new.received - old.received for old, new in both)
+        self._sent.sample(acked, elapsed)
+        self._received.sample(received, elapsed)
+        if any(new.busy_s - old.busy_s >= BUSY * elapsed and new.held_up_s - old.held_up_s <= HELD_UP * elapsed for old, new in both):
+            self._stretch = self._stretch[0] + acked, self._stretch[1] + elapsed
+            if self._stretch[1] < STRETCH_S:
+                return
+            self._up.sample(*self._stretch)
+        self._stretch = 0, 0.0
+
+    def due(self, now: float) -> bool:
+        """Whether it is time to `read`."""
+        return now - self._since >= WINDOW_S
+
+    @property
+    def pace(self) -> Pace:
+        """What to announce."""
+        up, down = self._up.said, self._max_down
+        if self._max_up:
+            up = min(up or self._max_up, self._max_up)
+        return Pace(up, down, min(self._sent.said, self._received.said), self._rtt_s)
+
+
+class Peak:
+    """A decaying maximum of rates. What is ``said`` changes only when it has moved clearly."""
+
+    def __init__(self) -> None:
+        self.said = 0
+        self._best = 0.0
+
+    def sample(self, nbytes: int, elapsed_s: float) -> None:
+        """So many bytes in a window."""
+        if nbytes < LEAST_BYTES:
+            return
+        self._best = min(FASTEST, max(nbytes / elapsed_s, self._best * 0.5 ** (elapsed_s / HALF_LIFE_S)))
+        if not self.said / SAME <= self._best <= self.said * SAME:
+            self.said = int(self._best)

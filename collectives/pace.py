@@ -1,0 +1,18 @@
+"""How fast a member's links are, as far as it has measured: what sizes parts and deadlines."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Pace(NamedTuple):
+    """Of one member, in bytes/s to or from all others together.
+
+    ``up`` and ``down``: what the links can carry, 0 while that is not known; ``proven``: what they carried both ways, at least; ``rtt_s``: the
+    round-trip time to the furthest of them.
+    """
+
+    up: int = 0
+    down: int = 0
+    proven: int = 0
+    rtt_s: float = 0.0

@@ -1,0 +1,37 @@
+"""The scripts that measure reductions run, small, and print what they promise. No figure is looked at: the machine may be busy."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from house import ROOT
+
+pytestmark = pytest.mark.slow
+
+
+def printed(script: str, *arguments: str) -> dict[str, Any]:
+    """The JSON object that a script prints as its last line."""
+    command = [sys.executable, str(ROOT / "scripts" / script), "--peers", "2", "--elements", "5000", "--reps", "1", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_all_reduce_beside_gloo() -> None:
+    result = printed("bench_allreduce.py", "--outliers")
+    assert result["bit_equal"]
+    assert 0 < result["relative_error"] < 0.02
+    assert 0 < result["relative_error_outliers"] < 0.2  # few elements: a whole block stands beside the outlier
+    keys = ["seconds", "cpu_seconds", "ratio_to_gloo", "cpu_ratio_to_gloo", "engine_memory_mib", "decision_ms", "bytes_sent"]
+    assert all(result[key] is not None for key in keys)
+
+
+def test_python_work_beside_a_reduction() -> None:
+    result = printed("bench_busy.py")
+    assert {sample["where"] for sample in result["runs"] if sample["ok"]} == {"script", "other"}
+    assert result["round_ratio"] > 0
+    assert result["loop_ratio"] > 0
