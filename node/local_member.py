@@ -126,6 +126,10 @@ class LocalMember:
                     *self.traffic(),
                     elapsed_s=self.clock() - pending.since,
                 )
+            case ev.BranchAdvanced(cid=cid) if self._pending is not None and self._pending[0] == cid:
+                pending, self._pending = self._pending[1], None
+                elapsed = self.clock() - pending.since
+                pending.outcome = Outcome("uncertified", event.round, event.contributors, event.counted, (), *self.traffic(), elapsed)
             case ev.ContributionRefused(cid=cid) if self._pending is not None and self._pending[0] == cid:
                 pending = self._pending[1]
                 self._pending = None
