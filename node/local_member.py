@@ -129,6 +129,10 @@ class LocalMember:
                     *self.traffic(),
                     elapsed_s=self.clock() - pending.since,
                 )
+            case ev.BranchAdvanced() if pending is not None and event.cid == cid:
+                del self._pending[fragment]
+                elapsed = self.clock() - pending.since
+                pending.outcome = Outcome("uncertified", event.round, event.contributors, event.counted, (), *self.traffic(), elapsed)
             case ev.ContributionRefused() if pending is not None and event.cid == cid:
                 del self._pending[fragment]
                 pending.outcome = Outcome("committed", self._session(fragment).completed, reason=f"refused: {event.reason}")
