@@ -18,6 +18,7 @@ groups         parts of a configuration: lines of a grid, pairs
 messages       the round's control messages: typed, bounded
 codecs/        the formats of encoded values
 codec          a chunk of float32 values and its wire bytes, named; the grid of a vector's chunks
+device         such a vector encoded and decoded where its values lie
 encoded        a whole vector of such chunks
 digest         hashes of chunks, parts and states
 pace           how fast a member's links are

@@ -25,7 +25,7 @@ from blake3 import blake3
 from .errors import LocalProtocolError
 from .identifiers import HASH_BYTES, PeerId
 from .layout import make_layout
-from .plain import WORD_BYTES, bytes_of, flat_of, kind_of, operate, plainly, texts, whole, words_of
+from .plain import DEVICES, WORD_BYTES, bytes_of, flat_of, kind_of, operate, plainly, texts, whole, words_of
 from .swarm import Call, Operating, Outcome, Swarm
 
 if TYPE_CHECKING:
@@ -123,7 +123,8 @@ def all_reduce(
     swarm: Swarm, tensor: Tensor, *, op_id: str, op: Literal["mean", "sum", "max"] = "mean", weight: int = 1, deadline_s: float = 60.0,
     codec: str = "", everyone: bool = False,
 ) -> Handle[Outcome]:  # fmt: skip
-    """Mean weighted by ``weight``, sum or maximum over all members that call it, in place when committed: float32, contiguous, CPU.
+    """Mean weighted by ``weight``, sum or maximum over all members that call it, in place when committed: float32, contiguous, on
+    the CPU or a GPU, where it is then encoded and decoded.
 
     ``codec``: how values travel; "" is the run's. A tensor with NaN or infinity ends as "open". Raises what `Swarm.operate` raises.
     """
@@ -312,7 +313,7 @@ def _floats(tensor: Tensor, op: str, weight: int) -> Tensor:
         raise LocalProtocolError(f"a reduction is a mean, sum or max, not {op!r}", hint="modular_sum is for integers")
     if whole(weight, "weight") < 1 or (op != "mean" and weight != 1):
         raise LocalProtocolError(f"{op} of weight {weight}: a mean takes a weight of at least 1, {op} no other than 1")
-    return flat_of(tensor, torch.float32)
+    return flat_of(tensor, torch.float32, devices=DEVICES)
 
 
 def call_of(

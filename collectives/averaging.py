@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Literal
 from .api import call_of
 from .errors import AtollError, LocalProtocolError
 from .groups import MAX_DIMENSIONS, grid_dims, is_cube
-from .plain import flat_of, operate, plainly, whole
+from .plain import DEVICES, flat_of, operate, plainly, whole
 from .swarm import Call, Operating, Outcome, Status, Swarm
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def average(
     swarm: Swarm, tensor: Tensor, *, op_id: str, plan: Literal["grid", "pairwise"] = "grid", dims: int | Sequence[int] | None = None,
     rounds: int | None = None, weight: int | None = None, deadline_s: float = 60.0, codec: str = "", everyone: bool = False,
 ) -> Averaging:  # fmt: skip
-    """Mean over the members that call it, step by step, in place when committed: float32, contiguous, CPU.
+    """Mean over the members that call it, step by step, in place when committed: float32, contiguous, CPU or GPU.
 
     ``dims``: of the grid; a number of dimensions (2) has sizes made for the configuration. ``rounds``: of pairs (as many as make a hypercube).
     ``weight``: None (each value counts alike; `Averaged.exact` can be told) or what the tensor counts; all callers give one or none does.
@@ -76,7 +76,7 @@ def average(
     """
     import torch
 
-    flat = flat_of(tensor, torch.float32)
+    flat = flat_of(tensor, torch.float32, devices=DEVICES)
     if plan not in ("grid", "pairwise") or (rounds is not None and plan == "grid") or (dims is not None and plan != "grid"):
         raise LocalProtocolError(
             f"average knows plan='grid' with dims= and plan='pairwise' with rounds=, not {plan!r} with dims={dims}, rounds={rounds}"
@@ -115,7 +115,7 @@ class Averaging:
     """An average under way (a Pending[Averaged])."""
 
     def __init__(self, swarm: Swarm, target: Tensor, calls: Sequence[Call], plan: str, weight: int, plain: bool) -> None:
-        self._swarm, self._target, self._value = swarm, target, flat_of(target.clone())
+        self._swarm, self._target, self._value = swarm, target, flat_of(target.clone(), devices=DEVICES)
         self._calls, self._plan, self._weight, self._plain = calls, plan, weight, plain
         self._steps: list[Outcome] = []
         self._cancelled = False

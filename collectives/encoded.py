@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from . import device
 from .codec import Grid, Wire, get_codec
 from .codecs import kernels
 from .codecs.blocks import BlockCodec
@@ -40,7 +41,9 @@ class EncodedVector:
         return wire
 
     def encode(self, flat: Tensor) -> bool:
-        """Write float32 (numel,), contiguous. False when an encoded value is not finite: others must not get these bytes."""
+        """Write float32 (numel,), contiguous, on any device. False when an encoded value is not finite: others must not get these bytes."""
+        if flat.device.type != "cpu":
+            return device.encode(self, flat)
         finite = True
         for codec, elements, first, stop in self.grid.runs():
             start = first * self.grid.chunk_elements
@@ -54,13 +57,16 @@ class EncodedVector:
         return finite
 
     def decode(self, out: Tensor) -> None:
-        """Read into float32 (numel,), contiguous."""
+        """Read into float32 (numel,), contiguous, on any device."""
+        if out.device.type != "cpu":
+            return device.decode(self, out)
         for codec, elements, first, stop in self.grid.runs():
             start = first * self.grid.chunk_elements
             values = out[start : start + (stop - first) * elements]
             if not (isinstance(codec, BlockCodec | FloatCodec) and codec.decode_chunks(self.wire(first), stop - first, values)):
                 for chunk, part in enumerate(values.split(elements), first):
                     codec.decode(self.wire(chunk), part, cold=True)
+        return None
 
 
 def why_refused(flat: Tensor, layout: Layout, codec: str) -> str:

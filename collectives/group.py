@@ -14,6 +14,7 @@ from blake3 import blake3
 from .identifiers import HASH_BYTES, PeerId
 
 MAX_MEMBERS = 256
+MAX_PATH = 2048  # contributions in all rounds of a branch
 MAX_PEER_ID = 128
 MAX_CODEC_NAME = 64
 MAX_LOG_NAME = 160
@@ -102,14 +103,15 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     """Entry ``round`` of a log: everything the round changes. Entry 0 is the genesis, signed by the organiser.
 
     ``base`` is the hash of the entry before; ``base_state`` the Merkle root of (anchor, momentum) before this entry is applied
-    (of the initial state, for the genesis and entry 1). Without contributors the entry only changes the configuration.
+    (of the initial state, for the genesis and entry 1). Without contributors the entry only changes the configuration. An entry that
+    adopts a branch names the contributions of all its rounds (`round.merging`).
     """
 
     log: LogName
     round: Count
     base: Hash
     base_state: Hash
-    contributors: Annotated[tuple[Contributor, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
+    contributors: Annotated[tuple[Contributor, ...], msgspec.Meta(max_length=MAX_PATH)]
     parts: Annotated[tuple[Part, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
     part_digests: Annotated[tuple[Hash, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
     numel: Count

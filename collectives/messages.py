@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 
 from .errors import RemoteProtocolError
-from .group import MAX_MEMBERS, Certified, Cid, Count, Entry, Hash, LogName, Plan
+from .group import MAX_MEMBERS, MAX_PATH, Certified, Cid, Contributor, Count, Entry, Hash, LogName, Plan
 from .identifiers import PeerId
 from .layout import Layout
 
@@ -57,12 +57,26 @@ class Accepted1(msgspec.Struct, frozen=True, array_like=True):
     entry: Entry
 
 
+class Tip(msgspec.Struct, frozen=True, array_like=True):
+    """Where a branch stands: ``length`` rounds over ``contributors`` in all, after the entry with hash ``base``.
+
+    ``digest`` is the part digest of the state reached, as the entry has it that adopts the branch (`round.merging`).
+    """
+
+    log: LogName
+    base: Hash
+    length: Annotated[int, msgspec.Meta(ge=1, le=MAX_PATH)]
+    contributors: Annotated[tuple[Contributor, ...], msgspec.Meta(min_length=1, max_length=MAX_PATH)]
+    digest: Hash
+
+
 class Promise(msgspec.Struct, frozen=True, array_like=True, tag="promise"):
-    """Answer to Prepare."""
+    """Answer to Prepare. ``tip``: the branch that this member is on, for want of a quorum."""
 
     ballot: Count
     accepted: Accepted1 | None
     ready: Ready | None
+    tip: Tip | None = None
 
 
 class PlanMessage(msgspec.Struct, frozen=True, array_like=True, tag="plan"):
@@ -143,13 +157,40 @@ class Offer(msgspec.Struct, frozen=True, array_like=True, tag="offer"):
     layout: Layout | None
 
 
+class Fork(msgspec.Struct, frozen=True, array_like=True, tag="fork"):
+    """To all whom I can reach, while no quorum is in sight: let us go on together in the log that begins with ``genesis``.
+
+    ``path``: the branch that it continues; None begins at the open round's state.
+    """
+
+    genesis: Entry
+    path: Tip | None
+
+
+class Consent(msgspec.Struct, frozen=True, array_like=True, tag="consent"):
+    """Answer to Fork: a vote for its genesis, as in the log that it begins."""
+
+    genesis: Hash
+    signature: Annotated[bytes, msgspec.Meta(max_length=64)]
+
+
+class Begin(msgspec.Struct, frozen=True, array_like=True, tag="begin"):
+    """Everyone in a fork has consented: its genesis, with all their votes."""
+
+    genesis: Certified
+    path: Tip | None
+
+
 class Gone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):
     """What you asked for is no longer here. Ask another member, or for a newer state."""
 
     name: Hash
 
 
-Body = Ready | Prepare | Promise | PlanMessage | Missing | Need | Accept | Accepted | Fetch | Catch | Join | Get | AskState | Offer | Gone
+Body = (
+    Ready | Prepare | Promise | PlanMessage | Missing | Need | Accept | Accepted | Fetch | Catch | Join | Get | AskState | Offer | Gone
+    | Fork | Consent | Begin
+)  # fmt: skip
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):

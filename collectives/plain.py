@@ -20,14 +20,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 WORD_BYTES = 4
+CPU = ("cpu",)
+DEVICES = ("cpu", "cuda")
 DISPATCH = "__torch_dispatch__"  # a tensor that has its own (DTensor, a fake one) is not what its memory says
 
 
-def flat_of(tensor: Tensor, dtype: Any = None) -> Tensor:
+def flat_of(tensor: Tensor, dtype: Any = None, *, devices: Collection[str] = CPU) -> Tensor:
     """A tensor's elements in its own memory, without its history and whatever mode it was made in."""
     import torch
 
-    check_plain(tensor, dtype)
+    check_plain(tensor, dtype, devices)
     with plainly():
         flat = tensor.detach().view(-1)
         if not flat.is_inference():
@@ -97,21 +99,23 @@ def operate(swarm: Swarm, call: Call, values: Tensor) -> Operating:
         return swarm.operate(call, values)
 
 
-def check_plain(tensor: Any, dtype: Any = None) -> None:
+def check_plain(tensor: Any, dtype: Any = None, devices: Collection[str] = CPU) -> None:
     """Refuse what is not a tensor whose values are its memory: its bytes are read and written as they lie there. No dtype: any."""
     import torch
 
     given = tensor if isinstance(tensor, torch.Tensor) else None
-    if given is None or not _plain(given) or (dtype is not None and given.dtype != dtype):
+    if given is None or not _plain(given, devices) or (dtype is not None and given.dtype != dtype):
+        where = "CPU" if devices == CPU else "CPU or a GPU"
         kind = str(dtype).removeprefix("torch.") + " tensor" if dtype is not None else "tensor"
-        raise LocalProtocolError(f"this collective takes a non-empty {kind}, contiguous and on the CPU, not {_described(tensor)}")
+        raise LocalProtocolError(f"this collective takes a non-empty {kind}, contiguous and on the {where}, not {_described(tensor)}")
 
 
-def _plain(tensor: Tensor) -> bool:
+def _plain(tensor: Tensor, devices: Collection[str]) -> bool:
     import torch
 
     ours = getattr(type(tensor), DISPATCH) is getattr(torch.Tensor, DISPATCH)
-    dense = ours and not tensor.is_nested and not tensor.is_quantized and tensor.layout == torch.strided and tensor.device.type == "cpu"
+    dense = ours and not tensor.is_nested and not tensor.is_quantized and tensor.layout == torch.strided and tensor.device.type in devices
+    dense = dense and not (tensor.is_inference() and tensor.device.type != "cpu")  # nobody outside of its mode could write to it
     return bool(dense and not tensor.is_conj() and not tensor.is_neg() and tensor.is_contiguous() and tensor.numel())
 
 

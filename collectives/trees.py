@@ -116,15 +116,15 @@ def trees_of(plan: Plan | Entry, reducer: StreamingReducer) -> tuple[Tree, ...]:
     )
 
 
-def senders_of(plan: Plan) -> dict[bytes, frozenset[PeerId]]:
-    """Who sends what, by its cid: the contributions of a plan, and its partial sums (one may be made by several, for a part each)."""
+def senders_of(plan: Plan, me: PeerId) -> dict[bytes, frozenset[PeerId]]:
+    """By cid, who sends what ``me`` adds up, and what it sends itself (a partial sum may be made by several, for a part each)."""
     found = {c.cid: frozenset((c.member.peer,)) for c in plan.contributors}
     reducer = REDUCERS.get(plan.reducer)
     if plan.topology.kind != "butterfly" and reducer is not None and reducer.form == "streaming":
         for tree in trees_of(plan, reducer):
-            for peer in tree.parents:
-                if (term := tree.sent(peer)) is not None:
-                    found[term.cid] = found.get(term.cid, frozenset()) | {peer}
+            total, sent = tree.sum(me), tree.sent(me)
+            for term in (*(total.terms if total is not None else ()), *((sent,) if sent is not None else ())):
+                found[term.cid] = found.get(term.cid, frozenset()) | {term.peer}
     return found
 
 

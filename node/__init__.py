@@ -4,7 +4,7 @@
 
 loads neither trio nor libp2p nor torch. Rooms, lowest first:
 
-    paths, config      where files lie, and settings
+    paths, bandwidth, config   where files lie, and settings
     strict_toml, manifest, invite   what a run is, and how one gets into it
     shared_memory      contribution and anchor, between node and script
     net/               libp2p, DHT, lanes

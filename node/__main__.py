@@ -29,6 +29,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--lane-port", type=int, default=DEFAULT_LANE_PORT, help="TCP port for bulk data (0: any)")
     parser.add_argument("--bootstrap", action="append", metavar="ADDR", help="/ip4/HOST/tcp/PORT/p2p/PEER; may be repeated")
     parser.add_argument("--announce", action="append", default=[], metavar="ADDR", help="address that others should dial; may be repeated")
+    parser.add_argument("--max-up", metavar="RATE", help="limit of bulk data sent, such as 20Mbit/s")
+    parser.add_argument("--max-down", metavar="RATE", help="limit of bulk data received")
     parser.add_argument("--site", metavar="LABEL", help="label of the place where this machine is")
     parser.add_argument("--json", action="store_true", help="say where it listens, or why it cannot, as one JSON object on stdout")
     parser.add_argument("--private", action="store_true", help="belong to the script that started this node")
@@ -91,6 +93,8 @@ def _options(args: argparse.Namespace) -> NodeOptions:
         "node.port": args.port,
         "node.listen": tuple(args.listen or ()),
         "node.bootstrap": tuple(args.bootstrap or ()),
+        "node.max_up": args.max_up,
+        "node.max_down": args.max_down,
         "node.site": args.site,
     }
     loaded = load_config(find_paths(args.home), flags)
@@ -107,6 +111,7 @@ def _options(args: argparse.Namespace) -> NodeOptions:
         args.parent_pid,
         args.parent_fd,
         loaded.config.node.site,
+        loaded.config.limits,
     )
 
 

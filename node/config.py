@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import msgspec
 
 from ..collectives.errors import ConfigError
+from .bandwidth import bytes_per_s
 from .paths import Paths, storage_error, write_atomic
 from .strict_toml import convert, parse_toml
 
@@ -29,6 +30,8 @@ class NodeTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bootstrap: Addresses = ()  # peers to ask first, beside those of invites and of the peer cache
     announce: Addresses = ()  # addresses that others should dial, where they differ (a forwarded port)
     lane_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 0  # TCP port for bulk data; 0: any free port
+    max_up: str = ""  # what bulk data may send, such as 20Mbit/s; empty: no limit
+    max_down: str = ""  # and receive
     site: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{0,64}$")] = ""  # the same label at all nodes of one fast network
 
 
@@ -41,6 +44,11 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def listen_addresses(self) -> tuple[str, ...]:
         """Multiaddrs to listen on."""
         return self.node.listen or (f"/ip4/0.0.0.0/tcp/{self.node.port}",)
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        """What bulk data may take up and down, in bytes/s; 0 for no limit. Raises ConfigError."""
+        return bytes_per_s(self.node.max_up, "node.max_up"), bytes_per_s(self.node.max_down, "node.max_down")
 
 
 class Loaded(msgspec.Struct, frozen=True):

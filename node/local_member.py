@@ -126,6 +126,10 @@ class LocalMember:
                     *self.traffic(),
                     elapsed_s=self.clock() - pending.since,
                 )
+            case ev.BranchAdvanced(cid=cid) if self._pending is not None and self._pending[0] == cid:
+                pending, self._pending = self._pending[1], None
+                elapsed = self.clock() - pending.since
+                pending.outcome = Outcome("uncertified", event.round, event.contributors, event.counted, (), *self.traffic(), elapsed)
             case ev.ContributionRefused(cid=cid) if self._pending is not None and self._pending[0] == cid:
                 pending = self._pending[1]
                 self._pending = None
@@ -225,7 +229,7 @@ class LocalMember:
             raise LocalProtocolError(f"{call.name} is under way", hint="wait() for it; give every operation its own op_id")
         operations, cid = node.session.operations, self._rng.randbytes(16)
         operation = operations.prepare(self.clock(), call, source.numel())
-        vector = placed(source.detach().view(-1).clone(), operation.machine.shape.numel, operation.peers, self.peer)
+        vector = placed(source.detach().view(-1).to("cpu", copy=True), operation.machine.shape.numel, operation.peers, self.peer)
         running = self._operations[call.op_id] = LocalOperating(self, call, cid, tuple(operation.peers), vector.numel())
         try:  # `start` may tell at once what the others have reduced
             with node.alive():

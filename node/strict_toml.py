@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from typing import Any, TypeVar, cast
+from collections.abc import Sequence
+from typing import Any, Literal, TypeVar, cast, get_args, get_origin
 
 import msgspec
 
@@ -41,7 +42,7 @@ def convert(table: dict[str, Any], kind: type[T], name: str) -> T:
 def _explain(text: str, kind: type[msgspec.Struct], name: str) -> ConfigError:
     if found := _UNKNOWN.match(text):
         path, field = found["path"] or "$", found["field"]
-        known = _fields_at(kind, path)
+        known = [field.name for field in _fields_at(kind, path)]
         close = difflib.get_close_matches(field, known, n=1, cutoff=0.5)
         hint = f"Did you mean `{close[0]}`?" if close else f"Known here: {', '.join(known)}"
         return ConfigError(f"{name} has an unknown key {path}.{field}", key=f"{path}.{field}", why="No setting has this name.", hint=hint)
@@ -54,13 +55,20 @@ def _explain(text: str, kind: type[msgspec.Struct], name: str) -> ConfigError:
         f"{name}: {path} is wrong: {found['what']}",
         key=path,
         why="The value has another type or lies out of range.",
-        hint=f"Change {path}.",
+        hint=_choices(kind, path) or f"Change {path}.",
     )
 
 
-def _fields_at(kind: Any, path: str) -> list[str]:
-    """The field names of the struct at a msgspec path such as ``$.train.outer``."""
+def _choices(kind: Any, path: str) -> str:
+    """What a value at a path may be, where it is one of a few words."""
+    parent, _, name = path.rpartition(".")
+    wanted = next((field.type for field in _fields_at(kind, parent) if field.name == name), None)
+    return f"Choose one of: {', '.join(map(str, get_args(wanted)))}" if get_origin(wanted) is Literal else ""
+
+
+def _fields_at(kind: Any, path: str) -> Sequence[msgspec.structs.FieldInfo]:
+    """The fields of the struct at a msgspec path such as ``$.train.outer``."""
     for step in [s for s in re.split(r"[.\[\]]+", path.removeprefix("$")) if s]:
         fields = {f.name: f.type for f in msgspec.structs.fields(kind)}
         kind = fields.get(step, kind)
-    return [field.name for field in msgspec.structs.fields(kind)] if isinstance(kind, type) and issubclass(kind, msgspec.Struct) else []
+    return msgspec.structs.fields(kind) if isinstance(kind, type) and issubclass(kind, msgspec.Struct) else ()

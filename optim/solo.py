@@ -222,8 +222,8 @@ class SoloSwarm:
     def operate(self, call: Call, source: Tensor) -> Alone:
         """See `Swarm`: whatever the reduction, over one member it is ``source`` itself."""
         self._check_open()
-        if not _plain(source) or not source.numel():
-            raise LocalProtocolError(f"{call.name} takes a non-empty float32 tensor, contiguous and on the CPU")
+        if source.dtype != torch.float32 or not source.is_contiguous() or not source.numel():
+            raise LocalProtocolError(f"{call.name} takes a non-empty float32 tensor, contiguous")
         if call.op_id in self._operations:
             raise LocalProtocolError(f"{call.name} was called already", hint="give every operation its own op_id")
         self._operations.add(call.op_id)

@@ -10,11 +10,11 @@ if str(TESTS) not in sys.path:
     sys.path.append(str(TESTS))
 
 from faults import KINDS, PARTS, PHASES, TARGETS, Fault, Kind, Part, Phase, Target, fault  # noqa: E402
-from netns.lab import Lab, missing  # noqa: E402
+from netns.lab import Lab, LabError, missing  # noqa: E402
 from real_faults import NETWORK, Armed, Ledger, Seen, Watch  # noqa: E402
 from swarm_kit import Peer, Peers  # noqa: E402
 
 __all__ = [
-    "KINDS", "NETWORK", "PARTS", "PHASES", "TARGETS", "TESTS", "Armed", "Fault", "Kind", "Lab", "Ledger", "Part", "Peer", "Peers",
+    "KINDS", "NETWORK", "PARTS", "PHASES", "TARGETS", "TESTS", "Armed", "Fault", "Kind", "Lab", "LabError", "Ledger", "Part", "Peer", "Peers",
     "Phase", "Seen", "Target", "Watch", "fault", "missing",
 ]  # fmt: skip

@@ -39,12 +39,34 @@ from typing import Any, cast
 
 from _bench import CANNOT, emit, progress
 from _fault_table import OWNERS, Cell, Table, Trial, cells
-from _kits import KINDS, NETWORK, PARTS, PHASES, TARGETS, Armed, Fault, Lab, Ledger, Part, Peer, Peers, Phase, Seen, Watch, fault, missing
+from _kits import (
+    KINDS,
+    NETWORK,
+    PARTS,
+    PHASES,
+    TARGETS,
+    Armed,
+    Fault,
+    Lab,
+    LabError,
+    Ledger,
+    Part,
+    Peer,
+    Peers,
+    Phase,
+    Seen,
+    Watch,
+    fault,
+    missing,
+)
+
+from atoll.collectives.errors import AtollError
 
 LONG_NAMES = {"reduce-scatter": "reduce", "all-gather": "gather", "decision": "decide"}
 NOTICED = ("stop", "blackhole", "slow")  # found out by silence
 RIGHT = ("exact", "bit_equal", "contributors_right", "committed", "survivors_counted", "kept", "next_round_ok")
 FAULT_FREE = 5
+BROKEN = (AssertionError, AtollError, LabError)  # a peer does not answer: this is no longer a swarm to measure with
 TRIES = 4  # times a trial is repeated when its fault comes too late
 
 
@@ -140,7 +162,7 @@ class Bench:
             self.ledger.common_round(self.next_seed())
             found["back_s"] = round(time.monotonic() - began, 3)
             return True
-        except AssertionError as error:
+        except BROKEN as error:
             progress(f"the next round: {error}")
             return False
 
@@ -148,7 +170,7 @@ class Bench:
 def attempts(options: argparse.Namespace, bench: Bench, cell: Cell) -> Iterator[Trial]:
     """Trials of a cell until enough have met their phase. The first strikes as the phase begins, the others anywhere in it.
 
-    Raises AssertionError when a peer does not answer: this is no longer a swarm to measure with.
+    Raises one of BROKEN when the swarm is of no more use.
     """
     in_turn: Sequence[str] = ("node", "script") if cell.kind in ("kill", "stop") else ("both",)  # the others strike a whole peer
     parts = in_turn if options.part == "turn" else (options.part,)
@@ -164,6 +186,7 @@ def attempts(options: argparse.Namespace, bench: Bench, cell: Cell) -> Iterator[
         shown = " ".join(f"{key}={value}" for key, value in found.items() if key != "fault")
         progress(f"trial {number + 1}: {found['fault']}: {shown}")
         yield found
+        assert found["next_round_ok"], "the rounds after it did not work"
         if hits == cell.reps:
             return
 
@@ -191,10 +214,11 @@ def one(options: argparse.Namespace, bench: Bench) -> None:
     trials: list[Trial] = []
     try:
         trials.extend(attempts(options, bench, cell))
-    except AssertionError as error:
+    except BROKEN as error:
         progress(f"{cell}: {error}")
         trials.append({"fault": str(cell), "hit": True, "error": str(error)[:2000], **dict.fromkeys(RIGHT, False)})
-    emit("bench_faults", vars(options), trials, **summary(trials, bench, cell))
+    settings = {key: value for key, value in vars(options).items() if not isinstance(value, Path)}
+    emit("bench_faults", settings, trials, **summary(trials, bench, cell))
 
 
 def table(options: argparse.Namespace) -> bool:
@@ -208,7 +232,7 @@ def table(options: argparse.Namespace) -> bool:
         with started(options) as bench:
             try:
                 bench.warm_up()
-            except AssertionError as error:
+            except BROKEN as error:
                 progress(f"cannot measure: {error}")
                 lost += 1
                 continue
@@ -218,7 +242,7 @@ def table(options: argparse.Namespace) -> bool:
                 try:
                     for trial in attempts(options, bench, cell):
                         trials.append(trial)
-                except AssertionError as error:
+                except BROKEN as error:
                     progress(f"{cell}: {error}")
                     broken = str(error) or repr(error)
                 found.add(cell, summary(trials, bench, cell), trials, broken, bench.swarm.all, seed)
@@ -277,7 +301,7 @@ def main() -> int:
     try:
         with started(options) as bench:
             one(options, bench)
-    except AssertionError as error:
+    except BROKEN as error:
         progress(f"cannot measure: {error}")
         return 1
     return 0

@@ -246,7 +246,6 @@ class Net:
 
     def repair(self, plan: Plan) -> None:
         """What a session does: report, then ask for what is lacking."""
-        cid_owner = senders_of(plan)
         for peer in self.peers:
             if peer in self.down:
                 continue
@@ -255,7 +254,7 @@ class Net:
             for event in self.events[peer][seen:]:
                 assert isinstance(event, Report)
                 for cid, spans in event.missing.items():
-                    for sender in cid_owner[cid] - self.down:
+                    for sender in senders_of(plan, peer)[cid] - self.down:
                         self.nodes[sender].resend_parts(peer, plan.plan_id, cid, spans)
                 for owner, spans in event.lacking.items():
                     if owner not in self.down:

@@ -58,9 +58,10 @@ class Peer:
     """One peer: its script process, and through it its node."""
 
     def __init__(
-        self, name: str, home: Path, run: str, numel: int, port: int = 0, script: Path = PEER_SCRIPT, host: Host | None = None
-    ) -> None:
-        self.script, self.host = script, host
+        self, name: str, home: Path, run: str, numel: int, port: int = 0, script: Path = PEER_SCRIPT, host: Host | None = None,
+        site: str = "",
+    ) -> None:  # fmt: skip
+        self.script, self.host, self.site = script, host, site
         self.name, self.home, self.run, self.numel, self.port = name, home, run, numel, port
         self.peer, self.node_pid = "", 0
         self._answers: queue.Queue[dict[str, Any]] = queue.Queue()
@@ -69,7 +70,12 @@ class Peer:
     def start(self) -> None:
         """Start the script (again)."""
         address = self.host.address if self.host else "127.0.0.1"
-        environment = {**os.environ, "ATOLL_NODE__LISTEN": f"/ip4/{address}/tcp/{self.port}", "OMP_NUM_THREADS": "1"}
+        environment = {
+            **os.environ,
+            "ATOLL_NODE__LISTEN": f"/ip4/{address}/tcp/{self.port}",
+            "OMP_NUM_THREADS": "1",
+            "ATOLL_NODE__SITE": self.site,
+        }
         command = [sys.executable, str(self.script), str(self.home), self.run, str(self.numel)]
         if self.host:
             command = self.host.command(command)
@@ -143,13 +149,15 @@ class Peer:
 
 
 class Peers:
-    """A swarm of real peers; a context manager. With ``hosts``, one a peer, each has a network of its own."""
+    """A swarm of real peers; a context manager. With ``hosts``, one a peer, each has a network of its own. ``sites``: their labels."""
 
     def __init__(
-        self, folder: Path, count: int, numel: int, script: Path = PEER_SCRIPT, *, hosts: Sequence[Host] = (), manifest: str = MANIFEST
-    ) -> None:
+        self, folder: Path, count: int, numel: int, script: Path = PEER_SCRIPT, *, hosts: Sequence[Host] = (), manifest: str = MANIFEST,
+        sites: Sequence[str] = (),
+    ) -> None:  # fmt: skip
         self.numel = numel
         on: list[Host | None] = [*hosts] or [None] * count
+        at = [*sites] or [""] * count
         home, port = folder / "p0", free_port()
         paths = find_paths(home)
         paths.ensure()
@@ -158,11 +166,11 @@ class Peers:
         save_run(paths, signed)
         address = f"/ip4/{on[0].address if on[0] else '127.0.0.1'}/tcp/{port}/p2p/{identity.peer}"
         self.invite = str(make_invite(signed.run_id, [address], identity, now_s=time.time()))
-        self.all = [Peer("p0", home, signed.run_id, numel, port, script, on[0])]
+        self.all = [Peer("p0", home, signed.run_id, numel, port, script, on[0], at[0])]
         try:
             self.all[0].expect("ready")
             for index in range(1, count):
-                self.all.append(Peer(f"p{index}", folder / f"p{index}", self.invite, numel, script=script, host=on[index]))
+                self.all.append(Peer(f"p{index}", folder / f"p{index}", self.invite, numel, script=script, host=on[index], site=at[index]))
             for peer in self.all[1:]:
                 peer.expect("ready")
         except BaseException:

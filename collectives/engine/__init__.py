@@ -2,6 +2,7 @@
 
 settings    EngineSettings, socket options
 poller      poll, or selectors
+bucket      limits of bytes a second
 meter       how fast this node's links are
 packing     which records are compressed
 lane        one socket: records, heartbeats

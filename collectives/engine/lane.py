@@ -17,6 +17,7 @@ from ..exchange import header as wire_header
 from ..exchange.header import BEAT, BEAT_HEADER, HEADER_BYTES
 from ..identifiers import PeerId
 from ..record_layer import PLAIN, TAG_BYTES, LaneKeys, Opener, Sealer
+from .bucket import Bucket
 from .packing import Packer, full_length, unpack
 
 BATCH_BYTES = 65_536  # small records are sent and received together up to this
@@ -46,7 +47,10 @@ class PeerFaultError(RemoteProtocolError):
 class Lane:
     """A lane to one peer. Methods raise NetworkError when the connection is gone, RemoteProtocolError when a record is not valid."""
 
-    def __init__(self, peer: PeerId, sock: socket.socket, keys: LaneKeys, path: str, now: float, number: int = 0, index: int = 0) -> None:
+    def __init__(
+        self, peer: PeerId, sock: socket.socket, keys: LaneKeys, path: str, now: float, number: int = 0, index: int = 0,
+        limits: tuple[Bucket, Bucket] = (Bucket(0), Bucket(0)),
+    ) -> None:  # fmt: skip
         self.peer = peer
         self.sock = sock
         self.fd = sock.fileno()
@@ -54,6 +58,7 @@ class Lane:
         self.number = number  # of the engine: no two have the same
         self.index = index  # among the lanes to this peer
         self.up = False  # the other end's first record has come
+        self.limit_up, self.limit_down = limits
         self.can_read = True
         self.can_write = True
         self.opened_at = self.heard_at = self.spoke_at = now
@@ -90,8 +95,11 @@ class Lane:
         if not self._pending and (not self.up or not self._fill(source)):
             self.packer.idle()
             return False
+        room = self.limit_up.room(now, len(self._pending))
+        if not room:
+            return False
         try:
-            count = self.sock.send(self._pending)
+            count = self.sock.send(self._pending if room == len(self._pending) else self._pending[:room])
         except (BlockingIOError, InterruptedError):
             self.can_write = False
             return False
@@ -99,10 +107,11 @@ class Lane:
             self._broken = True  # what the other end sent before it went may still be worth reading; that ends with an error soon
             self.can_read = True
             return True
+        self.limit_up.take(count)
         self.bytes_sent += count
         self.packer.sent(count, now)
         self.spoke_at = now
-        if count < len(self._pending):
+        if count < room:
             self.can_write = False
         self._pending = self._pending[count:]
         return True
@@ -111,8 +120,11 @@ class Lane:
         """Receive what is there, up to one batch of records. True when anything moved."""
         if not self.can_read:
             return False
+        room = self.limit_down.room(now, self._limit - self._have)
+        if not room:
+            return False
         try:
-            count = self.sock.recv_into(self._rx[self._have : self._limit])
+            count = self.sock.recv_into(self._rx[self._have : self._have + room])
         except (BlockingIOError, InterruptedError):
             self.can_read = False
             return False
@@ -120,6 +132,7 @@ class Lane:
             raise PeerLostError(f"lane broke: {error}", peer=self.peer) from None
         if count == 0:
             raise PeerLostError("lane was closed" + (" in the middle of a record" if self._have else ""), peer=self.peer)
+        self.limit_down.take(count)
         self.bytes_received += count
         self.heard_at = now
         self._have += count

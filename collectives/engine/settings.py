@@ -19,6 +19,8 @@ class EngineSettings:
     switch_interval_s: float = 0.0005  # of the interpreter while an engine lives; 5 ms would cost an all-reduce tenfold beside busy Python
     congestion: str | None = None  # TCP congestion control by name, such as "bbr"; None: the system's. Ignored where unavailable
     notsent_lowat_bytes: int | None = 131_072  # unsent bytes the kernel keeps: a heartbeat is never late behind megabytes
+    max_up: int = 0  # bytes/s over all lanes; 0: no limit
+    max_down: int = 0
     resend_after_s: float = 0.4  # what a lane took is under way for this long: not sent again, whoever asks
     user_timeout_s: float = 20.0  # the kernel's own verdict on unacknowledged data; a safety net, longer than any pause of a reader
 

@@ -20,6 +20,7 @@ from ..identifiers import PeerId
 from ..pace import Pace
 from ..record_layer import LaneKeys
 from ..reduce import Reducer
+from .bucket import Bucket
 from .lane import Lane, PeerFaultError
 from .meter import Meter, Reading, read_socket
 from .poller import READ, WRITE, make_poller
@@ -74,7 +75,8 @@ class EngineThread:
         self._wake_in.setblocking(False)
         self._stopping = False
         self._ended = False
-        self.meter = Meter()
+        self.meter = Meter(self.settings.max_up, self.settings.max_down)
+        self._limits = Bucket(self.settings.max_up), Bucket(self.settings.max_down)
         self._measured_at = 0.0
         self._closed_bytes = (0, 0)  # of lanes that are no more
         self._totals_lock = threading.Lock()
@@ -228,9 +230,10 @@ class EngineThread:
                     self._measure(now)
 
     def _wait(self, now: float) -> None:
+        up_s, down_s = (limit.wait_s(now) for limit in self._limits)
         for lane in self._order:
-            self._poller.watch(lane.fd, READ | (WRITE if lane.wants_write else 0))
-        timeout = self.settings.beat_s / 2 if self._order else IDLE_S
+            self._poller.watch(lane.fd, (0 if down_s else READ) | (WRITE if lane.wants_write and not up_s else 0))
+        timeout = min([self.settings.beat_s / 2 if self._order else IDLE_S, *(wait_s for wait_s in (up_s, down_s) if wait_s)])
         for fd, ready in self._poller.wait(0 if self._commands or self._stopping else timeout):
             if fd == self._wake_out.fileno():
                 with contextlib.suppress(BlockingIOError):
@@ -302,7 +305,7 @@ class EngineThread:
             if peer == self.me:
                 raise LocalProtocolError("a lane to oneself")
             tune(sock, self.settings)
-            lane = Lane(peer, sock, keys, path, time.monotonic(), number, index)
+            lane = Lane(peer, sock, keys, path, time.monotonic(), number, index, self._limits)
         except Exception:
             sock.close()
             raise

@@ -4,6 +4,7 @@ timing        every duration, with its reason
 journal       the Journal seam: what a member must not forget; MemoryJournal
 certificate   what votes sign; checking a chain of entries
 state         volatile state of the open round, shape of the vector, the actions a machine asks for
+merging       entries that adopt a branch
 catching      asking for what was decided, and answering those who lag
 patience      how long a reduction may take, from measured rates
 pulling       who is asked again for what has not come
@@ -16,10 +17,12 @@ from .certificate import check_chain, check_genesis, genesis_payload, vote_paylo
 from .convener import Convening, Phase
 from .journal import Journal, MemoryJournal
 from .machine import RoundMachine
+from .merging import BRANCH, adopted_rounds, adopts, branch_log, rounds_in, tip_entry
 from .state import OpenRound, RoundActions, Shape
 from .timing import Timing
 
 __all__ = [
+    "BRANCH",
     "Convening",
     "Journal",
     "MemoryJournal",
@@ -29,8 +32,13 @@ __all__ = [
     "RoundMachine",
     "Shape",
     "Timing",
+    "adopted_rounds",
+    "adopts",
+    "branch_log",
     "check_chain",
     "check_genesis",
     "genesis_payload",
+    "rounds_in",
+    "tip_entry",
     "vote_payload",
 ]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from .. import messages as m
+from ..group import Certified
 from ..identifiers import PeerId
 from .certificate import check_chain
 
@@ -32,8 +35,13 @@ class Catching:
         if len(self._answered) > REMEMBERED_ANSWERS:
             self._answered.clear()
         self._answered[key] = now
-        entries = tuple(machine.journal.entries[round_ : round_ + CATCH_ENTRIES])
-        machine.actions.send(peer, machine.log, round_, m.Catch(entries, machine.round, machine.actions.results_from()))
+        entries, size = list[Certified](), 0
+        for certified in machine.journal.entries[round_ : round_ + CATCH_ENTRIES]:
+            size += len(msgspec.msgpack.encode(certified))
+            if entries and size > m.MAX_MESSAGE_BYTES // 2:
+                break  # one that adopts a branch may be large
+            entries.append(certified)
+        machine.actions.send(peer, machine.log, round_, m.Catch(tuple(entries), machine.round, machine.actions.results_from()))
 
     def fetch(self, now: float, peer: PeerId) -> None:
         """The peer seems to be ahead: ask for what follows the newest entry known."""

@@ -13,6 +13,7 @@ from ..group import BUTTERFLY, Config, Contributor, Entry, Member, Part, Plan
 from ..identifiers import PeerId
 from ..partition import comparable, parts_for, slots_for
 from ..trees import Tree
+from .merging import adoption, best_tip
 from .patience import stuck_s, transfer_s
 from .ways import broken, held_up_by, plan_trees, topology_of
 
@@ -83,7 +84,9 @@ class Convening:
         if machine.open.decided or not machine.is_member:
             return
         if not self.active:
-            fresh = machine.ballot == 0 and machine.journal.promised <= 0 and not machine.journal.restarted
+            fresh = (
+                machine.ballot == 0 and machine.journal.promised <= 0 and not machine.journal.restarted and machine.actions.tip() is None
+            )
             if fresh and machine.journal.accepted is None and machine.convener_of(0) == machine.me:
                 self.begin(now, 0)
         elif machine.journal.promised > self.ballot:
@@ -106,7 +109,8 @@ class Convening:
         machine = self.machine
         if self.phase is Phase.PREPARE:
             for member in machine.config:
-                if member not in self.promises:
+                said = self.promises.get(member)
+                if said is None or said.tip is not None:  # by now it may be further on its branch
                     self._tell(member.peer, m.Prepare(self.ballot))
         elif self.phase is Phase.REDUCE and self.plan:
             self._consider_revision(now)
@@ -141,16 +145,28 @@ class Convening:
 
     # ---- prepare
     def _collect_promises(self, now: float) -> None:
-        if not self.machine.quorum(list(self.promises)):
+        machine = self.machine
+        if not machine.quorum(list(self.promises)):
             return
+        awaited = [who for who in machine.config if who not in self.promises and not machine.actions.suspected(who.peer)]
+        if machine.merges and awaited and now - self.began_at < machine.timing.detect_s:
+            return  # they may be on a branch
         accepted = [p.accepted for p in self.promises.values() if p.accepted]
         if accepted:
             self.phase, self.entry = Phase.ADOPT, max(accepted, key=lambda a: a.ballot).entry
+        elif (tip := best_tip(self.promises.values(), self.machine.base)) is not None:
+            if self.machine.root is not None:  # `on_root` steps again
+                config = self._next_config(now, set(self.promises))
+                self.phase, self.entry = Phase.ADOPT, adoption(self.machine, tip, config)
         else:
             self.phase, self.began_at = Phase.READY, now
 
     def _holders(self, entry: Entry) -> list[PeerId]:
-        return [who.peer for who, p in self.promises.items() if p.accepted and p.accepted.entry == entry and who != self.machine.me]
+        def holds(promise: m.Promise) -> bool:
+            voted, tip = promise.accepted, promise.tip
+            return (voted is not None and voted.entry == entry) or (tip is not None and entry.part_digests == (tip.digest,))
+
+        return [who.peer for who, promise in self.promises.items() if holds(promise) and who != self.machine.me]
 
     # ---- plan
     def _consider_plan(self, now: float) -> None:
@@ -235,8 +251,9 @@ class Convening:
             if part.owner != me and now - self.reported_at.get(part.owner, -1e9) > machine.timing.detect_s and self._part_lacks(part)
         }
         if self.trees:
-            self.lost |= {cid for cids in held_up_by(plan, self.trees, self.missing).values() for cid in cids}
-            self.lost |= {c.cid for c in plan.contributors if c.member.peer in silent}
+            late = {cid for cids in held_up_by(plan, self.trees, self.missing).values() for cid in cids}
+            late |= {c.cid for c in plan.contributors if c.member.peer in silent}
+            self.lost |= late if 2 * len(late) <= len(plan.contributors) else set()
             return False
         if len(silent) > 1 and 2 * len(silent) > len(owners - {me}):
             return True
@@ -260,8 +277,8 @@ class Convening:
 
     def _propose_reduced(self, now: float, plan: Plan, digests: tuple[bytes, ...]) -> None:
         machine = self.machine
-        if machine.root is None:
-            return  # the state root is still being hashed; `on_root` steps again
+        if machine.root is None or not machine.worth_voting:
+            return  # the state root is still being hashed (`on_root` steps again), or `tick` does
         entry = Entry(
             machine.log, machine.round, machine.base, machine.root, plan.contributors, plan.parts, digests, plan.numel, plan.chunk_elements,
             plan.codec, plan.reducer, self._next_config(now, {c.member for c in plan.contributors}), plan.topology,
@@ -271,7 +288,7 @@ class Convening:
     def _propose_empty(self, now: float) -> None:
         """An entry without contributors: it changes the configuration, if anything."""
         machine, shape = self.machine, self.machine.shape
-        if machine.root is None:
+        if machine.root is None or not machine.worth_voting:
             return
         entry = Entry(
             machine.log, machine.round, machine.base, machine.root, (), (), (), shape.numel, shape.chunk_elements, shape.codec, shape.reducer,

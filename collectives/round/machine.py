@@ -19,6 +19,7 @@ from .catching import Catching
 from .certificate import vote_payload
 from .convener import Convening
 from .journal import Journal
+from .merging import adopts
 from .patience import rtt_s, stuck_s
 from .pulling import ask_again, on_the_way
 from .state import OpenRound, RoundActions, Shape
@@ -33,10 +34,10 @@ class RoundMachine:
 
     def __init__(
         self, *, run: str, log: str, me: Member, organiser: PeerId | None, journal: Journal, shape: Shape, timing: Timing, actions: RoundActions,
-        rng: Random, now: float, site: str = "",
+        rng: Random, now: float, site: str = "", merges: bool = False,
     ) -> None:  # fmt: skip
-        """``site``: the label by which members near each other know that they are."""
-        self.site = site
+        """``site``: the label by which members near each other know that they are. ``merges``: an entry of this log may adopt a branch."""
+        self.site, self.merges = site, merges
         self.run, self.log, self.me, self.organiser = run, log, me, organiser
         self.journal, self.shape, self.timing, self.actions, self.rng = journal, shape, timing, actions, rng
         self.root: bytes | None = None  # Merkle root of the state before the open round; None while it is being hashed
@@ -101,6 +102,11 @@ class RoundMachine:
     def quorum(self, voters: Sequence[Member]) -> bool:
         """Whether these acceptors decide the open round."""
         return is_quorum(self.config, set(voters), self.organiser)
+
+    @property
+    def worth_voting(self) -> bool:
+        """Where branches may be adopted, nothing new is proposed without a quorum in sight: a vote of a few would stand in their way."""
+        return not self.merges or self.quorum([who for who in self.config if who == self.me or not self.actions.suspected(who.peer)])
 
     # ---- inputs
     def contribute(self, now: float, cid: bytes, weight: int) -> None:
@@ -262,7 +268,7 @@ class RoundMachine:
             self.journal.promise(ballot)
         self.ballot = max(self.ballot, ballot)
         accepted = self.journal.accepted
-        self.tell(who.peer, m.Promise(ballot, m.Accepted1(*accepted) if accepted else None, self._my_ready()))
+        self.tell(who.peer, m.Promise(ballot, m.Accepted1(*accepted) if accepted else None, self._my_ready(), self.actions.tip()))
 
     def _on_plan(self, now: float, who: Member, plan: Plan) -> None:
         current = self.open.plan
@@ -273,7 +279,7 @@ class RoundMachine:
             return
         self._progress(now)
         self.open.plan, self.open.plan_sender, self.open.lacking, self.open.planned_at = plan, who.peer, None, now
-        self.open.senders = senders_of(plan)
+        self.open.senders = senders_of(plan, self.me.peer)
         self.actions.execute(plan, [member.peer for member in self.config])
 
     def _plan_fits(self, plan: Plan) -> bool:
@@ -297,7 +303,9 @@ class RoundMachine:
         self._try_vote(now)
 
     def _entry_fits(self, entry: Entry) -> bool:
-        same = (entry.log, entry.round, entry.base) == (self.log, self.round, self.base) and self.shape.fits(entry)
+        same = (entry.log, entry.round, entry.base) == (self.log, self.round, self.base) and (
+            adopts(entry, self.shape) if self.merges and entry.reducer != self.shape.reducer else self.shape.fits(entry)
+        )
         return same and bool(entry.next_config) and len(entry.part_digests) == len(entry.parts)
 
     def _try_vote(self, now: float) -> None:
@@ -390,8 +398,7 @@ class RoundMachine:
 
     def _offer(self, cid: bytes, weight: int) -> m.Ready:
         pace = self.actions.pace()
-        rates = {"up": pace.up, "down": pace.down, "proven": pace.proven}
-        return m.Ready(self.base, cid, weight, self.leaving, site=self.site, **rates)
+        return m.Ready(self.base, cid, weight, self.leaving, site=self.site, up=pace.up, down=pace.down, proven=pace.proven)
 
     def _send_ready(self, now: float) -> None:
         ready = self._my_ready()
@@ -432,7 +439,7 @@ class RoundMachine:
     def engaged(self) -> bool:
         """Whether the open round is under way as far as this member knows; a merely training swarm is not stuck."""
         opened, said = self.open, self.journal.accepted or self.journal.promised >= 0
-        return bool(self.contribution or self.unsettled or said or opened.plan or opened.pending or opened.decided)
+        return bool(self.contribution or self.unsettled or self.actions.tip() or said or opened.plan or opened.pending or opened.decided)
 
     def _consider_takeover(self, now: float) -> None:
         if not self.engaged or self.open.decided:

@@ -80,6 +80,10 @@ class RoundActions(Protocol):
         """A contribution to the open round was offered, here or elsewhere: whoever has something contributes it now."""
         ...
 
+    def tip(self) -> m.Tip | None:
+        """The branch of the open round that this member is on: another member may adopt it from now on."""
+        ...
+
     def suspected(self, peer: PeerId) -> bool:
         """Whether the peer is believed dead, frozen or unreachable."""
         ...
@@ -107,7 +111,7 @@ class OpenRound:
     first_ready_at: float | None = None
     plan: Plan | None = None
     plan_sender: PeerId | None = None
-    senders: dict[bytes, frozenset[PeerId]] = field(default_factory=dict[bytes, frozenset[PeerId]])  # of what the plan adds up, by its cid
+    senders: dict[bytes, frozenset[PeerId]] = field(default_factory=dict[bytes, frozenset[PeerId]])  # of what is added up here, by its cid
     planned_at: float = 0.0
     reduced: tuple[Plan, tuple[bytes, ...]] | None = None  # the newest plan whose result is complete here, and its part digests
     lacking: int | None = None  # chunks not yet here, for progress; None before the first report

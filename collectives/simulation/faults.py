@@ -18,11 +18,11 @@ from ..identifiers import PeerId
 from .network import Network, Weather
 from .world import World
 
-FaultKind = Literal["crash", "freeze", "partition", "isolate", "cut", "storm", "amnesia", "leave"]
+FaultKind = Literal["crash", "freeze", "partition", "isolate", "cut", "storm", "amnesia", "leave", "shatter"]
 TrapAction = Literal["mid", "crash", "freeze", "isolate", "partition", "storm", "storm-crash", "whisper"]
 VOTE = "accepted"  # the kind of message that "whisper" keeps from all but one
 
-ALL_FAULTS: tuple[FaultKind, ...] = ("crash", "freeze", "partition", "isolate", "cut", "storm", "amnesia", "leave")
+ALL_FAULTS: tuple[FaultKind, ...] = ("crash", "freeze", "partition", "isolate", "cut", "storm", "amnesia", "leave", "shatter")
 
 ROUND_MESSAGES = (
     "accept", "accept", "accepted", "accepted", "promise", "prepare", "plan", "reduced", "ready", "catch", "get", "missing", "fetch",
@@ -118,7 +118,9 @@ def random_plan(
     start_s = rng.choice((0.0, horizon_s / 3))
     weather = Weather(rng.choice((0, 0, 0.02, 0.1, 0.25)), rng.choice((0, 0.05, 0.2)), rng.choice((0, 0.02, 0.1)), 0.28 * horizon_s)
     spans = tuple(share * horizon_s for share in (0.015, 0.04, 0.15, 0.4, 1.2))
-    often: list[FaultKind] = [kind for kind in kinds for _ in range({"crash": 4, "freeze": 2, "partition": 2}.get(kind, 1))]
+    often: list[FaultKind] = [
+        kind for kind in kinds if kind != "shatter" for _ in range({"crash": 4, "freeze": 2, "partition": 2}.get(kind, 1))
+    ]
     count = rng.randint(1, 8) if often else 0
     faults = [Fault(start_s + rng.random() * horizon_s, rng.choice(often), rng.choice(peers), rng.choice(spans)) for _ in range(count)]
     actions: list[TrapAction] = ["partition", "isolate", "isolate", "storm", "whisper"]
@@ -134,6 +136,14 @@ def random_plan(
         for _ in range(rng.choice((0, 1, 1, 2, 3, 4)))
     ]  # fmt: skip
     return FaultPlan(weather, faults, traps, start_s + horizon_s, start_s)
+
+
+def shatter_plan(rng: random.Random, peers: Sequence[PeerId], plan: FaultPlan) -> None:
+    """Add one to three long times in which, most likely, nobody sees a quorum: the swarm falls apart, or most of it is dead."""
+    span = plan.heal_s - plan.start_s
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        at_s = plan.start_s + rng.random() * 0.7 * span
+        plan.faults.append(Fault(at_s, "shatter", rng.choice(peers), rng.choice((0.3, 0.6, 1.0)) * span))
 
 
 @dataclass(slots=True)
@@ -226,6 +236,8 @@ class Faults:
         elif kind == "isolate":
             network.partition({p: int(p == peer) for p in subject.peers()})
             after(for_s, lambda: network.partition(None))
+        elif kind == "shatter":
+            self._shatter(for_s)
         elif kind == "cut":
             network.cut(peer, self.rng.choice(list(subject.peers())))
         elif kind == "storm":
@@ -236,6 +248,17 @@ class Faults:
         if done:
             self._count(kind)
             self.world.note(f"{kind} {peer}".encode())
+
+    def _shatter(self, for_s: float) -> None:
+        subject, after, peers = self.subject, self.world.after, self.subject.peers()
+        if self.rng.random() < 0.6:
+            groups = self.rng.choice((2, 3, 4, len(peers)))
+            self.network.partition({peer: self.rng.randrange(groups) for peer in peers})
+            after(for_s, lambda: self.network.partition(None))
+            return
+        for peer in peers:
+            if self.rng.random() < 0.65 and subject.crash(peer):
+                after(for_s * self.rng.uniform(0.5, 1.0), lambda peer=peer: subject.restart(peer))
 
     def _calm(self) -> None:
         self.network.weather.storm = 0.0

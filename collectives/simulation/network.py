@@ -6,7 +6,7 @@ process may reach the next process of that peer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from ..identifiers import PeerId
@@ -106,6 +106,12 @@ class Network:
         if found is None:
             found = self._links[(sender, receiver)] = Link(*self._default)
         return found
+
+    def share(self, pairs: Iterable[tuple[PeerId, PeerId]]) -> Link:
+        """One link for all these directions, as a site's uplink is; its fields may be set."""
+        link = Link(*self._default)
+        self._links.update(dict.fromkeys(pairs, link))
+        return link
 
     def send(self, sender: PeerId, receiver: PeerId, channel: str, payload: Payload) -> float:
         """Put one message on its way and return when the link is free for the next one (virtual seconds)."""

@@ -63,10 +63,15 @@ def addresses_of(status: dict[str, Any]) -> tuple[str, ...]:
 @click.option("--port", type=click.IntRange(0, 65535), help="TCP port to listen on; 0: any free one.")
 @click.option("--listen", multiple=True, type=GIVEN, metavar="ADDRESS", help="Multiaddr to listen on; repeatable.")
 @click.option("--bootstrap", multiple=True, type=GIVEN, metavar="ADDRESS", help="Peer to ask first; repeatable.")
+@click.option("--max-up", metavar="RATE", type=GIVEN, help="Limit of what it sends, such as 20Mbit/s or 2.5MB/s.")
+@click.option("--max-down", metavar="RATE", type=GIVEN, help="Limit of what it receives.")
 @click.option("--site", metavar="LABEL", help="The same label at all nodes of one fast network.")
 @click.option("--background", is_flag=True, help="Run it behind you; returns when it is ready.")
 @shared_options
-def up_command(port: int | None, listen: tuple[str, ...], bootstrap: tuple[str, ...], site: str | None, background: bool) -> int:
+def up_command(
+    port: int | None, listen: tuple[str, ...], bootstrap: tuple[str, ...], max_up: str | None, max_down: str | None, site: str | None,
+    background: bool,
+) -> int:  # fmt: skip
     """Run this machine's node.
 
     Ctrl-C once: it finishes or hands over its round and ends. Twice: it ends now.
@@ -77,7 +82,8 @@ def up_command(port: int | None, listen: tuple[str, ...], bootstrap: tuple[str, 
 
     terminal = current()
     flags = {"node.port": port, "node.listen": listen, "node.bootstrap": bootstrap, "node.site": site}
-    config = load_config(terminal.paths, flags, terminal.environ).config
+    config = load_config(terminal.paths, flags | {"node.max_up": max_up, "node.max_down": max_down}, terminal.environ).config
+    _ = config.limits  # a wrong one is told here
     terminal.paths.ensure()
     identity_of(terminal)
     client = running(terminal)
@@ -87,6 +93,8 @@ def up_command(port: int | None, listen: tuple[str, ...], bootstrap: tuple[str, 
     command = [sys.executable, "-m", "atoll.node", "--lane-port", str(config.node.lane_port)]
     named = (("--listen", config.listen_addresses), ("--bootstrap", config.node.bootstrap), ("--announce", config.node.announce))
     command += [part for option, addresses in named for address in addresses for part in (option, address)]
+    for option, rate in (("--max-up", config.node.max_up), ("--max-down", config.node.max_down)):
+        command += [option, rate] if rate else []
     if config.node.site:
         command += ["--site", config.node.site]
     if terminal.home:

@@ -39,12 +39,15 @@ STATUS_S = 0.5  # how often the node is asked
 @click.option("--data", type=click.Path(exists=True), help="Text file or folder to train on, for the built-in recipe.")
 @click.option("--steps", type=click.IntRange(1), help="Leave after so many inner steps of your own.")
 @click.option("--threads", type=click.IntRange(1), help="Threads of torch, for the built-in recipe.")
+@click.option("--max-up", metavar="RATE", type=GIVEN, help="Limit of what it sends, such as 20Mbit/s; for a node of this run's own.")
+@click.option("--max-down", metavar="RATE", type=GIVEN, help="Limit of what it receives.")
 @click.option("--dry-run", is_flag=True, help="Say what it would cost, and leave again.")
 @asking_options
 @shared_options
 def join_command(
-    target: str, arguments: tuple[str, ...], script: Path | None, data: str | None, steps: int | None, threads: int | None, dry_run: bool
-) -> int:
+    target: str, arguments: tuple[str, ...], script: Path | None, data: str | None, steps: int | None, threads: int | None,
+    max_up: str | None, max_down: str | None, dry_run: bool,
+) -> int:  # fmt: skip
     """Join a run by invite and train, with a live view.
 
     A run that this machine knows may be given by its id, the beginning of it, or its name. Ctrl-C once: the round is finished or handed
@@ -55,7 +58,7 @@ def join_command(
         raise click.UsageError("arguments after -- are for your own script: --script train.py -- ARGS")
     invite, request = _request(terminal, target)
     with ExitStack() as stack:
-        client, mine = _node(terminal, stack)
+        client, mine = _node(terminal, stack, {"max_up": max_up, "max_down": max_down})
         known = {entry.get("run_id") for entry in client.runs()}
         info, manifest = _enter(terminal, client, request, invite)
         go = False
@@ -109,9 +112,15 @@ def _request(terminal: Terminal, target: str) -> tuple[Invite | None, JoinReques
     return None, JoinRequest(manifest=signed.encode(), name=name)
 
 
-def _node(terminal: Terminal, stack: ExitStack) -> tuple[NodeClient, bool]:
-    """The running node, or a private one that ends with this command; and whether it is the latter."""
+def _node(terminal: Terminal, stack: ExitStack, limits: dict[str, str | None]) -> tuple[NodeClient, bool]:
+    """The running node, or a private one with these limits that ends with this command; and whether it is the latter."""
+    from ..bandwidth import bytes_per_s
+
+    given = {name: rate for name, rate in limits.items() if rate is not None and bytes_per_s(rate, name)}
     client = running(terminal)
+    if client is not None and given:
+        client.close()
+        raise click.UsageError("a node runs already and has its own limits: atoll down, then atoll up --max-up RATE --max-down RATE")
     if client is not None:
         return stack.enter_context(client), False
     from ..client.commands import NodeClient
@@ -119,6 +128,7 @@ def _node(terminal: Terminal, stack: ExitStack) -> tuple[NodeClient, bool]:
     from ..private_node import PrivateNode
 
     terminal.say("starting a node for this run (a lasting one: atoll up --background)")
+    os.environ.update({f"ATOLL_NODE__{name.upper()}": rate for name, rate in given.items()})
     node = PrivateNode.start(terminal.paths, home=terminal.home)
     stack.callback(node.end)
     return stack.enter_context(NodeClient(Link.connect(node.wait_ready()))), True

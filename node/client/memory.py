@@ -68,7 +68,7 @@ class ReductionMemory:
 
 
 def copy_range(vector: EncodedVector, destination: Tensor, start: int) -> None:
-    """Decode elements [start, start + destination.numel()) into ``destination``: float32, contiguous, on the CPU."""
+    """Decode elements [start, start + destination.numel()) into ``destination``: float32, contiguous, on the CPU or a GPU."""
     import torch  # the caller has it
 
     grid, out = vector.grid, destination.detach().view(-1)

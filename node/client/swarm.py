@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from ...collectives.api import Handle, all_reduce
 from ...collectives.errors import AtollError, DeadlineExceededError, LocalProtocolError, SwarmClosedError
 from ...collectives.layout import Layout
-from ...collectives.plain import placed
+from ...collectives.plain import DEVICES, flat_of, placed
 from ...collectives.swarm import Call, Outcome, PeerView, sample_count
 from ..control import protocol as p
 from ..shared_memory import AnchorSlot, received
@@ -209,9 +209,7 @@ class RunSwarm:
         """See Swarm. Raises SwarmClosedError without a node."""
         import torch  # the caller has it
 
-        if source.dtype != torch.float32 or source.device.type != "cpu" or not source.is_contiguous() or not source.numel():
-            raise LocalProtocolError(f"{call.name} takes a non-empty float32 tensor, contiguous and on the CPU")
-        at, values = self._ready(), source.detach().view(-1)
+        at, values = self._ready(), flat_of(source, torch.float32, devices=DEVICES)
         with eager():
             return self._operate(at, call, values)
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import trio
 
-from ...collectives.engine import EngineThread, derive_lane_keys
+from ...collectives.engine import EngineSettings, EngineThread, derive_lane_keys
 from ...collectives.errors import AtollError
 from ...collectives.exchange import CommandFailed, LaneDown
 from ...collectives.group import Plan
@@ -53,6 +53,8 @@ class NodeOptions:
     parent_pid: int = 0
     parent_fd: int = -1
     site: str = ""
+    limits: tuple[int, int] = (0, 0)
+    """Bytes/s that bulk data may send and receive; 0: no limit."""
     resume: bool = True
     """Enter the runs of the last life again (not in a private node: its script names the run)."""
 
@@ -106,7 +108,8 @@ async def _main(
             pass
 
     pool = BufferPool(paths.state_dir)
-    engine = EngineThread(identity.peer, emit=from_engine, result_buffer=lambda plan: _result_buffer(nodes, pool, plan))
+    settings = EngineSettings(max_up=options.limits[0], max_down=options.limits[1])
+    engine = EngineThread(identity.peer, emit=from_engine, result_buffer=lambda plan: _result_buffer(nodes, pool, plan), settings=settings)
     engine.start()
     try:
         async with trio.open_nursery() as outer:

@@ -12,6 +12,10 @@ naming          names of free-standing operations: what all their callers must a
 volatile        their journal, which is not kept
 operation       one free-standing operation
 operations      all of them
+record          what must not be forgotten of branches
+branch          a branch of the log, at one of its members
+branching       without a quorum: forks, the branch, and its end
+offering        contributions of the script, until they are frozen
 earlier         what became of contributions of an earlier life
 installing      a fetched state replaces the own one
 others          whom to ask; who is on another history of the run

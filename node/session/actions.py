@@ -12,6 +12,7 @@ from ...collectives.group import Certified, Entry, Plan
 from ...collectives.identifiers import PeerId
 from ...collectives.layout import Layout
 from ...collectives.pace import Pace
+from ...collectives.round import BRANCH, adopted_rounds
 from . import events as ev
 from .timeline import Timeline
 
@@ -45,6 +46,8 @@ class LogActions:
     def send(self, peer: PeerId, log: str, round_: int, body: m.Body) -> None:
         """Send a control message; one to oneself is delivered after the present input."""
         session = self.session
+        if isinstance(body, m.Promise) and body.tip is not None:
+            session.branching.promised_at = session.clock()
         if log == session.log:
             self.timeline(round_).said(session.clock(), session.me, body)
         incarnation = session.machine.me.incarnation if session.machine else 0
@@ -95,8 +98,12 @@ class LogActions:
         self.exchange.resend_results(peer, plan_id, spans)
 
     def fetch_result(self, entry: Entry, holders: Sequence[PeerId]) -> None:
-        """Fetch result bytes from any holder."""
+        """Fetch result bytes from any holder; those of the branch that this member is on are here."""
+        state = self.session.branching.state_of(entry.part_digests[0]) if adopted_rounds(entry) else None
+        if state is not None:
+            return self.result_arrived(entry, state)
         self.session.transfer.fetch_result(self.session.clock(), entry, [peer for peer in holders if peer != self.session.me])
+        return None
 
     # ---- state
     def keep(self, entry: Entry) -> None:
@@ -120,7 +127,10 @@ class LogActions:
         data = self.results.get(entry.part_digests) if entry.contributors else None
         self._decided_at = session.clock()
 
+        session.branching.halt()
+
         def step() -> StorageError | None:
+            session.branching.come_back()
             try:
                 replica.apply(entry, data)
             except StorageError as error:  # no memory for another generation
@@ -163,6 +173,10 @@ class LogActions:
         """The oldest round whose result bytes are here."""
         return self.session.ports.storage.results_from()
 
+    def tip(self) -> m.Tip | None:
+        """The branch this member is on."""
+        return self.session.branching.tip
+
     # ---- peers
     def suspected(self, peer: PeerId) -> bool:
         """Whether the peer is believed dead."""
@@ -184,9 +198,11 @@ class LogActions:
     def result_arrived(self, entry: Entry, data: memoryview) -> None:
         """Verified result bytes of an entry."""
         machine = self.session.machine
-        if entry.log != self.session.log:
+        if entry.log.startswith(BRANCH):
+            self.session.branching.result_arrived(self.session.clock(), entry, data)
+        elif entry.log != self.session.log:
             self.session.operations.result_arrived(self.session.clock(), entry, data)
-        elif machine and entry.round == machine.round:
+        elif machine and entry.round == machine.round and not self.session.branching.tip_arrived(entry, data):
             self.results[entry.part_digests] = data
             machine.on_result(self.session.clock(), entry.part_digests)
 

@@ -36,6 +36,7 @@ class Installing:
         self.under_way = True
 
         def install() -> None:
+            session.branching.abandon()
             replica.install(data, round_)
             storage.checkpoint(replica, certified, rounds)
 

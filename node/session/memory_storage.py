@@ -7,6 +7,7 @@ from ...collectives.layout import Layout
 from ...collectives.round import MemoryJournal
 from ...collectives.swarm import OuterSettings
 from .ports import Replica
+from .record import BranchRecord
 from .replica import ModelReplica, PlainSlots
 
 
@@ -20,6 +21,7 @@ class MemoryStorage:
         self._kept: dict[bytes, tuple[int, bytes]] = {}
         self._from = 0
         self._spent: list[str] = []
+        self._branch: BranchRecord | None = None
         self._checkpoint: tuple[int, bytes] | None = None
 
     def restart(self) -> None:
@@ -50,6 +52,18 @@ class MemoryStorage:
         """Kept bytes, as a writable copy (codecs wrap writable memory)."""
         found = self._kept.get(entry.hash())
         return memoryview(bytearray(found[1])) if found else None
+
+    def drop_result(self, entry: Entry) -> None:
+        """Forget result bytes."""
+        self._kept.pop(entry.hash(), None)
+
+    def branch(self) -> BranchRecord | None:
+        """The branch record."""
+        return self._branch
+
+    def keep_branch(self, record: BranchRecord) -> None:
+        """Keep the branch record."""
+        self._branch = record
 
     def results_from(self) -> int:
         """Oldest round from which on all results are kept."""

@@ -222,6 +222,10 @@ class Operation:
         """The one result is kept as long as the operation."""
         return 0
 
+    def tip(self) -> m.Tip | None:
+        """An operation has no branches."""
+        return None
+
     def suspected(self, peer: PeerId) -> bool:
         """Whether the peer is believed dead."""
         return self.session.actions.suspected(peer)

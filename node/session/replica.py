@@ -13,6 +13,7 @@ from ...collectives.digest import chunk_hash
 from ...collectives.errors import DigestMismatchError
 from ...collectives.group import Entry
 from ...collectives.layout import Layout
+from ...collectives.round import adopted_rounds
 from ...collectives.swarm import OuterSettings
 from ...optim.outer import OuterStep
 
@@ -72,12 +73,15 @@ class ModelReplica:
         target = self.slots.next_slot()
         if result is None:
             self.slots.tensor(target).copy_(self.anchor)  # only the configuration changed
+        elif adopted_rounds(entry):
+            return self.install(result, entry.round)  # a branch's state, as it is
         else:
             for start, mean in Grid(entry.codec, entry.numel, entry.chunk_elements).decode(result):
                 stop = start + mean.numel()
                 self._step.apply_range(self.anchor, mean, self.momentum, self.slots.tensor(target), start, stop)
         self._slot = target
         self.applied = entry.round
+        return None
 
     def publish(self, round_: int) -> None:
         """Make the newest applied generation current for scripts. Idempotent."""

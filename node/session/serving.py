@@ -73,6 +73,9 @@ class Serving:
         session, machine = self.session, self.session.machine
         if machine is None:
             return None
+        branched = session.branching.find(name)
+        if branched is not None:
+            return branched
         known = machine.open.known.get(name)
         if known is not None:
             data = session.actions.results.get(known.part_digests)
@@ -114,7 +117,7 @@ class Serving:
     def on_ask_state(self, now: float, peer: PeerId) -> None:
         """A joiner asks which state it can have."""
         session = self.session
-        if session.round < 0 or session.replica is None:
+        if session.round < 0 or session.replica is None or session.branching.base_state is not None:  # a branch's state is nobody's
             return
         current = self.snapshots[-1] if self.snapshots else None
         if current and session.round - current.round <= session.timing.keep_rounds // 2:  # what it lacks can be replayed

@@ -24,15 +24,17 @@ from ...collectives.errors import LocalProtocolError, OutOfDateError, RemoteProt
 from ...collectives.group import Certified, Entry, Member
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import Layout
-from ...collectives.round import RoundMachine, Shape, Timing, check_genesis
+from ...collectives.round import BRANCH, RoundMachine, Shape, Timing, check_genesis, rounds_in
 from ...collectives.swarm import RunSettings, Share
 from ..membership import Membership
 from ..membership import Timing as MembershipTiming
 from . import events as ev
 from .actions import LogActions, main_log
 from .beginning import check_model, make_genesis, restore
+from .branching import Branching
 from .earlier import Earlier
 from .installing import Installing
+from .offering import Offering
 from .operations import Operations
 from .others import Others
 from .ports import Replica, SessionPorts
@@ -49,9 +51,12 @@ class Session:
     def __init__(
         self, *, run: RunId, me: PeerId, organiser: PeerId, settings: RunSettings, ports: SessionPorts, rng: Random, now: float,
         timing: Timing | None = None, unix_offset_s: float = 0.0, checkpoint_every: int = 10,
-        chunk_elements: int | None = None, seeding: bool = True, site: str = "",
+        chunk_elements: int | None = None, seeding: bool = True, site: str = "", branch_after_s: float | None = None,
     ) -> None:  # fmt: skip
-        """With ``seeding`` this member takes part also while no script is attached. ``site``: the label of the place where it is."""
+        """With ``seeding`` this member takes part also while no script is attached. ``site``: the label of the place where it is.
+
+        ``branch_after_s``: those who see no quorum for so long go on together, uncertified; None: the run waits for one.
+        """
         self.run, self.me, self.organiser, self.settings, self.ports, self.rng = run, me, organiser, settings, ports, rng
         self.log = main_log(run)
         self.timing = timing or Timing()
@@ -71,12 +76,13 @@ class Session:
         self.left = False
         self.script: Layout | None = None  # layout of the attached script, if any
         self.loop: deque[m.Envelope] = deque()  # messages to oneself
-        self._contributions: deque[tuple[bytes, int, Tensor, int | None]] = deque()
+        self.offering = Offering(self)
         self.contacts: list[PeerId] = []
         self._draining = False
         self._unrecorded: Entry | None = None  # applied, but the disk was full
         self._asked_at = self._ticked_at = -1e9
         self._now = now
+        self.branching = Branching(self, branch_after_s)
 
     # ---- views
     @property
@@ -100,14 +106,16 @@ class Session:
         """
         if self.machine is None:
             return 0
+        if entry > self.round >= 0 and self.branching.rounds:
+            return self.rounds(self.round) + entry - self.round  # generations of a branch
         applied = self.machine.journal.entries
         ahead = [certified for certified in self.machine.frontier if certified.entry.round >= len(applied)]
-        return sum(1 for certified in [*applied, *ahead][: entry + 1] if certified.entry.contributors)
+        return sum(rounds_in(certified.entry) for certified in [*applied, *ahead][: entry + 1])
 
     @property
     def completed(self) -> int:
         """Rounds in the current anchor; -1 before there is a state."""
-        return self.rounds(self.round) if self.round >= 0 else -1
+        return self.rounds(self.round) + self.branching.rounds if self.round >= 0 else -1
 
     def clock(self) -> float:
         """The time of the input being handled."""
@@ -122,6 +130,7 @@ class Session:
         """Take up what storage holds. A run that was never entered begins empty. Raises StorageError."""
         self._now = now
         restore(self, now)
+        self.branching.restore()
 
     def found(self, now: float, layout: Layout, initial: Tensor) -> None:
         """Found the run with these parameters (float32, (numel,)): only its organiser may, once. Raises StorageError, ConfigError."""
@@ -157,6 +166,7 @@ class Session:
             run=self.run, log=self.log, me=Member(self.me, journal.incarnation), organiser=self.organiser, journal=journal,
             shape=Shape(entry.numel, entry.chunk_elements, entry.codec, entry.reducer, self.settings.plan), timing=self.timing,
             actions=self.actions, rng=self.rng, now=now, site=self.site,
+            merges=self.branching.after_s is not None,
         )  # fmt: skip
         self.machine.stateless = self.replica is None
         self.machine.idle = self.script is None
@@ -214,24 +224,9 @@ class Session:
             raise OutOfDateError("the run's state is not here yet")
         if vector.numel() != self.machine.shape.numel:
             raise LocalProtocolError(f"contribution of {vector.numel()} elements to a run of {self.machine.shape.numel}")
-        self._contributions.append((cid, samples, vector, base))
-        self._offer(now)
+        self.offering.put(cid, samples, vector, base)
+        self.offering.offer(now)
         self._drain(now)
-
-    def _offer(self, now: float) -> None:
-        machine = self.machine
-        if self._contributions and machine and machine.contribution is None and not machine.open.applying:
-            cid, samples, vector, base = self._contributions[0]
-            at = self.completed
-            if base is not None and base != at:
-                self._contributions.popleft()
-                return self.ports.emit(ev.ContributionRefused(cid, f"it was made on the anchor of round {base}, the run is at {at}"))
-            if self.settings.rounds is not None and at >= self.settings.rounds:
-                self._contributions.popleft()
-                return self.ports.emit(ev.ContributionRefused(cid, f"the run is complete after {self.settings.rounds} rounds"))
-            self.ports.exchange.freeze(self.log, machine.round, cid, vector)
-            machine.contribute(now, cid, samples)
-        return None
 
     def settle(self, now: float) -> None:
         """After a command to `operations`: deliver what it said to ourselves."""
@@ -271,7 +266,9 @@ class Session:
 
     def _on_envelope(self, now: float, peer: PeerId, envelope: m.Envelope) -> None:
         body = envelope.body
-        if envelope.log != self.log:
+        if envelope.log.startswith(BRANCH):
+            self.branching.on_branch_message(now, peer, envelope)
+        elif envelope.log != self.log:
             self.operations.on_message(now, peer, envelope)
         elif self.others.ignores(peer, envelope):
             pass
@@ -283,6 +280,8 @@ class Session:
             self.transfer.on_offer(now, peer, envelope.round, body)
         elif isinstance(body, m.Gone):
             self.transfer.on_gone(now, peer, body.name)
+        elif self.branching.on_message(now, peer, envelope):
+            pass
         elif self.machine is not None:
             self.actions.timeline(envelope.round).heard(now, peer, body)
             self.machine.on_message(now, peer, envelope.incarnation, envelope.round, body)
@@ -301,10 +300,10 @@ class Session:
         machine = self.machine
         match event:
             case x.ResultComplete():
-                if not self.operations.on_result(now, event):
+                if not self.branching.on_result(now, event) and not self.operations.on_result(now, event):
                     self.actions.on_result(now, event)
             case x.Report():
-                if not self.operations.on_report(now, event) and machine:
+                if not self.branching.on_report(now, event) and not self.operations.on_report(now, event) and machine:
                     machine.on_report(now, event.plan_id, event.missing, event.lacking, event.resumed)
             case x.BlobProgress():
                 self.transfer.on_blob(now, event.name, event.have, event.missing)
@@ -323,8 +322,10 @@ class Session:
 
     def _on_non_finite(self, now: float, cid: bytes) -> None:
         machine, replica = self.machine, self.replica
-        if machine and replica and machine.contribution and machine.contribution[0] == cid:
-            machine.contribution, (_, _, flat, _) = None, self._contributions.popleft()
+        flat = self.branching.refuse(cid)
+        if flat is None and machine and machine.contribution and machine.contribution[0] == cid and not self.branching.active:
+            machine.contribution, (_, _, flat) = None, self.offering.take()
+        if flat is not None and machine and replica:
             self.ports.offload(
                 lambda: why_refused(flat, replica.layout, machine.shape.codec),
                 lambda _, why: self.ports.emit(ev.ContributionRefused(cid, why)),
@@ -347,6 +348,7 @@ class Session:
             self.operations.tick(now)
             if self.machine:
                 self.machine.tick(now)
+                self.branching.tick(now)
             if now - self._asked_at >= self.timing.fetch_s:
                 self._asked_at = now
                 self.others.knock(now, targets)
@@ -372,6 +374,7 @@ class Session:
         self.ports.storage.installed(round_)
         self.actions.results.clear()
         self.opened(now)
+        self.branching.restore()
         machine.resume(now)
         self.ports.emit(ev.StateReady(self.completed))
         self._drain(now)
@@ -409,8 +412,11 @@ class Session:
         """Tell the script what the entry counts, and take back its contribution."""
         entry, machine = certified.entry, self.machine
         assert machine is not None
-        if cid is not None:  # one that was handed over while this entry was being applied stays, for the next round
-            self._contributions.popleft()
+        branched = self.branching.settled(entry)
+        if branched is not None:
+            cid, counted = branched
+        elif cid is not None:  # one that was handed over while this entry was being applied stays, for the next round
+            self.offering.take()
             self.ports.exchange.release(cid)
         before = {member.peer for member in machine.journal.entries[entry.round - 1].entry.next_config}
         after = tuple(member.peer for member in entry.next_config)
@@ -433,7 +439,7 @@ class Session:
         self.membership.watch(now, peers)
         self.membership.announce(now, round=self.completed + 1)
         self.serving.recall(machine)
-        self._offer(now)
+        self.offering.offer(now)
 
     def hash_state(self, round_: int) -> None:
         """Compute the Merkle root of the state before ``round_``, beside."""

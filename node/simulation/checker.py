@@ -14,9 +14,11 @@ from torch import Tensor
 
 from ...collectives.codec import Grid, Wire
 from ...collectives.digest import chunk_hash, part_digest
-from ...collectives.group import Certified, Config, Entry, Member, is_quorum
+from ...collectives.group import Certified, Config, Contributor, Entry, Member, is_quorum
 from ...collectives.identifiers import PeerId
+from ...collectives.messages import Tip as TipMessage
 from ...collectives.reduce import MEAN
+from ...collectives.round import adopted_rounds
 from ...collectives.swarm import OuterSettings
 from ...collectives.trees import trees_of
 from ...optim.outer import OuterStep
@@ -41,6 +43,16 @@ class Frozen:
     vector: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Tip:
+    """Where a branch of the certified entry ``base`` stands: its contributions and the state they lead to."""
+
+    base: bytes
+    path: tuple[Contributor, ...]
+    anchor: Tensor
+    momentum: Tensor
+
+
 Holders = Callable[[Entry], Collection[Member]]
 """Members whose disk holds now all bytes of this entry, the state before it, and their vote (or the applied entry)."""
 
@@ -56,7 +68,9 @@ class Checker:
         self.used: dict[int, int] = {}  # unit of work -> the round that counts it
         self.frozen: dict[bytes, Frozen] = {}
         self._given_up: set[bytes] = set()  # contributions that scripts were told are not counted
-        self._momentum = torch.empty(0)
+        self.tips: dict[bytes, Tip] = {}  # uncertified states, by digest
+        self._momenta: list[Tensor] = []  # after each entry
+        self.absorbed = self.branch_rounds = 0
         self._step = OuterStep(outer)
         self._ballots: dict[tuple[int, int], bytes] = {}  # (round, ballot) -> entry hash
         self._applied: dict[tuple[PeerId, int], int] = {}  # (peer, incarnation) -> last applied round
@@ -65,7 +79,7 @@ class Checker:
     def found(self, genesis: Certified, initial: Tensor) -> None:
         """The run begins: its genesis and initial parameters, float32 (numel,)."""
         self.entries, self.results, self.anchors = [genesis], [b""], [initial.clone()]
-        self._momentum = torch.zeros_like(initial)
+        self._momenta = [torch.zeros_like(initial)]
 
     def freeze(self, cid: bytes, contribution: Frozen) -> None:
         """A script froze a contribution. The vector must not be changed by the caller."""
@@ -99,6 +113,41 @@ class Checker:
                 raise Violation("agreement", f"round {entry.round}: {who.peer} applies another value")
             return
         self._decide(certified)
+
+    def branched(self, who: PeerId, tip: TipMessage, decided: Certified, genesis: Entry) -> None:
+        """A member applies a round of a branch: with a quorum of the branch, over what its contributors froze, named all in its tip."""
+        entry = decided.entry
+        if tip.digest in self.tips:
+            return
+        config = genesis.next_config
+        if not is_quorum(config, {vote.member for vote in decided.votes}, self.organiser) and entry.round == 1:
+            raise Violation("certificate", f"{who} applies round {entry.round} of {tip.log} without a quorum of the branch")
+        before = self.tips.get(entry.base_state)
+        if before is None:
+            index = next(i for i, c in enumerate(self.entries) if c.entry.hash() == tip.base)
+            before = Tip(tip.base, (), self.anchors[index], self._momenta[index])
+        if before.base != tip.base or tip.contributors != (*before.path, *entry.contributors):
+            raise Violation("honest outcome", f"the tip of {who}'s {tip.log} does not name all that is in it")
+        result = self._honest(entry)
+        anchor, momentum = self._outer(entry, result, before.anchor, before.momentum)
+        self.tips[tip.digest] = Tip(tip.base, tip.contributors, anchor, momentum)
+        self.branch_rounds += 1
+
+    def shown(self, who: PeerId, tip: bytes, anchor: Tensor) -> None:
+        """A member makes the anchor of a branch current."""
+        known = self.tips.get(tip)
+        if known is None or not torch.equal(anchor.view(torch.int32), known.anchor.view(torch.int32)):
+            raise Violation("agreement", f"{who} publishes an anchor of a branch that its rounds do not give")
+
+    def called_committed(self, who: PeerId, entry: int, digest: bytes) -> None:
+        """A member tells its script that a round is committed."""
+        if entry >= len(self.entries) or self.entries[entry].entry.hash() != digest:
+            raise Violation("certainty", f"{who} calls committed what is not certified")
+
+    def lost(self, who: PeerId, cids: Iterable[bytes]) -> None:
+        """A member says that these contributions to branches will never be counted."""
+        for cid in cids:
+            self.settled(who, cid, False)
 
     def published(self, who: PeerId, round_: int, anchor: Tensor) -> None:
         """A member makes an anchor current."""
@@ -135,15 +184,30 @@ class Checker:
         if not is_quorum(config, holders, self.organiser):
             names = ", ".join(sorted(member.peer for member in holders))
             raise Violation("durability", f"entry {entry.round} is applied while only {names or 'nobody'} of {len(config)} holds it")
-        result = self._honest(entry)
+        if adopted_rounds(entry):
+            result, (anchor, momentum) = b"", self._adopted(entry)
+        else:
+            result = self._honest(entry)
+            anchor, momentum = self._outer(entry, result, self.anchors[-1], self._momenta[-1])
         self._count(entry)
         self.entries.append(certified)
         self.results.append(result)
-        self.anchors.append(self._outer(entry, result))
+        self.anchors.append(anchor)
+        self._momenta.append(momentum)
+
+    def _adopted(self, entry: Entry) -> tuple[Tensor, Tensor]:
+        """The state of the branch that an entry takes over; raises unless it is one of the entry before."""
+        tip = self.tips.get(entry.part_digests[0])
+        if tip is None or tip.base != entry.base:
+            raise Violation("one base", f"entry {entry.round} adopts a branch of another entry than the one before it")
+        if tip.path != entry.contributors:
+            raise Violation("honest outcome", f"entry {entry.round} does not name all that is in the branch it adopts")
+        self.absorbed += 1
+        return tip.anchor, tip.momentum
 
     def _count(self, entry: Entry) -> None:
         members = [c.member for c in entry.contributors]
-        if len(set(members)) != len(members):
+        if len(set(members)) != len(members) and not adopted_rounds(entry):
             raise Violation("honest outcome", f"entry {entry.round} counts a member twice")
         for contributor in entry.contributors:
             if contributor.cid in self._given_up:
@@ -192,11 +256,11 @@ class Checker:
 
         add(tree.owner, out)
 
-    def _outer(self, entry: Entry, result: bytes) -> Tensor:
-        anchor = self.anchors[-1].clone()
+    def _outer(self, entry: Entry, result: bytes, before: Tensor, momentum: Tensor) -> tuple[Tensor, Tensor]:
+        anchor, momentum = before.clone(), momentum.clone()
         if result:
             mean = torch.empty(entry.numel)
             for _ in Grid(entry.codec, entry.numel, entry.chunk_elements).decode(memoryview(bytearray(result)), mean):
                 pass
-            self._step.apply_range(self.anchors[-1], mean, self._momentum, anchor, 0, entry.numel)
-        return anchor
+            self._step.apply_range(before, mean, momentum, anchor, 0, entry.numel)
+        return anchor, momentum

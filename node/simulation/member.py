@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, cast
 
 from ...collectives.group import Certified, Entry, Member
 from ...collectives.identifiers import PeerId
-from ..session.events import EarlierSettled, StateReady
+from ..session.events import BranchEnded, EarlierSettled, StateReady
+from ..session.record import BranchRecord
 from ..session.replica import ModelReplica
 from .checker import Frozen, Violation
 from .process import NodeProcess
@@ -100,6 +101,8 @@ class SimMember(Observer):
             case StateReady() if self.undecided and self.process is not None:
                 process = self.process
                 self.swarm.world.after(ASK_S, lambda: self._ask(process))
+            case BranchEnded():
+                self.swarm.checker.lost(self.peer, event.lost)
             case EarlierSettled():
                 self.undecided.remove(event.cid)
                 self.swarm.checker.settled(self.peer, event.cid, event.counted)
@@ -125,6 +128,8 @@ class SimMember(Observer):
         self.swarm.voted(self.me, ballot, entry)
         replica = self.storage.replica_now
         generation = replica.generation if replica is not None else -1
+        if self.process is not None and self.process.session.branching.base_state is not None:
+            generation = len(self.log) - 1  # it is put aside while the replica is on a branch
         self.swarm.checker.voted(self.me, ballot, entry, holds_bytes=self.storage.holds(entry), generation=generation)
 
     def appended(self, certified: Certified, last: int) -> None:
@@ -137,9 +142,20 @@ class SimMember(Observer):
             self.swarm.checker.applied(self.me, certified, last=last)
             self.swarm.recorded(self.peer)
 
+    def branched(self, record: BranchRecord) -> None:
+        """A round of a branch was recorded, or where a fork begins."""
+        branch = self.process.session.branching.branch if self.process is not None else None
+        decided = branch.machine.open.decided if branch is not None else None
+        if branch is not None and decided is not None and branch.machine.open.applying and record.tip is not None:
+            self.swarm.checker.branched(self.peer, record.tip, decided, branch.genesis.entry)
+
     def published(self, replica: ModelReplica, round_: int) -> None:
         """An anchor became current."""
-        self.swarm.published(self.peer, round_, replica.anchor)
+        tip = self.process.session.branching.at if self.process is not None else b""
+        if tip:
+            self.swarm.checker.shown(self.peer, tip, replica.anchor)
+        else:
+            self.swarm.published(self.peer, round_, replica.anchor)
 
     def forgot(self) -> None:
         """A kill -9 must never cost the journal."""

@@ -39,6 +39,7 @@ class Place:
     checkpoint_every: int = 4
     work_s: float = 0.002  # what offloaded work takes
     exchange: type[Exchange] = Exchange
+    branch_after_s: float | None = None
     paces: dict[PeerId, Pace] = field(default_factory=dict[PeerId, Pace])  # what members have measured of their links
     sites: Mapping[PeerId, str] = field(default_factory=dict[PeerId, str])
 
@@ -78,6 +79,7 @@ class NodeProcess:
         self.session = Session(
             run=place.run_id, me=peer, organiser=place.organiser, settings=place.settings, ports=self, rng=rng, now=place.world.now,
             timing=place.timing, checkpoint_every=place.checkpoint_every, chunk_elements=place.chunk_elements,
+            branch_after_s=place.branch_after_s,
             site=place.sites.get(peer, ""),
         )  # fmt: skip
         self._rng, self._emit, self._died = rng, emit, died

@@ -11,6 +11,7 @@ from ...collectives.round import MemoryJournal
 from ...collectives.swarm import OuterSettings
 from ..session.memory_storage import MemoryStorage
 from ..session.ports import Replica
+from ..session.record import BranchRecord
 from ..session.replica import ModelReplica, PlainSlots
 
 
@@ -28,6 +29,9 @@ class Observer:
 
     def published(self, replica: ModelReplica, round_: int) -> None:
         """An anchor became current."""
+
+    def branched(self, record: BranchRecord) -> None:
+        """Where it stands without a quorum was recorded."""
 
     def forgot(self) -> None:
         """The session gave up its journal."""
@@ -89,7 +93,7 @@ class SimStorage(MemoryStorage):
     def wipe(self) -> None:
         """The disk is lost, but for the number of lives."""
         self._journal = SimJournal(self.observer, self.incarnation + 1)
-        self._layout, self._checkpoint, self._kept, self._from = None, None, {}, 0
+        self._layout, self._checkpoint, self._kept, self._from, self._branch = None, None, {}, 0, None
 
     def end_of_life(self) -> None:
         """The process died; the next one reads what is here."""
@@ -105,6 +109,12 @@ class SimStorage(MemoryStorage):
         """Keep result bytes."""
         self.observer.before_write("result")
         super().keep_result(entry, data)
+
+    def keep_branch(self, record: BranchRecord) -> None:
+        """Keep the branch record."""
+        self.observer.before_write("branch")
+        self.observer.branched(record)
+        super().keep_branch(record)
 
     def replica(self, layout: Layout, *, restore: bool) -> Replica:
         """A replica of this layout, filled from the checkpoint with ``restore``."""

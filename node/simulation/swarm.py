@@ -16,14 +16,24 @@ from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import make_layout
 from ...collectives.round import Timing
 from ...collectives.simulation import Faults, Network, World, quiet_plan, random_plan
-from ...collectives.simulation.faults import ALL_FAULTS, FaultKind
+from ...collectives.simulation.faults import ALL_FAULTS, FaultKind, shatter_plan
 from ...collectives.swarm import OuterSettings, RunSettings
-from ..session.events import ContributionRefused, EarlierSettled, PeerMisbehaved, RoundCommitted, StateDiverged, StateReady
+from ..session.events import (
+    BranchBegun,
+    BranchEnded,
+    ContributionRefused,
+    EarlierSettled,
+    PeerMisbehaved,
+    RoundCommitted,
+    StateDiverged,
+    StateReady,
+)
 from .checker import Checker, Violation
 from .member import SimMember
 from .plants import Plant
 from .process import Place
 
+BRANCHED = 0.4  # share of the seeds in which members without a quorum go on in branches
 RECORD_KINDS = {
     record_header.PART: "part",
     record_header.PARTIAL: "part",
@@ -64,6 +74,7 @@ class SimSwarm:
     """All of one run. Implements `Subject` for the faults."""
 
     def __init__(self, seed: int, options: Options | None = None, plant: Plant | None = None) -> None:
+        branches = BRANCHED if plant is None else plant.branches
         self.options, self.plant = options or Options(), plant or Plant()
         self.world = World(seed)
         self.rng = self.world.stream("swarm")
@@ -95,6 +106,10 @@ class SimSwarm:
         self._left = False
         kinds = self.options.faults
         plan = random_plan(self.world.stream("plan"), self.names, horizon_s=self.options.horizon_s, kinds=kinds) if kinds else quiet_plan()
+        policy = self.world.stream("policy")
+        if "shatter" in kinds and policy.random() < branches:
+            self.place.branch_after_s = policy.choice((0.5, 0.8, 1.5))
+            shatter_plan(policy, self.names, plan)
         self.faults = Faults(self.world, self.network, self, plan, self.world.stream("faults"))
         self.network.tap = self._tap
 
@@ -151,10 +166,14 @@ class SimSwarm:
         )
 
     def _finish(self) -> None:
+        self.count("branches absorbed", self.checker.absorbed)
+        self.count("rounds of branches", self.checker.branch_rounds)
         for peer, member in self.members.items():
-            held = member.script.held if member.script is not None else []
-            units = member.units
-            self.checker.finished(peer, produced=units.produced, held=set(held), destroyed=units.destroyed, log=len(member.log))
+            units, held = member.units, set(member.script.held if member.script is not None else ())
+            if member.leaving:  # it may have left before its branch was over
+                held.update(unit for staked in units.staked.values() for unit in staked if unit not in self.checker.used)
+            destroyed = units.destroyed | units.lost
+            self.checker.finished(peer, produced=units.produced, held=held, destroyed=destroyed, log=len(member.log))
 
     # ---- what members report
     def heard(self, member: SimMember, event: object) -> None:
@@ -163,7 +182,13 @@ class SimSwarm:
             raise Violation("agreement", f"{member.peer}'s state before entry {event.entry} is not the decided one")
         if isinstance(event, PeerMisbehaved):
             raise Violation("honest peers", f"{member.peer} accuses {event.peer}: {event.reason}")
+        if isinstance(event, BranchBegun):
+            self.count("branch begun")
+        if isinstance(event, BranchEnded):
+            self.count("branch adopted" if event.adopted else "branch left")
+            self.count("contribution lost with a branch", len(event.lost))
         if isinstance(event, RoundCommitted):
+            self.checker.called_committed(member.peer, event.entry, event.entry_hash)
             self.count("contribution counted" if event.counted else "contribution left out" if event.cid else "nothing contributed")
             if event.lost:
                 self.count("eviction or leave")
@@ -250,6 +275,7 @@ class SimSwarm:
         self._kill(member)
         if amnesia:
             member.storage.wipe()
+            member.units.destroyed.update(unit for staked in member.units.staked.values() for unit in staked)
         return True
 
     def _expendable(self, peer: PeerId) -> bool:
@@ -310,6 +336,5 @@ class SimSwarm:
 
 def run_seed(seed: int, options: Options | None = None, plant: Plant | None = None) -> Verdict:
     """Play one seed. Deterministic: the same arguments give the same verdict and trace."""
-    plant = plant or Plant()
-    with plant.planted():
+    with (plant or Plant()).planted():
         return SimSwarm(seed, options, plant).run()

@@ -134,6 +134,14 @@ class ResultFiles:
                     self._views.pop(name, None)
                 self._save()
 
+    def drop(self, name: str) -> None:
+        """One name is dropped."""
+        if name in self._index:
+            with self._lock:
+                del self._index[name]
+                self._views.pop(name, None)
+                self._save()
+
     def clear(self) -> None:
         """Forget everything."""
         with self._lock:

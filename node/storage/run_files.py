@@ -16,6 +16,7 @@ from ...collectives.layout import Layout
 from ...collectives.swarm import OuterSettings
 from ..paths import make_private
 from ..session.ports import Replica
+from ..session.record import BranchRecord
 from ..session.replica import ModelReplica, Slots, bytes_of
 from . import checkpoint as cp
 from .journal import FileJournal, storage_error, write_atomically
@@ -25,6 +26,7 @@ log = logging.getLogger("atoll")
 MAX_SPENT = 4096
 SET_ASIDE = "set-aside"
 _layout = msgspec.msgpack.Decoder(Layout)
+_branch = msgspec.msgpack.Decoder(BranchRecord)
 
 
 class RunFiles:
@@ -127,6 +129,28 @@ class RunFiles:
     def kept(self, entry: Entry) -> memoryview | None:
         """Named result bytes."""
         return self._results.kept(entry.hash().hex())
+
+    def drop_result(self, entry: Entry) -> None:
+        """Result bytes may go at once."""
+        try:
+            self._results.drop(entry.hash().hex())
+        except StorageError as error:  # it is only kept for longer
+            self._trouble(error)
+
+    # ---- branches
+    def branch(self) -> BranchRecord | None:
+        """What `keep_branch` wrote; damaged, it is told and left out: only work without certainty was in it."""
+        try:
+            return _branch.decode((self._folder / "branch").read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.MsgspecError) as error:
+            self._trouble(cp.damaged(self._folder / "branch", str(error), alone=False))
+            return None
+
+    def keep_branch(self, record: BranchRecord) -> None:
+        """Replace it at once. Raises StorageError."""
+        write_atomically(self._folder / "branch", msgspec.msgpack.encode(record))
 
     def results_from(self) -> int:
         """Oldest round from which on all results are kept."""

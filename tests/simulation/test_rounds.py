@@ -96,7 +96,12 @@ def test_the_script_prints_one_object_and_names_its_plants(root: Path) -> None:
     assert len(PLANTS) >= 10
     grid = [sys.executable, "scripts/simulate_rounds.py", "--grid", "6", "--rounds", "1", "--seeds", "1", "--churn", "0"]
     averaged = json.loads(subprocess.run(grid, cwd=root, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
-    assert (averaged["within"], averaged["predicted"], averaged["seeds"][0]["exact"], averaged["seeds"][0]["dims"]) == (True, 0.0, 6, [3, 2])
+    assert (averaged["within"], averaged["predicted"], averaged["seeds"][0]["exact"], averaged["seeds"][0]["dims"]) == (
+        True,
+        0.0,
+        6,
+        [3, 2],
+    )
 
 
 # ---- the checker

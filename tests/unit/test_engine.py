@@ -6,6 +6,7 @@ import queue
 import socket
 import sys
 import threading
+import time
 
 import pytest
 from exchange_kit import LOG, cid_of, make_plan, peers_of, ref_digests, ref_result, vector
@@ -104,6 +105,25 @@ def start(peers, plan, vectors):
             if c.member.peer == peer.engine.me:
                 exchange.freeze(plan.log, plan.round, c.cid, vectors[c.cid])
         exchange.execute(plan, names)
+
+
+def test_limits_hold_over_all_lanes_and_change_no_bit(swarm):
+    limited = EngineSettings(dead_after_s=15.0, hello_s=15.0, max_up=1_000_000, max_down=800_000)
+    peers = swarm(3, settings=limited)
+    numel, names = 120_000, [p.engine.me for p in peers]
+    vectors = {cid_of(i): vector(numel, i) for i in range(3)}
+    plan = make_plan([(name, cid_of(i), 1) for i, name in enumerate(names)], names, numel, 4_096, "fp32")
+    began = time.monotonic()
+    start(peers, plan, vectors)
+    want = ref_result(plan, vectors)
+    for peer in peers:
+        assert bytes(peer.wait(ResultComplete).data) == want
+        received = peer.engine.totals()[1]
+        assert received > 4 * numel
+        assert (
+            time.monotonic() - began > (received - limited.max_down * 0.02 - 4096) / limited.max_down - 0.5
+        )  # (what came before it began)
+        assert peer.engine.pace[:2] == (1_000_000, 800_000)
 
 
 @pytest.mark.parametrize(("codec", "make", "cipher"), [

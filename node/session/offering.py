@@ -1,0 +1,62 @@
+"""What the attached script has offered: one contribution at a time is given to the open round, or to the branch this member is on."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from . import events as ev
+
+if TYPE_CHECKING:
+    from .session import Session
+
+Given = tuple[bytes, int, Tensor]
+"""cid, samples, vector."""
+
+
+class Offering:
+    """Contributions of the script, in order; the first may be frozen for the open round."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._waiting: deque[tuple[bytes, int, Tensor, int | None]] = deque()
+
+    def put(self, cid: bytes, samples: int, vector: Tensor, base: int | None) -> None:
+        """The script offers another one, made on the anchor of round ``base`` if it says so."""
+        self._waiting.append((cid, samples, vector, base))
+
+    def offer(self, now: float) -> None:
+        """Freeze the first one for the open round, if nothing is."""
+        session, machine = self.session, self.session.machine
+        if session.branching.active:
+            return session.branching.offer(now)
+        if machine and machine.contribution is None and not machine.open.applying and (given := self._first()) is not None:
+            cid, samples, vector = given
+            session.ports.exchange.freeze(session.log, machine.round, cid, vector)
+            machine.contribute(now, cid, samples)
+        return None
+
+    def take(self) -> Given:
+        """Give up the first one: it is decided, refused, or a branch's from now on."""
+        return self._waiting.popleft()[:3]
+
+    def take_fresh(self) -> Given | None:
+        """The first one, for the branch; None where there is none."""
+        return self.take() if self._first() is not None else None
+
+    def _first(self) -> Given | None:
+        """One that comes too late is refused."""
+        if not self._waiting:
+            return None
+        (cid, samples, vector, base), session, why = self._waiting[0], self.session, ""
+        at, rounds = session.completed, session.settings.rounds
+        if base is not None and base != at:
+            why = f"it was made on the anchor of round {base}, the run is at {at}"
+        elif rounds is not None and at >= rounds:
+            why = f"the run is complete after {rounds} rounds"
+        if not why:
+            return cid, samples, vector
+        self._waiting.popleft()
+        return session.ports.emit(ev.ContributionRefused(cid, why))

@@ -1,0 +1,47 @@
+"""A ring, and two levels over two sites, with four real peers: the bits are those of the trees, in numpy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from blake3 import blake3
+from exchange_kit import cid_of, make_plan, ref_result, ref_tree_result
+from process.test_all_reduce import SCRIPT, await_members, start
+from swarm_kit import MANIFEST, Peers
+
+from atoll.collectives.codec import DEFAULT_CHUNK_ELEMENTS
+from atoll.collectives.group import Topology, TopologyKind
+from atoll.collectives.identifiers import PeerId
+
+pytestmark = pytest.mark.slow
+
+NUMEL = DEFAULT_CHUNK_ELEMENTS["fp32"]  # one chunk, so that the plan has one part, whoever owns it
+SITES = ("lab-1", "lab-2", "lab-1", "lab-2")
+
+
+@pytest.mark.parametrize("kind", ["ring", "two-level"])
+def test_four_peers_at_two_sites(tmp_path: Path, kind: TopologyKind) -> None:
+    manifest = MANIFEST.replace('codec = "int8"', f'codec = "fp32"\nplan = "{kind}"')
+    with Peers(tmp_path, 4, NUMEL, script=SCRIPT, manifest=manifest, sites=SITES) as swarm:
+        swarm.settle()  # rounds of the run go the same ways
+        await_members(swarm)
+        start(swarm, swarm.all, {"op": "mean over trees", "seed": 40, "numel": NUMEL, "noise": True})
+        found = [peer.expect("reduced") for peer in swarm.all]
+        assert [(one["status"], len(one["contributors"])) for one in found] == [("committed", 4)] * 4
+
+        order = sorted(range(4), key=lambda index: swarm.all[index].peer)
+        vectors = {cid_of(index): torch.empty(NUMEL).normal_(generator=torch.Generator().manual_seed(40 + index)) for index in order}
+        givers = [(PeerId(swarm.all[index].peer), cid_of(index), index + 1) for index in order]
+        groups = tuple(("lab-1", "lab-2").index(SITES[index]) for index in order)
+
+        def digest(owner: PeerId, topology: Topology) -> str:
+            plan = make_plan(givers, [owner], NUMEL, NUMEL, "fp32", topology=topology)
+            data = ref_result(plan, vectors) if topology.kind == "butterfly" else ref_tree_result(plan, vectors)
+            return blake3(np.frombuffer(data, np.float32).data.cast("B")).hexdigest()
+
+        assert len({one["digest"] for one in found}) == 1
+        assert found[0]["digest"] in {digest(peer, Topology(kind, groups)) for peer, _, _ in givers}
+        assert found[0]["digest"] != digest(givers[0][0], Topology())

@@ -1,0 +1,110 @@
+"""Without a quorum: branches, and what becomes of them when a quorum is back. Directed schedules; random ones are in test_rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from atoll.collectives.group import Entry
+from atoll.collectives.identifiers import PeerId
+from atoll.collectives.round import adopted_rounds
+from atoll.node.session.events import BranchAdvanced, BranchEnded
+from atoll.node.simulation.member import SimMember
+from atoll.node.simulation.swarm import Options, SimSwarm, Verdict
+
+P0, P1, P2 = map(PeerId, ("p0", "p1", "p2"))
+QUIET = 3.0  # when no quorum is left; until then rounds are certified
+
+
+class Stage:
+    """Three members whose members p0 and p1 die at QUIET, or are cut off, and come back at ``back_s``."""
+
+    def __init__(self, seed: int, *, after_s: float | None = 1.0, back_s: float = 9.0, peers: int = 3) -> None:
+        self.swarm = SimSwarm(seed, Options(peers=(peers, peers), faults=(), rounds=4))
+        self.swarm.place.branch_after_s = after_s
+        self.swarm.faults.plan.heal_s = back_s
+        self.advanced: list[tuple[PeerId, BranchAdvanced]] = []
+        self.ended: list[tuple[PeerId, BranchEnded]] = []
+        heard = self.swarm.heard
+
+        def hear(member: SimMember, event: object) -> None:
+            if isinstance(event, BranchAdvanced):
+                self.advanced.append((member.peer, event))
+            if isinstance(event, BranchEnded):
+                self.ended.append((member.peer, event))
+            heard(member, event)
+
+        self.swarm.heard = hear
+
+    def at(self, when: float, what: Callable[[], object]) -> None:
+        self.swarm.world.at(when, lambda: what() and None)
+
+    def die(self, *peers: PeerId) -> None:
+        for peer in peers:
+            self.swarm.crash(peer)
+
+    def adopted(self) -> list[Entry]:
+        return [c.entry for c in self.swarm.checker.entries if adopted_rounds(c.entry)]
+
+    def run(self) -> Verdict:
+        return self.swarm.run()
+
+
+@pytest.mark.parametrize("seed", [1, 2, 4])
+def test_the_work_of_a_lone_survivor_is_adopted_and_counted_once(seed: int) -> None:
+    stage = Stage(seed)
+    stage.at(QUIET, lambda: stage.die(P0, P1))
+    verdict = stage.run()
+    assert verdict.problem == ""
+    [entry] = stage.adopted()
+    assert {c.member.peer for c in entry.contributors} == {P2}
+    assert adopted_rounds(entry) == len([e for peer, e in stage.advanced if peer == P2]) > 2
+    [(who, ended)] = stage.ended
+    assert (who, ended.adopted, ended.lost) == (P2, True, ())
+
+
+def test_with_the_pause_policy_nothing_happens_until_a_quorum_is_back() -> None:
+    stage = Stage(1, after_s=None)
+    stage.at(QUIET, lambda: stage.die(P0, P1))
+    verdict = stage.run()
+    assert verdict.problem == ""
+    assert (stage.adopted(), stage.advanced, stage.ended) == ([], [], [])
+
+
+def test_of_two_branches_the_one_with_more_samples_is_adopted_and_the_other_reports_its_loss() -> None:
+    """The founder is dead, the other two each alone: one branch stays behind, and says how many contributions no entry will count."""
+    stage = Stage(4)
+    stage.at(QUIET, lambda: stage.die(P0))
+    stage.at(QUIET, lambda: stage.swarm.network.partition({P0: 0, P1: 1, P2: 2}))
+    stage.at(QUIET + 5, lambda: stage.swarm.network.partition(None))
+    verdict = stage.run()
+    assert verdict.problem == ""
+    [entry] = stage.adopted()
+    [winner] = {c.member.peer for c in entry.contributors}
+    lengths = {who: len([1 for peer, _ in stage.advanced if peer == who]) for who in (P0, P1, P2)}
+    assert adopted_rounds(entry) == max(lengths.values()) == lengths[winner]
+    assert {(who, ended.adopted, len(ended.lost)) for who, ended in stage.ended} == {
+        (who, who == winner, 0 if who == winner else rounds) for who, rounds in lengths.items() if rounds
+    }
+    for who in (P1, P2):
+        record = stage.swarm.members[who].storage.branch()
+        assert record is not None
+        assert lengths[who] > 0
+        assert (record.tip, record.lost) == (None, 0 if who == winner else lengths[who])
+
+
+def test_two_of_five_go_on_together_and_a_restart_in_a_branch_resumes_it() -> None:
+    stage = Stage(4, peers=5)
+    stage.at(QUIET, lambda: stage.die(P0, P1, PeerId("p2")))
+    stage.at(QUIET + 3, lambda: stage.die(PeerId("p3")))
+    stage.at(QUIET + 3.2, lambda: stage.swarm.restart(PeerId("p3")))
+    verdict = stage.run()
+    assert verdict.problem == ""
+    [entry] = stage.adopted()
+    assert {c.member.peer for c in entry.contributors} == {"p3", "p4"}
+    before = len([e for peer, e in stage.advanced if peer == "p4" and len(e.contributors) == 2])
+    assert adopted_rounds(entry) > 2
+    assert before > 0
+    assert all(ended.adopted and not ended.lost for _, ended in stage.ended)
+    assert verdict.stats["branch begun"] == 4  # two members, before and after the restart
