@@ -13,7 +13,11 @@ from _bench import ROOT, progress
 VERSION = "1.1.12"
 NUMPY = "numpy<2.4"  # with a newer one its 8-bit codecs silently do nothing
 FOLDER = ROOT / ".ci" / "out" / "hivemind"
-COMPRESSION = {"fp32": "NoCompression", "fp16": "Float16Compression", "int8": "BlockwiseQuantization"}
+COMPRESSION = {
+    "fp32": "NoCompression",
+    "fp16": "Float16Compression",
+    "int8": "Uniform8BitQuantization",
+}  # its blockwise one needs bitsandbytes
 INSTALL_S, RUN_S = 600, 600
 
 
