@@ -14,7 +14,7 @@ exact                ... after which every survivor's anchor was, bit for bit, t
 bit_equal            ... survivors at the same round had the same bits
 contributors_right   ... all named the same contributors, with their weights
 committed            ... every survivor committed
-survivors_counted    ... with every survivor's contribution in it
+survivors_counted    ... with every survivor's contribution in it (`planned`: how many the plan counted when it was struck)
 next_round_ok        ... the survivors' next round (with the victim, where the fault does not last) and one of all, after its return, were right
 kept                 ... a slow peer was still a member when the round was over, in it or left out of it
 over_fault_free_s_max  by how much the slowest survivor took longer than in a round without faults (the median of some)
@@ -135,7 +135,7 @@ class Bench:
                 "fault": str(what), "victim": armed.blow.victim.name, "convener": armed.blow.convener == armed.blow.victim.peer, "hit": armed.hit,
                 "committed": found.committed, "exact": found.exact, "bit_equal": found.bit_equal, "contributors_right": found.contributors_right,
                 "survivors_counted": all(peer.peer in outcome["contributors"] for outcome in outcomes.values() for peer in outcomes),
-                "counted": found.counted, "over_fault_free_s": round(end - began - self.typical_s, 4),
+                "planned": armed.blow.planned, "counted": found.counted, "over_fault_free_s": round(end - began - self.typical_s, 4),
                 "since_fault_s": round(end - armed.blow.monotonic, 4), "after_s": what.after_s,
             }  # fmt: skip
             result["kept"] = what.kind != "slow" or not armed.expelled()
