@@ -10,8 +10,9 @@ from atoll.collectives.group import Entry
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.round import adopted_rounds
 from atoll.node.session.events import BranchAdvanced, BranchEnded
+from atoll.node.simulation.branch_plants import BranchPlant
 from atoll.node.simulation.member import SimMember
-from atoll.node.simulation.swarm import Options, SimSwarm, Verdict
+from atoll.node.simulation.swarm import Options, SimSwarm, Verdict, run_seed
 
 P0, P1, P2 = map(PeerId, ("p0", "p1", "p2"))
 QUIET = 3.0  # when no quorum is left; until then rounds are certified
@@ -108,3 +109,10 @@ def test_two_of_five_go_on_together_and_a_restart_in_a_branch_resumes_it() -> No
     assert before > 0
     assert all(ended.adopted and not ended.lost for _, ended in stage.ended)
     assert verdict.stats["branch begun"] == 4  # two members, before and after the restart
+
+
+def test_a_convener_that_is_on_no_branch_fetches_the_tip_that_it_adopts() -> None:
+    """A seed in which the round once stood still for ever: the tip's members did not know the name by which it was asked for."""
+    verdict = run_seed(19, plant=BranchPlant())
+    assert verdict.problem == ""
+    assert verdict.stats["branches absorbed"] >= 1
