@@ -81,6 +81,7 @@ class Grid:
             self._runs.append(run)
             at, nbytes = at + count * elements, nbytes + count * run.nbytes
         self._first = [run.chunk for run in self._runs]
+        self._stride = self._runs[0].nbytes
         self._whole = self._first[1] if len(self._first) > 1 else self.chunks  # chunks of the first run: nearly always nearly all
         self.nbytes = nbytes
         """Length of the encoded vector."""
@@ -115,6 +116,9 @@ class Grid:
 
     def span(self, chunk: int) -> tuple[int, int]:
         """First byte and last byte + 1 of a chunk in the encoded vector."""
+        if 0 <= chunk < self._whole:  # asked several times a record
+            start = chunk * self._stride
+            return start, start + self._stride
         run = self._run(chunk)
         start = run.start + (chunk - run.chunk) * run.nbytes
         return start, start + run.nbytes

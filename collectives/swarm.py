@@ -272,3 +272,24 @@ class Swarm(Protocol):
     def close(self) -> None:
         """Drop the connection to the node. A private node ends with it. Idempotent."""
         ...
+
+
+@runtime_checkable
+class FragmentSwarm(Swarm, Protocol):
+    """A run whose model is cut into fragments (`collectives.layout.cut`), each with a log and rounds of its own. `contribute` is for
+    runs of one; `anchor` is of all, and its round that of the fragment that is behind."""
+
+    @property
+    def fragments(self) -> int:
+        """How many."""
+        ...
+
+    def fragment_anchor(self, fragment: int) -> AnchorView:
+        """A lease on the newest committed anchor of one fragment."""
+        ...
+
+    def contribute_fragment(
+        self, fragment: int, *, samples: int, write: Callable[[Tensor], None], base: int | None = None
+    ) -> Pending[Outcome]:  # fmt: skip
+        """`contribute` for one fragment: ``write`` fills a tensor of its length. One contribution of each may be frozen at a time."""
+        ...

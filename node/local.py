@@ -44,7 +44,7 @@ class _Peer:
 
     def __init__(self, swarm: LocalSwarm, index: int) -> None:
         self.swarm, self.index, self.name = swarm, index, swarm.names[index]
-        self.storage = MemoryStorage(effective_outer(swarm.settings))
+        self.storages = [MemoryStorage(effective_outer(swarm.settings)) for _ in range(swarm.fragments)]
         self.process: NodeProcess | None = None
         self.member: LocalMember | None = None
         self.actor: Actor | None = None
@@ -54,7 +54,10 @@ class _Peer:
         swarm, self.life = self.swarm, self.life + 1
         rng = swarm.world.stream(f"{self.name}/{self.life}")
         member = self.member = LocalMember(swarm.place, self.name, self.index, rng)
-        process = self.process = NodeProcess(swarm.place, self.name, self.storage, rng, emit=member.hear, died=lambda _: self.crash())
+        storage, *others = self.storages
+        process = self.process = NodeProcess(
+            swarm.place, self.name, storage, rng, emit=member.hear, died=lambda _: self.crash(), others=others
+        )
         process.start([swarm.names[0]] if self.index else [])
         name = f"{self.name}" if self.life == 0 else f"{self.name}, life {self.life}"
         self.actor = swarm.stage.enter(name, lambda: self._play(script, member), seed=rng.getrandbits(32))
@@ -76,7 +79,8 @@ class _Peer:
         member.lost()
         actor.dead = True
         actor.dismiss()
-        self.storage.restart()
+        for storage in self.storages:
+            storage.restart()
         for other in self.swarm.peers:
             if other.process is not None:
                 other.process.link(self.name, False)
@@ -93,7 +97,8 @@ class LocalSwarm:
     """``count`` peers named p0, p1, …; p0 founds the run. One object plays one run.
 
     ``latency_s`` one way, with up to ``jitter_s`` more; ``bandwidth_bytes_per_s`` of each link (0: without limit). ``sites``: the label
-    of each peer's place, for plans of two levels. Faults are arranged before `run`, by virtual time; `world` and `network` are there for more.
+    of each peer's place, for plans of two levels. ``fragments``: how many logs the model is cut into (its members are FragmentSwarms).
+    Faults are arranged before `run`, by virtual time; `world` and `network` are there for more.
     """
 
     def __init__(
@@ -108,10 +113,11 @@ class LocalSwarm:
         timing: Timing | None = None,
         chunk_elements: int | None = None,
         sites: Sequence[str] = (),
+        fragments: int = 1,
     ) -> None:
         if count < 1:
             raise ConfigError(f"a swarm of {count} peers", key="count")
-        self.settings = settings or RunSettings()
+        self.settings, self.fragments = settings or RunSettings(), fragments
         self.world = World(seed)
         self.network = Network(self.world, latency_s=latency_s, jitter_s=jitter_s, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
         self.names = [PeerId(f"p{index}") for index in range(count)]

@@ -19,7 +19,9 @@ from ..collectives.plain import placed
 from ..collectives.swarm import Call, Outcome, PeerView, RunSettings, sample_count
 from ..optim.solo import Lease
 from .session import events as ev
+from .session.fragments import Fragments
 from .session.replica import ModelReplica, PlainSlots
+from .session.session import Session
 from .simulation.process import NodeProcess, Place
 from .simulation.stage import Actor
 
@@ -90,7 +92,7 @@ class LocalMember:
         self._process: NodeProcess | None = None
         self._actor: Actor | None = None
         self._layout: Layout | None = None
-        self._pending: tuple[bytes, LocalPending] | None = None
+        self._pending: dict[int, tuple[bytes, LocalPending]] = {}  # by fragment
         self._operations: dict[str, LocalOperating] = {}
         self._closed = False
         self._frozen = False
@@ -113,10 +115,11 @@ class LocalMember:
 
     def hear(self, event: object) -> None:
         """An event of the session."""
+        fragment, event = (event.fragment, event.event) if isinstance(event, ev.InFragment) else (0, event)
+        cid, pending = self._pending.get(fragment, (None, None))
         match event:
-            case ev.RoundCommitted(cid=cid) if self._pending is not None and self._pending[0] == cid:
-                pending = self._pending[1]
-                self._pending = None
+            case ev.RoundCommitted() if pending is not None and event.cid == cid:
+                del self._pending[fragment]
                 pending.outcome = Outcome(
                     "committed",
                     event.round,
@@ -126,18 +129,21 @@ class LocalMember:
                     *self.traffic(),
                     elapsed_s=self.clock() - pending.since,
                 )
-            case ev.ContributionRefused(cid=cid) if self._pending is not None and self._pending[0] == cid:
-                pending = self._pending[1]
-                self._pending = None
-                pending.outcome = Outcome("committed", self._node().session.completed, reason=f"refused: {event.reason}")
+            case ev.BranchAdvanced() if pending is not None and event.cid == cid:
+                del self._pending[fragment]
+                elapsed = self.clock() - pending.since
+                pending.outcome = Outcome("uncertified", event.round, event.contributors, event.counted, (), *self.traffic(), elapsed)
+            case ev.ContributionRefused() if pending is not None and event.cid == cid:
+                del self._pending[fragment]
+                pending.outcome = Outcome("committed", self._session(fragment).completed, reason=f"refused: {event.reason}")
             case ev.Timed():
                 telemetry.emit(event.timing)
-            case ev.RoundClosing():
+            case ev.RoundClosing() if fragment == 0:
                 self.closing = max(self.closing, event.round)
             case ev.OperationDone() | ev.OperationRefused() if event.op_id in self._operations:
                 self.ended(self._operations[event.op_id], event)
-            case ev.ContributionRefused(cid=cid):
-                for running in [running for running in self._operations.values() if running.cid == cid]:
+            case ev.ContributionRefused():
+                for running in [running for running in self._operations.values() if running.cid == event.cid]:
                     self.ended(running, None, event.reason)
             case _:
                 pass
@@ -162,6 +168,13 @@ class LocalMember:
         """An outcome that is none yet."""
         return Outcome("open", self._node().session.completed + 1 if self._process else 0, reason=reason)
 
+    def _session(self, fragment: int) -> Session:
+        run = self._node().run
+        sessions = run.sessions if isinstance(run, Fragments) else [run]
+        if not 0 <= fragment < len(sessions):
+            raise LocalProtocolError(f"fragment {fragment} of {len(sessions)}")
+        return sessions[fragment]
+
     def _node(self) -> NodeProcess:
         if self._closed or self._process is None:
             raise SwarmClosedError("this swarm was closed")
@@ -176,10 +189,10 @@ class LocalMember:
     def open(self, layout: Layout, initial: Callable[[Tensor], None]) -> Lease:
         """See Swarm."""
         node = self._node()
-        session = node.session
+        session = node.run
         with node.alive():
             known = session.attach(self.clock(), layout)
-            if not known and session.machine is None and self.peer == self._place.organiser:
+            if not known and session.phase == "seeking" and self.peer == self._place.organiser:
                 values = torch.zeros(layout.numel, dtype=torch.float32, device="cpu")
                 initial(values)
                 session.found(self.clock(), layout, values)
@@ -190,8 +203,30 @@ class LocalMember:
         return self.anchor()
 
     def anchor(self) -> Lease:
+        """See Swarm. Of all fragments; its round is that of the one that is behind."""
+        views = [self.fragment_anchor(number) for number in range(self.fragments)]
+        whole, start = torch.empty(sum(view.numel for view in views), dtype=torch.float32, device="cpu"), 0
+        for view in views:
+            view.copy_into(whole[start : start + view.numel])
+            start += view.numel
+        return Lease(whole, min(view.round for view in views), lambda: None)
+
+    def contribute(self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None) -> LocalPending:
         """See Swarm."""
-        session = self._node().session
+        if self.fragments > 1:
+            raise LocalProtocolError(f"this run is cut into {self.fragments} fragments", hint="contribute_fragment() offers one of them")
+        return self.contribute_fragment(0, samples=samples, write=write, base=base)
+
+    # ---- FragmentSwarm
+    @property
+    def fragments(self) -> int:
+        """See FragmentSwarm."""
+        run = self._node().run
+        return len(run.sessions) if isinstance(run, Fragments) else 1
+
+    def fragment_anchor(self, fragment: int) -> Lease:
+        """See FragmentSwarm."""
+        session = self._session(fragment)
         replica = cast(ModelReplica, session.replica)
         if self._layout is None:
             raise LocalProtocolError("open() the run first")
@@ -199,23 +234,26 @@ class LocalMember:
         assert slots.current is not None
         return Lease(slots.tensor(slots.current).clone(), session.rounds(replica.generation), lambda: None)
 
-    def contribute(self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None) -> LocalPending:
-        """See Swarm."""
-        node = self._node()
-        if self._layout is None:
+    def contribute_fragment(
+        self, fragment: int, *, samples: int, write: Callable[[Tensor], None], base: int | None = None
+    ) -> LocalPending:  # fmt: skip
+        """See FragmentSwarm."""
+        node, session = self._node(), self._session(fragment)
+        if self._layout is None or session.machine is None:
             raise LocalProtocolError("open() the run first")
-        if self._pending is not None:
+        if fragment in self._pending:
             raise LocalProtocolError("a contribution is still undecided", hint="wait() for it, or try again when it is done()")
         if (samples := sample_count(samples)) < 1:
             raise LocalProtocolError(f"a contribution of {samples} samples")
-        vector = torch.zeros(self._layout.numel, dtype=torch.float32, device="cpu")
+        vector = torch.zeros(session.machine.shape.numel, dtype=torch.float32, device="cpu")
         write(vector)
         cid, pending = self._rng.randbytes(16), LocalPending(self, self.clock())
-        self._pending = (cid, pending)
+        self._pending[fragment] = (cid, pending)
         with node.alive():
-            node.session.contribute(self.clock(), cid, samples, vector, base)
+            session.contribute(self.clock(), cid, samples, vector, base)
         return pending
 
+    # ---- Swarm
     def operate(self, call: Call, source: Tensor) -> LocalOperating:
         """See Swarm."""
         node = self._node()
@@ -283,12 +321,12 @@ class LocalMember:
         """See Swarm."""
         node = self._node()
         with node.alive():
-            node.session.leave(self.clock())
-        self.wait(lambda: self._closed or self.peer not in node.session.config_peers(), LEAVE_S)
+            node.run.leave(self.clock())
+        self.wait(lambda: self._closed or self.peer not in node.run.config_peers(), LEAVE_S)
 
     def close(self) -> None:
         """See Swarm. The node goes on seeding until all scripts have ended."""
         if not self._closed and self._process is not None:
             with self._process.alive():
-                self._process.session.detach(self.clock())
+                self._process.run.detach(self.clock())
         self._closed = True

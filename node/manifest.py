@@ -120,6 +120,17 @@ class CheckpointTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     every: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10
 
 
+class NoQuorumTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[no_quorum]``: what members do that see too few others to decide a round.
+
+    ``pause``: train on and wait. ``branch``: after ``reconfigure_after_s`` those who see one another go on together, uncertified, until
+    enough are back.
+    """
+
+    policy: Literal["pause", "branch"] = "pause"
+    reconfigure_after_s: Annotated[float, msgspec.Meta(ge=1, le=86_400)] = 120.0
+
+
 class NetworkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``[network]``: addresses to put into invites when the organiser's node is not running."""
 
@@ -140,6 +151,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lanes: LanesTable = LanesTable()
     join: JoinTable = JoinTable()
     checkpoint: CheckpointTable = CheckpointTable()
+    no_quorum: NoQuorumTable = NoQuorumTable()
     network: NetworkTable = NetworkTable()
 
     def encode(self) -> bytes:
@@ -155,6 +167,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def parameters(self) -> int | None:
         """Parameters of the run's model, or None when only the members' script knows."""
         return gpt_config(self.model).parameters if self.model.entry == "builtin:gpt" else self.model.parameters
+
+    @property
+    def branch_after_s(self) -> float | None:
+        """How long no quorum may be in sight before members go on in a branch; None: they never do."""
+        return self.no_quorum.reconfigure_after_s if self.no_quorum.policy == "branch" else None
 
     def settings(self) -> RunSettings:
         """What governs rounds and optimizers."""

@@ -82,6 +82,7 @@ class Membership:
         self._push_at = float("inf")
         self._pushed = float("-inf")
         self._ticked = self._due = float("inf")  # the last tick, and when the next one was wanted
+        self._wanted: dict[str, set[PeerId]] = {}  # by log
         self._watched: dict[PeerId, float] = {}  # since when
         self._heard: dict[PeerId, float] = {}
         self._seen: dict[PeerId, float] = {}  # vouched for by another peer
@@ -101,9 +102,11 @@ class Membership:
         held = self._table.get(peer)
         return held.record if held else None
 
-    def watch(self, now: float, peers: Iterable[PeerId]) -> None:
-        """Exchange heartbeats with exactly these peers from now on. A new one gets ``detect_s`` to be heard."""
-        wanted = set(peers) - {self.me}
+    def watch(self, now: float, peers: Iterable[PeerId], log: str = "") -> None:
+        """Exchange heartbeats with exactly these peers from now on, for the sake of this log, beside those watched for others. A new one gets
+        ``detect_s`` to be heard."""
+        self._wanted[log] = set(peers) - {self.me}
+        wanted = set[PeerId]().union(*self._wanted.values())
         for peer in [p for p in self._watched if p not in wanted]:
             del self._watched[peer]
             self._lost.pop(peer, None)

@@ -102,8 +102,9 @@ class Worker:
         return {"members": len(self.swarm.members()), "contributors": len(outcome.contributors)}
 
     def members(self) -> dict[str, Any]:
-        """How many members this peer sees."""
-        return {"members": len(self.swarm.members())}
+        """How many members this peer sees, and what kind of lane it has to each of the others."""
+        seen = self.swarm.members()
+        return {"members": len(seen), "paths": [member.path for member in seen if member.peer != self.swarm.peer]}
 
     def prepare(self) -> dict[str, Any]:
         """Make the input, enter gloo, take the node's memory as the baseline."""

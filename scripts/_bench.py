@@ -24,9 +24,9 @@ class FailedError(Exception):
     """The measurement could not be made."""
 
 
-def manifest(name: str, codec: str) -> str:
-    """The manifest of a run whose peers only exchange: the text of a TOML file."""
-    exchange = f'[exchange]\ncodec = "{codec}"\n'
+def manifest(name: str, codec: str, *, plain: bool = False) -> str:
+    """The manifest of a run whose peers only exchange: the text of a TOML file. ``plain``: over lanes without encryption."""
+    exchange = f'[exchange]\ncodec = "{codec}"\n' + "[lanes]\nencrypt = false\n" * plain
     return f'schema = 1\nname = "{name}"\n[model]\nentry = "local:{name}"\n[train]\nsync_every = 1\nmethod = "local_sgd"\n{exchange}'
 
 

@@ -101,7 +101,7 @@ class Bench:
         paths = find_paths(home)
         paths.ensure()
         identity = load_or_create(paths.identity_file)
-        signed = sign_manifest(parse_manifest(manifest("bench", options.codec)), identity)
+        signed = sign_manifest(parse_manifest(manifest("bench", options.codec, plain=options.plain)), identity)
         save_run(paths, signed)
         invite = str(make_invite(signed.run_id, [f"/ip4/127.0.0.1/tcp/{port}/p2p/{identity.peer}"], identity, now_s=time.time()))
         try:
@@ -126,9 +126,13 @@ class Bench:
     def _settle(self) -> None:
         for _ in range(60):
             self.all("settle")
-            if all(answer["members"] == self.options.peers for answer in self.all("members")):
+            seen = self.all("members")
+            lanes = [path for answer in seen for path in answer["paths"]]
+            if all(answer["members"] == self.options.peers for answer in seen) and all(lanes):
+                if any(path.endswith("not encrypted") != self.options.plain for path in lanes):
+                    raise FailedError(f"lanes are not what was asked for: {lanes}")
                 return
-        raise FailedError("the peers did not become members of one run")
+        raise FailedError("the peers did not become members of one run, with lanes to one another")
 
     def measure(self, what: str) -> dict[str, Any]:
         """One operation ("gloo" or "ours")."""
@@ -212,7 +216,7 @@ def run(options: argparse.Namespace) -> int:
     settings = {
         **vars(options),
         "path": "end to end",
-        "cipher": "aes-128-gcm",
+        "cipher": "none" if options.plain else "aes-128-gcm",
         "torch_threads": 1,
         "sockets": "the system's congestion control",
     }
@@ -274,7 +278,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--peers", type=int, choices=(2, 4, 8), default=4)
     parser.add_argument("--elements", type=int, default=25_000_000, help="length of the vector (default 25,000,000)")
     parser.add_argument("--codec", default="int8", help=f"how contributions travel: {', '.join(CODECS)} (default int8)")
-    parser.add_argument("--plain", action="store_true", help="without encryption: not possible, lanes are always encrypted")
+    parser.add_argument("--plain", action="store_true", help="bulk bytes without encryption ([lanes] encrypt = false)")
     parser.add_argument("--sync", choices=("memory", "cache"), default="memory", help="where votes go: of all_reduce always to memory")
     parser.add_argument("--against", default="gloo", help="rivals, separated by commas: gloo, hivemind; or none")
     parser.add_argument("--reps", type=int, default=5, help="times (gloo, ours, ours, gloo) (default 5)")
@@ -283,7 +287,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     options.against = [name for name in options.against.split(",") if name not in ("", "none")]
     cannot = [
         (options.codec not in CODECS, f"--codec {options.codec}: there is {', '.join(CODECS)}"),
-        (options.plain, "--plain: lanes between nodes are always encrypted; no handshake agrees on anything else"),
         (
             options.sync == "cache",
             "--sync cache: votes of a free-standing all_reduce live in memory; those of training rounds go to the page cache",

@@ -14,7 +14,7 @@ exact                ... after which every survivor's anchor was, bit for bit, t
 bit_equal            ... survivors at the same round had the same bits
 contributors_right   ... all named the same contributors, with their weights
 committed            ... every survivor committed
-survivors_counted    ... with every survivor's contribution in it
+survivors_counted    ... with every survivor's contribution in it (`planned`: how many the plan counted when it was struck)
 next_round_ok        ... the survivors' next round (with the victim, where the fault does not last) and one of all, after its return, were right
 kept                 ... a slow peer was still a member when the round was over, in it or left out of it
 over_fault_free_s_max  by how much the slowest survivor took longer than in a round without faults (the median of some)
@@ -67,7 +67,7 @@ NOTICED = ("stop", "blackhole", "slow")  # found out by silence
 RIGHT = ("exact", "bit_equal", "contributors_right", "committed", "survivors_counted", "kept", "next_round_ok")
 FAULT_FREE = 5
 BROKEN = (AssertionError, AtollError, LabError)  # a peer does not answer: this is no longer a swarm to measure with
-TRIES = 4  # times a trial is repeated when its fault comes too late
+TRIES = 6  # times a trial is repeated when its fault comes too late
 
 
 class Bench:
@@ -135,7 +135,7 @@ class Bench:
                 "fault": str(what), "victim": armed.blow.victim.name, "convener": armed.blow.convener == armed.blow.victim.peer, "hit": armed.hit,
                 "committed": found.committed, "exact": found.exact, "bit_equal": found.bit_equal, "contributors_right": found.contributors_right,
                 "survivors_counted": all(peer.peer in outcome["contributors"] for outcome in outcomes.values() for peer in outcomes),
-                "counted": found.counted, "over_fault_free_s": round(end - began - self.typical_s, 4),
+                "planned": armed.blow.planned, "counted": found.counted, "over_fault_free_s": round(end - began - self.typical_s, 4),
                 "since_fault_s": round(end - armed.blow.monotonic, 4), "after_s": what.after_s,
             }  # fmt: skip
             result["kept"] = what.kind != "slow" or not armed.expelled()
@@ -168,21 +168,22 @@ class Bench:
 
 
 def attempts(options: argparse.Namespace, bench: Bench, cell: Cell) -> Iterator[Trial]:
-    """Trials of a cell until enough have met their phase. The first strikes as the phase begins, the others anywhere in it.
+    """Trials of a cell until enough have met their phase. The first, and one after a miss, strike as the phase begins, the others anywhere
+    in it.
 
     Raises one of BROKEN when the swarm is of no more use.
     """
     in_turn: Sequence[str] = ("node", "script") if cell.kind in ("kill", "stop") else ("both",)  # the others strike a whole peer
     parts = in_turn if options.part == "turn" else (options.part,)
-    chance, hits = random.Random(str(cell)), 0
+    chance, hits, missed = random.Random(str(cell)), 0, False
     for number in range(cell.reps * TRIES):
-        after_s = chance.uniform(0.0, 0.6 * bench.lasts_s[cell.phase]) if number else 0.0
+        after_s = 0.0 if missed or not number else chance.uniform(0.0, 0.6 * bench.lasts_s[cell.phase])
         part = cast("Part", parts[hits % len(parts)])
         found = bench.trial(fault(cell.kind).of(cell.target, part).during(cell.phase, after_s=round(after_s, 4)))
         if found is None:
             progress(f"trial {number + 1}: nobody could be struck")
             continue
-        hits += found["hit"]
+        hits, missed = hits + found["hit"], not found["hit"]
         shown = " ".join(f"{key}={value}" for key, value in found.items() if key != "fault")
         progress(f"trial {number + 1}: {found['fault']}: {shown}")
         yield found

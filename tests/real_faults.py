@@ -75,11 +75,12 @@ class Watch:
 
 @dataclass(slots=True)
 class Blow:
-    """A fault that has struck: whom, in which round, and when, by two clocks."""
+    """A fault that has struck: whom, in which round, and when, by two clocks. ``planned``: how many the plan counts by which it was aimed."""
 
     victim: Peer
     convener: str
     round: int
+    planned: int
     at: float = field(default_factory=time.time)
     monotonic: float = field(default_factory=time.monotonic)
 
@@ -95,7 +96,7 @@ class Armed:
         self.blow: Blow | None = None
         self.seen: list[Seen] = []
         self._spared = [peer.peer for peer in spared]
-        self._aim: tuple[Peer, str, int] | None = None
+        self._aim: tuple[Peer, str, int, int] | None = None
         self._struck = False  # or about to be
         self._lock = threading.Lock()
         self._leaving: threading.Thread | None = None
@@ -163,7 +164,7 @@ class Armed:
         if self._aim is None or event["round"] != self._aim[2]:
             name = choose(self.fault.target, event["convener"], event["owners"], event["contributors"], self._spared)
             victim = next((known for known in self.swarm.all if known.peer == name), None)
-            self._aim = (victim, event["convener"], event["round"]) if victim is not None else None
+            self._aim = (victim, event["convener"], event["round"], len(event["contributors"])) if victim is not None else None
         if self._aim is None or event["phase"] != self.fault.phase:
             return False
         victim = self._aim[0]
@@ -171,8 +172,8 @@ class Armed:
 
     def _strike(self) -> None:
         assert self._aim is not None
-        victim, convener, round_ = self._aim
-        self.blow = blow = Blow(victim, convener, round_)  # first: what the victim says from now on is no survivor's word
+        victim, *rest = self._aim
+        self.blow = blow = Blow(victim, *rest)  # first: what the victim says from now on is no survivor's word
         self._ready[victim.peer][0]()
         blow.at, blow.monotonic = time.time(), time.monotonic()
 

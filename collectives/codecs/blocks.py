@@ -39,10 +39,13 @@ class BlockCodec:
         self._limit = kernels.FLOAT_MAX / (8 if packed else 128)  # a scale beyond it could decode to infinity
         self._compiled = compiled if (block, half_scales, packed) == (native.BLOCK, False, False) else None
         self._scratch = Scratch(lambda elements, device: _Space(elements, block, packed, device))
+        self._last = 0, 0  # the length asked for last, and its bytes: nearly all chunks are equally long
 
     def wire_bytes(self, elements: int) -> int:
         """Scales and values, padded to 4 bytes."""
-        return padded(self._head(elements) + self._body(elements))
+        if self._last[0] != elements:
+            self._last = elements, padded(self._head(elements) + self._body(elements))
+        return self._last[1]
 
     def wire(self, data: memoryview | Tensor, elements: int) -> Wire:
         """Views of a buffer."""

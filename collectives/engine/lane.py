@@ -19,6 +19,7 @@ from ..identifiers import PeerId
 from ..record_layer import PLAIN, TAG_BYTES, LaneKeys, Opener, Sealer
 from .bucket import Bucket
 from .packing import Packer, full_length, unpack
+from .settings import on_this_machine
 
 BATCH_BYTES = 65_536  # small records are sent and received together up to this
 EMPTY = memoryview(b"")
@@ -72,6 +73,7 @@ class Lane:
         self._broken = False
         self.waited_s = 0.0  # while the socket took no more, as far as somebody looked
         self.packer = Packer(time.perf_counter)
+        self._packs = not on_this_machine(sock)
         self._rx = memoryview(bytearray(2 * BATCH_BYTES))
         self._have = 0
         self._limit = BATCH_BYTES  # read at most this far
@@ -154,7 +156,7 @@ class Lane:
             record = source.next_record(self.peer, self.number)
             if record is None:
                 break
-            packed = self.packer.pack(record.payload)
+            packed = self.packer.pack(record.payload) if self._packs else None
             if packed is None:
                 size = self._append(size, record.header, record.payload)
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 import sys
 from dataclasses import dataclass
@@ -48,6 +49,16 @@ def tune(sock: socket.socket, settings: EngineSettings) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, number, value)
         except OSError:
             continue  # not this kernel, or not permitted: the lane works without
+
+
+def on_this_machine(sock: socket.socket) -> bool:
+    """Whether the other end's address is one of loopback: no link that could be slow, whatever the rate."""
+    if sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return False
+    try:
+        return ipaddress.ip_address(sock.getpeername()[0].partition("%")[0]).is_loopback
+    except OSError:
+        return False  # it has gone already
 
 
 def option_number(name: str, platform: str = sys.platform) -> int | None:

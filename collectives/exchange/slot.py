@@ -169,6 +169,7 @@ class Frozen:
         self.poisoned = False
         self._data: memoryview | None = None
         self._chunks: dict[int, Sequence[Tensor]] = {}
+        self._fitting: Grid | None = None
 
     def same(self, other: Frozen) -> bool:
         """Whether the other has the same memory."""
@@ -177,8 +178,12 @@ class Frozen:
 
     def fits(self, slot: RoundSlot) -> bool:
         """Whether it has the round's length, and its grid and codec where it is encoded."""
+        if self._fitting is slot.grid:
+            return True
         vector = self.vector
-        return vector.grid == slot.grid if isinstance(vector, EncodedVector) else vector.numel() == slot.numel
+        fits = vector.grid == slot.grid if isinstance(vector, EncodedVector) else vector.numel() == slot.numel
+        self._fitting = slot.grid if fits else None
+        return fits
 
     def wire(self, slot: RoundSlot, chunk: int, workspace: Workspace) -> tuple[Wire, bool]:
         """The chunk encoded (as it lies, where that needs no copy, else on ``workspace``), and whether all of it is finite."""

@@ -211,12 +211,14 @@ class Convening:
         if machine.open.reduced and machine.open.reduced[0] == plan:
             return
         dead = {c.cid for c in plan.contributors if machine.actions.suspected(c.member.peer)}
+        own = {machine.contribution[0]} if machine.contribution else set[bytes]()
+        refused = {c.cid for c in plan.contributors if c.member == machine.me} - own  # it held NaN, say: it will never come
         gone = {cid for cids in held_up_by(plan, self.trees, self.missing).values() for cid in cids} & dead
         lacking = machine.open.lacking != 0
         cut = lacking and broken(plan, self.trees, frozenset(filter(machine.actions.suspected, {member.peer for member in machine.config})))
         late = now > self.due_at or now - self.planned_at > (1 + self.stalls) * stuck_s(machine)
-        if gone or cut or late:
-            self._revise(now, plan, dead, late)
+        if gone or refused or cut or late:
+            self._revise(now, plan, dead | refused, late)
 
     def _revise(self, now: float, plan: Plan, dead: set[bytes], late: bool) -> None:
         machine = self.machine

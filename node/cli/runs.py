@@ -51,6 +51,10 @@ codec = "int8"                     # fp32 | fp16 | bf16 | int8 | int8_fp16 | int
 
 [checkpoint]
 every = 10                         # rounds
+
+[no_quorum]
+policy = "pause"                   # or "branch": members that see too few others go on without certainty after a while
+reconfigure_after_s = 120.0
 """
 
 

@@ -86,8 +86,12 @@ def run_state(run: Document) -> str:
         state = "seeding; no script is training here"
     else:
         state = "training" if run.get("member", True) else "training; not a member of the last round"
-    lack = no_quorum(run.get("quorum"))
-    return f"{state}; {lack}" if lack else state
+    lack, branch = no_quorum(run.get("quorum")), run.get("branch") or {}
+    rounds, lost = int(branch.get("rounds", 0)), int(branch.get("lost", 0))
+    if branch.get("members"):
+        lack = "; ".join(filter(None, (lack, f"uncertified: {rounds} rounds with {len(branch['members'])} members")))
+    gone = f"{lost} contributions lost with branches" if lost else ""
+    return "; ".join(filter(None, (state, lack, gone)))
 
 
 def members_text(run: Document) -> str:

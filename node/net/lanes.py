@@ -85,7 +85,7 @@ class _Terms(NamedTuple):
     theirs: bytes
     initiator: bool
     token: bytes
-    index: int
+    place: int
     plain: bool
 
 
@@ -227,12 +227,12 @@ class Lanes:
                         await wanted.changed.wait()
 
     def _up(self, peer: PeerId, sock: socket.socket, path: str, terms: _Terms) -> None:
-        wanted = self._wanted.get((peer, terms.index))
+        wanted = self._wanted.get((peer, terms.place))
         if wanted is not None:
             wanted.up, wanted.since, wanted.token = True, trio.current_time(), terms.token
             wanted.notify()
         self.paths[peer] = f"{path}, not encrypted" if terms.plain else path
-        self.on_lane(peer, sock, terms.mine, terms.theirs, terms.initiator, path, terms.index, terms.plain)
+        self.on_lane(peer, sock, terms.mine, terms.theirs, terms.initiator, path, terms.place, terms.plain)
 
     # --- driving (the smaller peer id) ---
 

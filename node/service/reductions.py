@@ -108,7 +108,7 @@ class Reductions:
         """A contribution cannot be sent."""
         for op_id, reduction in list(self._open.items()):
             if reduction.cid == cid:
-                self._end(op_id, reduction, "the tensor holds NaN or infinity, or a value its codec cannot hold")
+                self._end(op_id, reduction, "the tensor holds NaN or infinity, or a value too large for its codec or for the result")
 
     def hopeless(self, event: ev.OperationRefused) -> None:
         """Others have called something else under this id."""

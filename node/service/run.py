@@ -184,6 +184,7 @@ class RunService:
             run=self.run_id, me=self.node.identity.peer, organiser=self.organiser, settings=settings, ports=self.ports,
             rng=random.Random(self.node.rng.random()), now=now, unix_offset_s=time.time() - now,
             checkpoint_every=self.manifest.checkpoint.every, seeding=self.seeding, site=self.node.site,
+            branch_after_s=self.manifest.branch_after_s,
         )  # fmt: skip
         self.session.membership.announce(now, addresses=tuple(split_peer(address)[1] for address in self.node.network.addresses()))
         self.session.start(now)
@@ -351,6 +352,19 @@ class RunService:
                 self.troubles.clear()
                 kind = "round.committed" if event.contributors else "entry.committed"  # the latter at most changes who is a member
                 self.node.publish({"event": kind, "run": self.run_id, **self.rounds[-1]})
+            case ev.BranchBegun():
+                log.warning("run %s: no quorum; going on without certainty with %d of its members", self.run_id, len(event.members))
+                self.node.publish({"event": "branch.begun", "run": self.run_id, "members": list(event.members), "round": event.round})
+            case ev.BranchAdvanced():
+                shares = {share.peer: share.samples for share in event.contributors}
+                self.node.publish({"event": "round.uncertified", "run": self.run_id, "round": event.round, "contributors": shares})
+            case ev.BranchEnded():
+                if event.lost:
+                    log.warning(
+                        "run %s: %d contributions without certainty are lost (%d samples)", self.run_id, len(event.lost), event.samples
+                    )
+                told = {"adopted": event.adopted, "lost": len(event.lost), "lost_samples": event.samples}
+                self.node.publish({"event": "branch.ended", "run": self.run_id, **told})
             case ev.StateProgress():
                 self.progress = ("fetching state", event.have, event.total)
                 self.node.publish({"event": "state.progress", "run": self.run_id, "have": event.have, "total": event.total})
@@ -418,6 +432,7 @@ class RunService:
             "members": config,
             "member": self.node.identity.peer in config,
             "quorum": None if self.error else quorum_of(self.peers()),
+            "branch": self._branch(),
             "script": bool(session and session.script),
             "progress": ["waiting for the state", 0, 0] if fetching and self.progress == SEEKING else list(self.progress),
             "metrics": dict(self.metrics),
@@ -429,6 +444,15 @@ class RunService:
             "trouble": described(trouble) if trouble else None,
             "troubles": self.troubles.past(),
         }
+
+    def _branch(self) -> dict[str, Any]:
+        """Rounds in the anchor that are uncertified, with whom; and what branches have cost this member so far."""
+        if self.session is None:
+            return {"rounds": 0, "members": [], "lost": 0, "lost_samples": 0}
+        branching = self.session.branching
+        branch, record = branching.branch, branching.record
+        members = [who.peer for who in branch.machine.config] if branch is not None else []
+        return {"rounds": branching.rounds, "members": members, "lost": record.lost, "lost_samples": record.lost_samples}
 
     def peers(self) -> list[dict[str, Any]]:
         """JSON-able, one a member or known peer. ``live`` and ``round`` are None where this node cannot tell."""

@@ -152,6 +152,8 @@ class AttachedScript:
         match event:
             case ev.RoundCommitted():
                 self._on_round(event)
+            case ev.BranchAdvanced():
+                self._on_round(event)
             case ev.ContributionRefused() if self._frozen and self._frozen[0] == event.cid:
                 self._frozen = None
                 self.events.decided(event.cid, Outcome("committed", self.session.completed, reason=f"refused: {event.reason}"))
@@ -171,14 +173,18 @@ class AttachedScript:
             case _:
                 pass
 
-    def _on_round(self, event: ev.RoundCommitted) -> None:
+    def _on_round(self, event: ev.RoundCommitted | ev.BranchAdvanced) -> None:
         if self._frozen is None or self._frozen[0] != event.cid:
             return
         (cid, since), self._frozen, before = self._frozen, None, self._told
         sent, received = self._told = self.run.traffic()  # each outcome has what came since the last: they add up
         moved = sent - before[0], received - before[1]
         elapsed = trio.current_time() - since
-        self.events.decided(cid, Outcome("committed", event.round, event.contributors, event.counted, event.lost, *moved, elapsed))
+        if isinstance(event, ev.BranchAdvanced):
+            outcome = Outcome("uncertified", event.round, event.contributors, event.counted, (), *moved, elapsed, "no quorum is in sight")
+        else:
+            outcome = Outcome("committed", event.round, event.contributors, event.counted, event.lost, *moved, elapsed)
+        self.events.decided(cid, outcome)
 
     # ---- free-standing reductions
     def reduce_open(self, call: Call, numel: int) -> ReduceMemory:

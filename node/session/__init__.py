@@ -21,6 +21,7 @@ installing      a fetched state replaces the own one
 others          whom to ask; who is on another history of the run
 beginning       the genesis; what the last life left on disk; whose model it is
 session         Session: all of it tied together
+fragments       a run cut into fragments: a session for each, one membership
 """
 
 from .memory_storage import MemoryStorage

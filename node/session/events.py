@@ -32,6 +32,14 @@ class RoundCommitted:
 
 
 @dataclass(frozen=True, slots=True)
+class InFragment:
+    """What the session of one fragment tells, of a run that is cut into fragments."""
+
+    fragment: int
+    event: object
+
+
+@dataclass(frozen=True, slots=True)
 class BranchBegun:
     """No quorum is in sight: the ``members`` that are go on without certainty in a log of their own. ``moved``: with another anchor."""
 

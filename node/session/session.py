@@ -51,19 +51,24 @@ class Session:
     def __init__(
         self, *, run: RunId, me: PeerId, organiser: PeerId, settings: RunSettings, ports: SessionPorts, rng: Random, now: float,
         timing: Timing | None = None, unix_offset_s: float = 0.0, checkpoint_every: int = 10,
-        chunk_elements: int | None = None, seeding: bool = True, site: str = "", branch_after_s: float | None = None,
+        chunk_elements: int | None = None, seeding: bool = True, site: str = "", branch_after_s: float | None = None, log: str = "",
+        membership: Membership | None = None,
     ) -> None:  # fmt: skip
         """With ``seeding`` this member takes part also while no script is attached. ``site``: the label of the place where it is.
 
         ``branch_after_s``: those who see no quorum for so long go on together, uncertified; None: the run waits for one.
+        ``log`` and ``membership``: of a fragment, whose run has others, with the same membership.
         """
         self.run, self.me, self.organiser, self.settings, self.ports, self.rng = run, me, organiser, settings, ports, rng
-        self.log = main_log(run)
+        self.log = log or main_log(run)
         self.timing = timing or Timing()
         self.checkpoint_every, self.seeding, self.site = checkpoint_every, seeding, site
         self.chunk_elements = chunk_elements
         watch = MembershipTiming(beat_s=self.timing.heartbeat_s, detect_s=self.timing.detect_s)
-        self.membership = Membership(me, run, sign=ports.sign, verify=ports.verify, rng=rng, timing=watch, unix_offset_s=unix_offset_s)
+        self.membership = membership or Membership(
+            me, run, sign=ports.sign, verify=ports.verify, rng=rng, timing=watch, unix_offset_s=unix_offset_s
+        )
+        self._follows = membership is not None  # another session speaks for the peer
         self.machine: RoundMachine | None = None
         self.replica: Replica | None = None
         self.actions = LogActions(self)
@@ -287,7 +292,7 @@ class Session:
             self.machine.on_message(now, peer, envelope.incarnation, envelope.round, body)
             if isinstance(body, m.Catch) and self.machine.open.decided and self.machine.round < body.results_from:
                 self.transfer.seek_state()
-        elif isinstance(body, m.Catch) and body.entries and body.entries[0].entry.round == 0:
+        elif isinstance(body, m.Catch) and body.entries and (body.entries[0].entry.round, body.entries[0].entry.log) == (0, self.log):
             check_genesis(body.entries[0], run=self.run, organiser=self.organiser, verify=self.ports.verify, peer=peer)
             self.make_machine(now, body.entries[0])
             self.transfer.seek_state()
@@ -436,8 +441,9 @@ class Session:
         peers = [member.peer for member in machine.config]
         shape = machine.shape
         self.ports.exchange.open_round(self.log, machine.round, peers, shape.numel, shape.chunk_elements, shape.codec)
-        self.membership.watch(now, peers)
-        self.membership.announce(now, round=self.completed + 1)
+        self.membership.watch(now, peers, self.log)
+        if not self._follows:
+            self.membership.announce(now, round=self.completed + 1)
         self.serving.recall(machine)
         self.offering.offer(now)
 

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any, TypeVar, cast
 
@@ -17,6 +18,7 @@ from ...collectives.pace import Pace
 from ...collectives.round import Timing
 from ...collectives.simulation import Network, ProcessDied, Timer, World
 from ...collectives.swarm import RunSettings
+from ..session.fragments import Fragments
 from ..session.ports import DataPlane, Storage
 from ..session.session import MEMBERSHIP, Session
 
@@ -50,7 +52,7 @@ def sign_as(peer: PeerId, payload: bytes) -> bytes:
 
 
 class NodeProcess:
-    """Drives a Session and an Exchange; implements `SessionPorts`. After `end` nothing of it happens any more.
+    """Drives a Session (or Fragments) and an Exchange; implements `SessionPorts`. After `end` nothing of it happens any more.
 
     ``emit`` hears the session's events, ``died(back_after_s)`` that a trap killed the process inside a call.
     """
@@ -64,7 +66,9 @@ class NodeProcess:
         *,
         emit: Callable[[object], None],
         died: Callable[[float], None],
+        others: Sequence[Storage] = (),
     ) -> None:
+        """``others``: storages of the second and all further fragments of a run that is cut into fragments."""
         self.place, self.peer = place, peer
         self.storage: Storage = storage
         self.world, self.network = place.world, place.network
@@ -76,12 +80,14 @@ class NodeProcess:
             resend_after_s=lambda: 8 * place.timing.pull_s,
         )
         self.exchange = cast(DataPlane, self.plane)
-        self.session = Session(
+        make = partial(Fragments, storages=[storage, *others]) if others else Session
+        self.run: Session | Fragments = make(
             run=place.run_id, me=peer, organiser=place.organiser, settings=place.settings, ports=self, rng=rng, now=place.world.now,
             timing=place.timing, checkpoint_every=place.checkpoint_every, chunk_elements=place.chunk_elements,
             branch_after_s=place.branch_after_s,
             site=place.sites.get(peer, ""),
         )  # fmt: skip
+        self.session = self.run.first if isinstance(self.run, Fragments) else self.run
         self._rng, self._emit, self._died = rng, emit, died
         self._events: deque[Any] = deque()
         self._lanes: list[PeerId] = []
@@ -99,8 +105,8 @@ class NodeProcess:
                 if peer != self.peer:
                     self.plane.lane_up(peer)
                     self._lanes.append(peer)
-            self.session.start(self.world.now)
-            self.session.add_contacts(self.world.now, contacts)
+            self.run.start(self.world.now)
+            self.run.add_contacts(self.world.now, contacts)
 
     def end(self) -> None:
         """The process is gone."""
@@ -140,7 +146,7 @@ class NodeProcess:
         try:
             yield
             while self._events:
-                self.session.on_exchange(self.world.now, self._events.popleft())
+                self.run.on_exchange(self.world.now, self._events.popleft())
             if not self.ended:
                 for peer in self._lanes if pulled else ():
                     if peer not in self._pumps:
@@ -156,7 +162,7 @@ class NodeProcess:
             return
         with self.alive(pulled=channel != "control" or payload[:1] != MEMBERSHIP):
             if channel == "control":
-                self.session.on_message(self.world.now, sender, payload)
+                self.run.on_message(self.world.now, sender, payload)
             else:
                 header, body = payload
                 place = self.plane.destination(sender, header)
@@ -169,16 +175,16 @@ class NodeProcess:
         if self.runs(lambda: self.link(peer, up)):
             with self.alive():
                 (self.plane.lane_up if up else self.plane.lane_down)(peer)
-                self.session.on_link(self.world.now, peer, up)
+                self.run.on_link(self.world.now, peer, up)
 
     def _tick(self) -> None:
         self._timer = None
         if self.runs(self._tick):
             with self.alive():
-                self.session.tick(self.world.now)
+                self.run.tick(self.world.now)
 
     def _arm(self) -> None:
-        due = max(self.session.next_due(), self.world.now + SMALLEST_WAIT_S)
+        due = max(self.run.next_due(), self.world.now + SMALLEST_WAIT_S)
         if self._timer is None or due < self._timer.when:
             if self._timer is not None:
                 self._timer.cancel()

@@ -12,13 +12,14 @@ from exchange_kit import cid_of, make_plan, ref_result, ref_tree_result
 from process.test_all_reduce import SCRIPT, await_members, start
 from swarm_kit import MANIFEST, Peers
 
-from atoll.collectives.codec import DEFAULT_CHUNK_ELEMENTS
+from atoll.collectives.codec import chunk_elements
 from atoll.collectives.group import Topology, TopologyKind
 from atoll.collectives.identifiers import PeerId
 
 pytestmark = pytest.mark.slow
 
-NUMEL = DEFAULT_CHUNK_ELEMENTS["fp32"]  # one chunk, so that the plan has one part, whoever owns it
+NUMEL = 30_000  # one chunk, so that the plan has one part, whoever owns it
+assert chunk_elements("fp32", NUMEL) >= NUMEL
 SITES = ("lab-1", "lab-2", "lab-1", "lab-2")
 
 

@@ -509,3 +509,62 @@ def test_a_caller_that_dies_is_named_or_left_out(after_s: float) -> None:
     assert counted in (P[:3], P[:4])
     total = sum(2.0 ** int(peer[1:]) for peer in counted)
     assert [(names(outcome), flat) for outcome, flat in results[:3]] == [(counted, [total] * 2)] * 3
+
+
+# ── the same for every operation ──
+
+INTS = torch.arange(300)
+EVERY: dict[str, Callable[[LocalMember, str], Any]] = {
+    "mean": lambda member, op_id: member.all_reduce(torch.full((300,), 2.0**member.index), op_id=op_id, deadline_s=20.0),
+    "sum": lambda member, op_id: member.all_reduce(torch.full((300,), 2.0**member.index), op_id=op_id, op="sum", deadline_s=20.0),
+    "max": lambda member, op_id: member.all_reduce(torch.full((300,), 2.0**member.index), op_id=op_id, op="max", deadline_s=20.0),
+    "modular_sum": lambda member, op_id: api.modular_sum(member, INTS + member.index, op_id=op_id, deadline_s=20.0),
+    "all_gather": lambda member, op_id: api.all_gather(member, INTS + member.index, op_id=op_id, deadline_s=20.0),
+    "reduce_scatter": lambda member, op_id: api.reduce_scatter(member, torch.full((300,), 2.0**member.index), op_id=op_id, deadline_s=20.0),
+    "broadcast": lambda member, op_id: api.broadcast(member, INTS + member.index, root=P[0], op_id=op_id, deadline_s=20.0),
+    "barrier": lambda member, op_id: api.barrier(member, op_id=op_id, deadline_s=20.0),
+    "check_state": lambda member, op_id: api.check_state(member, {"x": INTS + member.index}, op_id=op_id, deadline_s=20.0),
+}
+
+
+def outcome_of(result: Any) -> Outcome:
+    return result if isinstance(result, Outcome) else result.outcome
+
+
+@pytest.mark.parametrize("what", EVERY)
+def test_an_id_serves_once_whatever_is_called(what: str) -> None:
+    def body(member: LocalMember) -> None:
+        handle = EVERY[what](member, "one")
+        for again in (EVERY[what], EVERY["max"], EVERY["all_gather"]):
+            with pytest.raises(LocalProtocolError, match="under way"):
+                again(member, "one")
+        assert outcome_of(handle.wait()).status == "committed"
+        for again in (EVERY[what], EVERY["sum"]):
+            with pytest.raises(LocalProtocolError, match="was called already"):
+                again(member, "one")
+
+    play(2, body)
+
+
+@pytest.mark.parametrize("what", EVERY)
+def test_who_cancels_or_dies_is_named_or_left_out_by_all_alike(what: str) -> None:
+    """p1 cancels at once, p3 dies a moment after it has called; whoever is told of a result is told the same one."""
+
+    def body(member: LocalMember) -> Outcome:
+        member.sleep(10.0 - member.clock())
+        handle = EVERY[what](member, "op")
+        if member.index == 1:
+            handle.cancel()
+        outcome = outcome_of(handle.wait())
+        member.sleep(40.0 - member.clock())
+        survivor = torch.full((3,), float(member.index))
+        after = member.all_reduce(survivor, op_id="after", op="sum").wait()
+        assert (names(after), survivor.tolist()) == (P[:3], [3.0] * 3)
+        return outcome
+
+    results = play(4, body, lambda swarm: swarm.crash_at(3, 10.03))
+    told = {tuple(names(outcome)) for outcome in results[:3] if outcome.status == "committed"}
+    assert len(told) <= 1
+    if what != "barrier":  # which waits for p1, who is there and does not come
+        assert [results[index].status for index in (0, 2)] == ["committed"] * 2
+        assert {P[0]} <= set(told.pop()) <= set(P[:4])

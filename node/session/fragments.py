@@ -1,0 +1,237 @@
+"""A run in fragments: one log for each part of the model, with one membership, one data plane and the same code for each.
+
+The flat vector is cut between tensors (`collectives.layout.cut`). Each fragment is a `Session` with a log, a configuration chain, a state and a
+storage of its own; a member asks to join all of them. Any number of rounds may be under way, never two of one fragment. Nothing
+orders the rounds of different fragments: what a member holds is a cut, {fragment: rounds}, and every fragment's storage goes back to a
+state of its own. Free-standing operations are those of the first fragment: its configuration is theirs.
+
+What the sessions tell comes as `InFragment`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from random import Random
+from typing import Any, TypeVar
+
+import msgspec
+from blake3 import blake3
+from torch import Tensor
+
+from ...collectives import exchange as x
+from ...collectives import messages as m
+from ...collectives.errors import ConfigError
+from ...collectives.exchange import Bounds
+from ...collectives.group import LogName
+from ...collectives.identifiers import HASH_BYTES, PeerId, RunId
+from ...collectives.layout import Layout, cut
+from ...collectives.messages import Spans
+from ...collectives.round import Timing
+from ...collectives.swarm import RunSettings
+from . import events as ev
+from .ports import DataPlane, SessionPorts, Storage
+from .session import ROUND, Phase, Session
+
+T = TypeVar("T")
+
+
+class _Head(msgspec.Struct, frozen=True, array_like=True):
+    """The first field of an Envelope."""
+
+    log: LogName
+
+
+_head = msgspec.msgpack.Decoder(_Head)
+PHASES: tuple[Phase, ...] = ("left", "seeking", "fetching", "running")
+
+
+def fragment_log(run: str, number: int) -> str:
+    """Name of one fragment's log."""
+    return f"main/{number}/{run}"[:64]
+
+
+class FragmentPlane:
+    """The data plane as one fragment sees it: content has names of its own, since states of two fragments may hold the same bytes."""
+
+    def __init__(self, plane: DataPlane, number: int) -> None:
+        self._plane = plane
+        self._mask = int.from_bytes(blake3(f"atoll/fragment/1/{number}".encode()).digest(HASH_BYTES), "big")
+        self.open_round, self.freeze, self.release, self.execute = plane.open_round, plane.freeze, plane.release, plane.execute
+        self.close_round, self.report = plane.close_round, plane.report
+        self.resend_parts, self.resend_results = plane.resend_parts, plane.resend_results
+
+    def named(self, name: bytes) -> bytes:
+        """The name of content in the shared plane, from the fragment's, or back."""
+        return (int.from_bytes(name, "big") ^ self._mask).to_bytes(HASH_BYTES, "big")
+
+    def provide(self, name: bytes, data: memoryview, bounds: Bounds) -> None:
+        """See DataPlane."""
+        self._plane.provide(self.named(name), data, bounds)
+
+    def withdraw(self, name: bytes) -> None:
+        """See DataPlane."""
+        self._plane.withdraw(self.named(name))
+
+    def send_blob(self, peer: PeerId, name: bytes, spans: Spans) -> None:
+        """See DataPlane."""
+        self._plane.send_blob(peer, self.named(name), spans)
+
+    def want(self, name: bytes, destination: memoryview, bounds: Bounds, hashes: Sequence[bytes], sources: Sequence[PeerId]) -> None:
+        """See DataPlane."""
+        self._plane.want(self.named(name), destination, bounds, hashes, sources)
+
+    def unwant(self, name: bytes) -> None:
+        """See DataPlane."""
+        self._plane.unwant(self.named(name))
+
+
+class FragmentPorts:
+    """The driver as one fragment's session sees it. Implements `SessionPorts`."""
+
+    def __init__(self, ports: SessionPorts, storage: Storage, number: int) -> None:
+        self._ports, self._number = ports, number
+        self.storage: Storage = storage
+        self.plane = FragmentPlane(ports.exchange, number)
+        self.exchange: DataPlane = self.plane
+        self.send, self.pace, self.sign, self.verify = ports.send, ports.pace, ports.sign, ports.verify
+
+    def offload(self, work: Callable[[], T], done: Callable[[float, T], None]) -> None:
+        """See SessionPorts."""
+        self._ports.offload(work, done)
+
+    def emit(self, event: object) -> None:
+        """See SessionPorts."""
+        self._ports.emit(ev.InFragment(self._number, event))
+
+
+class Fragments:
+    """All fragments of a run at one member. Driven like a `Session`."""
+
+    def __init__(
+        self, *, run: RunId, me: PeerId, organiser: PeerId, settings: RunSettings, ports: SessionPorts, storages: Sequence[Storage], rng: Random,
+        now: float, timing: Timing | None = None, unix_offset_s: float = 0.0, checkpoint_every: int = 10, chunk_elements: int | None = None,
+        seeding: bool = True, site: str = "", branch_after_s: float | None = None,
+    ) -> None:  # fmt: skip
+        """``storages``: one a fragment; that of ``ports`` is not used. Raises ConfigError where branches are wanted, too."""
+        if not storages or branch_after_s is not None:
+            raise ConfigError("a run of no fragments" if not storages else "a run in fragments has no branches", key="fragments")
+        self.ports = [FragmentPorts(ports, storage, number) for number, storage in enumerate(storages)]
+        self.sessions = list[Session]()
+        for number, own in enumerate(self.ports):
+            self.sessions.append(
+                Session(
+                    run=run, me=me, organiser=organiser, settings=settings, ports=own, rng=rng, now=now, timing=timing,
+                    unix_offset_s=unix_offset_s, checkpoint_every=checkpoint_every, chunk_elements=chunk_elements, seeding=seeding, site=site,
+                    log=fragment_log(run, number), membership=self.sessions[0].membership if number else None,
+                )
+            )  # fmt: skip
+        self._by_log = {session.log: session for session in self.sessions}
+
+    # ---- views
+    @property
+    def first(self) -> Session:
+        """The session of the first fragment, whose operations are the run's."""
+        return self.sessions[0]
+
+    @property
+    def phase(self) -> Phase:
+        """Where the fragment stands that is behind all others."""
+        return PHASES[min(PHASES.index(session.phase) for session in self.sessions)]
+
+    @property
+    def cut(self) -> dict[int, int]:
+        """Rounds in each fragment's current anchor; -1 before there is a state."""
+        return {number: session.completed for number, session in enumerate(self.sessions)}
+
+    def config_peers(self) -> list[PeerId]:
+        """The members of any fragment's newest configuration."""
+        return sorted({peer for session in self.sessions for peer in session.config_peers()})
+
+    def bounds(self, layout: Layout) -> list[tuple[int, int]]:
+        """Which elements of the whole flat vector each fragment holds: [start, stop)."""
+        stops, start = list[tuple[int, int]](), 0
+        for part in cut(layout, len(self.sessions)):
+            stops.append((start, start + part.numel))
+            start += part.numel
+        return stops
+
+    # ---- life and script
+    def start(self, now: float) -> None:
+        """See Session."""
+        self._each(lambda session, _: session.start(now))
+
+    def found(self, now: float, layout: Layout, initial: Tensor) -> None:
+        """See Session: all fragments, each with its part of ``initial``."""
+        parts, bounds = cut(layout, len(self.sessions)), self.bounds(layout)
+        self._each(lambda session, number: session.found(now, parts[number], initial[slice(*bounds[number])]))
+
+    def attach(self, now: float, layout: Layout) -> bool:
+        """See Session: False where some fragment has no state yet."""
+        known = [session.attach(now, part) for session, part in zip(self.sessions, cut(layout, len(self.sessions)), strict=True)]
+        return all(known)
+
+    def detach(self, now: float) -> None:
+        """See Session."""
+        self._each(lambda session, _: session.detach(now))
+
+    def leave(self, now: float) -> None:
+        """See Session."""
+        self._each(lambda session, _: session.leave(now))
+
+    def drop(self) -> None:
+        """See Session."""
+        self._each(lambda session, _: session.drop())
+
+    # ---- inputs
+    def add_contacts(self, now: float, peers: Iterable[PeerId]) -> None:
+        """See Session."""
+        known = list(peers)
+        self._each(lambda session, _: session.add_contacts(now, known))
+
+    def on_link(self, now: float, peer: PeerId, up: bool) -> None:
+        """See Session. Membership is common to all."""
+        self.first.on_link(now, peer, up)
+
+    def on_message(self, now: float, peer: PeerId, data: bytes) -> None:
+        """See Session: what belongs to a fragment's log goes there, anything else to the first."""
+        self._of(data).on_message(now, peer, data)
+
+    def _of(self, data: bytes) -> Session:
+        if data[:1] != ROUND or len(data) > m.MAX_MESSAGE_BYTES:
+            return self.first
+        try:
+            return self._by_log.get(_head.decode(data[1:]).log, self.first)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            return self.first  # which says what is wrong with it
+
+    def on_exchange(self, now: float, event: Any) -> None:
+        """See Session. Plans and content are known by their names; a fault of a peer is told once."""
+        match event:
+            case x.BlobProgress() | x.BlobComplete() | x.BadChunk():
+                for session, ports in zip(self.sessions, self.ports, strict=True):
+                    name = ports.plane.named(event.name)
+                    if name in session.transfer.fetching:
+                        session.on_exchange(now, replace(event, name=name))
+            case x.ResultComplete() | x.Report():
+                self._each(lambda session, _: session.on_exchange(now, event))
+            case x.NonFinite():
+                self._giver(event.cid).on_exchange(now, event)
+            case _:
+                self.first.on_exchange(now, event)
+
+    def _giver(self, cid: bytes) -> Session:
+        owners = [s for s in self.sessions if s.machine and s.machine.contribution and s.machine.contribution[0] == cid]
+        return owners[0] if owners else self.first
+
+    def tick(self, now: float) -> None:
+        """See Session."""
+        self._each(lambda session, _: session.tick(now))
+
+    def next_due(self) -> float:
+        """See Session."""
+        return min(session.next_due() for session in self.sessions)
+
+    def _each(self, act: Callable[[Session, int], object]) -> None:
+        for number, session in enumerate(self.sessions):
+            act(session, number)
