@@ -67,7 +67,7 @@ NOTICED = ("stop", "blackhole", "slow")  # found out by silence
 RIGHT = ("exact", "bit_equal", "contributors_right", "committed", "survivors_counted", "kept", "next_round_ok")
 FAULT_FREE = 5
 BROKEN = (AssertionError, AtollError, LabError)  # a peer does not answer: this is no longer a swarm to measure with
-TRIES = 4  # times a trial is repeated when its fault comes too late
+TRIES = 6  # times a trial is repeated when its fault comes too late
 
 
 class Bench:
@@ -168,21 +168,22 @@ class Bench:
 
 
 def attempts(options: argparse.Namespace, bench: Bench, cell: Cell) -> Iterator[Trial]:
-    """Trials of a cell until enough have met their phase. The first strikes as the phase begins, the others anywhere in it.
+    """Trials of a cell until enough have met their phase. The first, and one after a miss, strike as the phase begins, the others anywhere
+    in it.
 
     Raises one of BROKEN when the swarm is of no more use.
     """
     in_turn: Sequence[str] = ("node", "script") if cell.kind in ("kill", "stop") else ("both",)  # the others strike a whole peer
     parts = in_turn if options.part == "turn" else (options.part,)
-    chance, hits = random.Random(str(cell)), 0
+    chance, hits, missed = random.Random(str(cell)), 0, False
     for number in range(cell.reps * TRIES):
-        after_s = chance.uniform(0.0, 0.6 * bench.lasts_s[cell.phase]) if number else 0.0
+        after_s = 0.0 if missed or not number else chance.uniform(0.0, 0.6 * bench.lasts_s[cell.phase])
         part = cast("Part", parts[hits % len(parts)])
         found = bench.trial(fault(cell.kind).of(cell.target, part).during(cell.phase, after_s=round(after_s, 4)))
         if found is None:
             progress(f"trial {number + 1}: nobody could be struck")
             continue
-        hits += found["hit"]
+        hits, missed = hits + found["hit"], not found["hit"]
         shown = " ".join(f"{key}={value}" for key, value in found.items() if key != "fault")
         progress(f"trial {number + 1}: {found['fault']}: {shown}")
         yield found
