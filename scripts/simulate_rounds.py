@@ -115,6 +115,9 @@ def report(arguments: argparse.Namespace, results: list[dict[str, Any]], wall_s:
         virtual_s=round(sum(result["virtual_s"] for result in results), 1),
         wall_s=round(wall_s, 1),
         rounds=sum(result["rounds"] for result in results),
+        branches=stats["branch begun"],
+        branch_rounds=stats["rounds of branches"],
+        absorbed=stats["branches absorbed"],
         struck=dict(sorted(struck.items())),
         stats=dict(sorted(stats.items())),
     )

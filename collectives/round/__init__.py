@@ -17,7 +17,7 @@ from .certificate import check_chain, check_genesis, genesis_payload, vote_paylo
 from .convener import Convening, Phase
 from .journal import Journal, MemoryJournal
 from .machine import RoundMachine
-from .merging import BRANCH, adopted_rounds, adopts, branch_log, rounds_in, tip_entry
+from .merging import BRANCH, adopted_rounds, adopts, branch_log, rounds_in, tip_entry, unproposed
 from .state import OpenRound, RoundActions, Shape
 from .timing import Timing
 
@@ -40,5 +40,6 @@ __all__ = [
     "genesis_payload",
     "rounds_in",
     "tip_entry",
+    "unproposed",
     "vote_payload",
 ]

@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from .. import messages as m
 from ..group import Config, Entry, Part
 from ..identifiers import HASH_BYTES, PeerId
@@ -65,6 +67,12 @@ def tip_entry(
         log, round_, tip.base, base_state, tip.contributors, (part,), (tip.digest,), 2 * shape.numel, shape.chunk_elements, "fp32",
         f"{tip.log}/{tip.length}", config,
     )  # fmt: skip
+
+
+def unproposed(entry: Entry) -> Entry:
+    """The name that members of a branch have for the bytes of an entry that adopts it: `tip_entry` of its tip."""
+    part = msgspec.structs.replace(entry.parts[0], owner=PeerId("tip"))
+    return msgspec.structs.replace(entry, base_state=bytes(HASH_BYTES), parts=(part,), next_config=())
 
 
 def adoption(machine: RoundMachine, tip: m.Tip, config: Config) -> Entry:

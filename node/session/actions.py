@@ -12,7 +12,7 @@ from ...collectives.group import Certified, Entry, Plan
 from ...collectives.identifiers import PeerId
 from ...collectives.layout import Layout
 from ...collectives.pace import Pace
-from ...collectives.round import BRANCH, adopted_rounds
+from ...collectives.round import BRANCH, Phase, adopted_rounds, unproposed
 from . import events as ev
 from .timeline import Timeline
 
@@ -102,6 +102,9 @@ class LogActions:
         state = self.session.branching.state_of(entry.part_digests[0]) if adopted_rounds(entry) else None
         if state is not None:
             return self.result_arrived(entry, state)
+        machine = self.session.machine
+        if adopted_rounds(entry) and machine is not None and machine.convening.phase is Phase.ADOPT and machine.convening.entry == entry:
+            entry = unproposed(entry)  # nobody has seen this one yet: by this name the members of the branch know their tip
         self.session.transfer.fetch_result(self.session.clock(), entry, [peer for peer in holders if peer != self.session.me])
         return None
 
@@ -202,7 +205,8 @@ class LogActions:
             self.session.branching.result_arrived(self.session.clock(), entry, data)
         elif entry.log != self.session.log:
             self.session.operations.result_arrived(self.session.clock(), entry, data)
-        elif machine and entry.round == machine.round and not self.session.branching.tip_arrived(entry, data):
+        elif machine and entry.round == machine.round:
+            self.session.branching.tip_arrived(entry, data)
             self.results[entry.part_digests] = data
             machine.on_result(self.session.clock(), entry.part_digests)
 

@@ -13,7 +13,7 @@ from ...collectives import exchange as x
 from ...collectives import messages as m
 from ...collectives.codec import Grid
 from ...collectives.digest import chunk_hash, part_digest
-from ...collectives.group import MAX_PATH, Certified, Entry, Plan
+from ...collectives.group import MAX_PATH, Certified, Contributor, Entry, Plan
 from ...collectives.identifiers import HASH_BYTES, PeerId
 from ...collectives.pace import Pace
 from ...collectives.round import MemoryJournal, RoundMachine, Shape, tip_entry
@@ -130,13 +130,16 @@ class Branch:
             replica.apply(entry, data)
             replica.applied = round_ - 1
             state = replica.snapshot()
-            path, length = (before.contributors, before.length) if before else ((), 0)
-            blank = m.Tip(self.log, main.base, length + 1, (*path, *entry.contributors), bytes(HASH_BYTES))
+            blank = m.Tip(self.log, main.base, (before.length if before else 0) + 1, self.path_after(before, entry), bytes(HASH_BYTES))
             tip = measured(log, round_, blank, shape, state)
             branching.at = tip.digest
             return entry, tip, state
 
         session.ports.offload(step, self._stepped)
+
+    def path_after(self, before: m.Tip | None, entry: Entry) -> tuple[Contributor, ...]:
+        """All contributions of the branch up to and with this entry."""
+        return (*(before.contributors if before else ()), *entry.contributors)
 
     def retry(self, now: float) -> None:
         """A step found no room on the disk."""

@@ -285,13 +285,11 @@ class Branching:
         payload = vote_payload(self.session.run, genesis.log, 0, 0, genesis.hash())
         return self.session.ports.verify(who.peer, payload, signature)
 
-    def tip_arrived(self, entry: Entry, state: memoryview) -> bool:
-        """Verified bytes of a tip; False when the entry names none."""
+    def tip_arrived(self, entry: Entry, state: memoryview) -> None:
+        """Verified bytes of an entry; kept if they are a tip's."""
         machine = self.session.machine
-        if machine is None or entry.next_config or not adopts(entry, machine.shape) or entry.base != machine.base:
-            return False
-        self._keep_tip(entry, state)
-        return True
+        if machine is not None and not entry.next_config and adopts(entry, machine.shape) and entry.base == machine.base:
+            self._keep_tip(entry, state)
 
     def _keep_tip(self, entry: Entry, state: memoryview) -> None:
         self._tips[entry.part_digests[0]] = (entry, state)

@@ -6,6 +6,8 @@ process   one life of a node: Session and Exchange on a World and a Network
 member    one peer: a disk, and while it lives a process and a script
 checker   the oracle: predicates that must hold whatever happens
 swarm     members, world, network, faults and checker: one seed, one run
+plant     the seams at which known bugs are planted
+branch_plants  those of branches
 plants    known bugs, planted to see that the checker finds them
 stage     blocking scripts in virtual time, one running at a time (for `atoll.node.local`)
 averages  averages of a large swarm on a grid, under churn (stands on `atoll.node.local`)

@@ -5,8 +5,7 @@ Each plant overrides what it breaks, for the time of one run. scripts/simulate_r
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from random import Random
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,41 +19,12 @@ from ...collectives.group import Certified, Entry, Member, Plan, Vote
 from ...collectives.round import convener as convener_module
 from ...collectives.round import machine as machine_module
 from ...collectives.round import vote_payload
-from ..session import session as session_module
+from .branch_plants import BRANCH_PLANTS
+from .plant import Plant
 from .storage import SimStorage
 
 if TYPE_CHECKING:
     from .script import Script
-
-
-class Plant:
-    """No bug. Subclasses override what they break."""
-
-    branches = 0.0  # share of the seeds in which members without a quorum go on in branches
-    exchange: type[Exchange] = Exchange
-    machine: type[machine_module.RoundMachine] | None = None
-    convening: type[convener_module.Convening] | None = None
-
-    @contextmanager
-    def planted(self) -> Generator[None]:
-        """Around one run: the classes of the protocol are replaced by broken ones."""
-        machine, convening = session_module.RoundMachine, machine_module.Convening
-        try:
-            session_module.RoundMachine = self.machine or machine
-            machine_module.Convening = self.convening or convening
-            yield
-        finally:
-            session_module.RoundMachine, machine_module.Convening = machine, convening
-
-    def crashed(self, storage: SimStorage) -> None:
-        """A process died; its disk is as it left it."""
-
-    def cid(self, rng: Random, script: Script) -> bytes:
-        """The name of a new contribution."""
-        return rng.randbytes(16)
-
-    def late(self, vector: Tensor) -> None:
-        """A contribution has been frozen for longer than the script cares to wait."""
 
 
 class VoteNotPersisted(Plant):
@@ -226,4 +196,5 @@ PLANTS: dict[str, type[Plant]] = {
     "repeat-is-progress": RepeatedPlanAsProgress,
     "buffer-reused": BufferReused,
     "snapshot-without-entries": SnapshotWithoutEntries,
+    **BRANCH_PLANTS,
 }

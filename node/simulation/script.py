@@ -16,7 +16,7 @@ from ...collectives.layout import Layout
 from ...collectives.simulation import Timer, World
 from ..session.events import BranchAdvanced, BranchBegun, BranchEnded, ContributionRefused, RoundClosing, RoundCommitted, StateReady
 from .checker import Frozen
-from .plants import Plant
+from .plant import Plant
 
 
 class Node(Protocol):

@@ -30,7 +30,7 @@ from ..session.events import (
 )
 from .checker import Checker, Violation
 from .member import SimMember
-from .plants import Plant
+from .plant import Plant
 from .process import Place
 
 BRANCHED = 0.4  # share of the seeds in which members without a quorum go on in branches

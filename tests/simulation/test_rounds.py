@@ -69,7 +69,13 @@ def found_by(plant: str, seeds: range) -> tuple[int, str] | None:
     return None
 
 
-@pytest.mark.parametrize("plant", ["owner-decides", "vote-without-bytes", "live-convener", "early-apply", "buffer-reused"])
+@pytest.mark.parametrize(
+    "plant",
+    [
+        "owner-decides", "vote-without-bytes", "live-convener", "early-apply", "buffer-reused",
+        "branch-path-forgotten", "uncertified-called-committed", "any-half-decides", "adoption-without-bytes",
+    ],
+)  # fmt: skip
 def test_a_planted_bug_that_shows_soon_is_found(plant: str) -> None:
     assert found_by(plant, range(40)) is not None
 
@@ -77,7 +83,14 @@ def test_a_planted_bug_that_shows_soon_is_found(plant: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("plant", "first"),
-    [("vote-not-persisted", 0), ("accepted-ignored", 0), ("no-cid", 0), ("repeat-is-progress", 0), ("snapshot-without-entries", 3000)],
+    [
+        ("vote-not-persisted", 0),
+        ("accepted-ignored", 0),
+        ("no-cid", 0),
+        ("repeat-is-progress", 0),
+        ("snapshot-without-entries", 3000),
+        ("branch-of-older-base", 0),
+    ],
 )
 def test_a_planted_bug_that_hides_is_found(plant: str, first: int) -> None:
     """From ``first`` on, where the search was short when this was written: one seed in some hundreds finds the last of them."""
@@ -93,7 +106,7 @@ def test_the_script_prints_one_object_and_names_its_plants(root: Path) -> None:
     assert result["virtual_s"] > 0
     listed = subprocess.run([*command, "--plant", "list"], cwd=root, capture_output=True, text=True, check=True)
     assert set(json.loads(listed.stdout)) == set(PLANTS)
-    assert len(PLANTS) >= 10
+    assert len(PLANTS) >= 15
     grid = [sys.executable, "scripts/simulate_rounds.py", "--grid", "6", "--rounds", "1", "--seeds", "1", "--churn", "0"]
     averaged = json.loads(subprocess.run(grid, cwd=root, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
     assert (averaged["within"], averaged["predicted"], averaged["seeds"][0]["exact"], averaged["seeds"][0]["dims"]) == (

@@ -1,0 +1,61 @@
+"""The seams at which a known bug can be planted. Production code has no switch for any of them."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from ...collectives.exchange import Exchange
+from ...collectives.round import convener as convener_module
+from ...collectives.round import machine as machine_module
+from ..session import branch as branch_module
+from ..session import branching as branching_module
+from ..session import session as session_module
+from .storage import SimStorage
+
+if TYPE_CHECKING:
+    from .script import Script
+
+
+class Plant:
+    """No bug. Subclasses override what they break."""
+
+    branches = 0.0  # share of the seeds in which members without a quorum go on in branches
+    exchange: type[Exchange] = Exchange
+    machine: type[machine_module.RoundMachine] | None = None
+    convening: type[convener_module.Convening] | None = None
+    branching: type[branching_module.Branching] | None = None
+    branch: type[branch_module.Branch] | None = None
+
+    @contextmanager
+    def planted(self) -> Generator[None]:
+        """Around one run: the classes of the protocol are replaced by broken ones."""
+        seams: list[tuple[Any, str, Any]] = [
+            (session_module, "RoundMachine", self.machine),
+            (machine_module, "Convening", self.convening),
+            (session_module, "Branching", self.branching),
+            (branching_module, "Branch", self.branch),
+        ]
+        whole = [(module, name, getattr(module, name)) for module, name, _ in seams]
+        try:
+            for module, name, broken in seams:
+                if broken is not None:
+                    setattr(module, name, broken)
+            yield
+        finally:
+            for module, name, right in whole:
+                setattr(module, name, right)
+
+    def crashed(self, storage: SimStorage) -> None:
+        """A process died; its disk is as it left it."""
+
+    def cid(self, rng: Random, script: Script) -> bytes:
+        """The name of a new contribution."""
+        return rng.randbytes(16)
+
+    def late(self, vector: Tensor) -> None:
+        """A contribution has been frozen for longer than the script cares to wait."""
