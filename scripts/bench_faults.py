@@ -123,7 +123,7 @@ class Bench:
         seed = self.next_seed()
         with Armed(self.swarm, what, slow_mbit=self.slow_mbit) as armed:
             began = time.monotonic()
-            self.swarm.contribute(seed)
+            self.swarm.contribute(seed, frozen=False)
             outcomes = armed.outcomes()
             if armed.blow is None:
                 self.ledger.take(seed, list(outcomes.values()))

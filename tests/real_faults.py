@@ -189,6 +189,8 @@ class Armed:
             for peer in missing:
                 with contextlib.suppress(queue.Empty):
                     answer = peer.expect_any(0.02)
+                    if answer["event"] == "frozen":
+                        continue
                     assert answer["event"] == "outcome" or peer is self.victim, (peer.name, answer, peer.log())
                     if answer["event"] == "outcome":
                         told[peer] = answer

@@ -103,9 +103,11 @@ class Peer:
         answers.put({"event": "end"})
 
     def expect(self, event: str, timeout_s: float = 60.0) -> dict[str, Any]:
-        """The next answer, which must be this one."""
+        """The next answer, which must be this one ("frozen" before an "outcome" need not be taken)."""
         try:
             answer = self._answers.get(timeout=timeout_s)
+            if (answer["event"], event) == ("frozen", "outcome"):
+                answer = self._answers.get(timeout=timeout_s)
         except queue.Empty:
             raise AssertionError(f"{self.name} did not say {event!r} within {timeout_s:g} s; its logs:\n{self.log()}") from None
         assert answer["event"] == event, (self.name, answer, self.log())
@@ -188,12 +190,12 @@ class Peers:
         for peer in self.all:
             peer.end()
 
-    def contribute(self, seed: int, wait_s: float = 30.0, who: list[Peer] | None = None) -> None:
-        """All (or some) contribute; returns when every contribution is frozen."""
+    def contribute(self, seed: int, wait_s: float = 30.0, who: list[Peer] | None = None, *, frozen: bool = True) -> None:
+        """All (or some) contribute; with ``frozen`` returns when every contribution is: a script that may be struck before cannot say so."""
         for peer in who or self.all:
             index = self.all.index(peer)
             peer.say(do="contribute", seed=seed + index, weight=index + 1, wait_s=wait_s)
-        for peer in who or self.all:
+        for peer in (who or self.all) if frozen else ():
             peer.expect("frozen")
 
     def settle(self, tries: int = 40) -> None:

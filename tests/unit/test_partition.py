@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from atoll.collectives.errors import LocalProtocolError
 from atoll.collectives.group import Part
-from atoll.collectives.partition import check_plan, parts_for
+from atoll.collectives.partition import SAME, check_plan, comparable, parts_for
 
 rates = st.lists(st.one_of(st.just(0.0), st.floats(1e3, 1e9)), min_size=1, max_size=20)
 
@@ -87,3 +87,41 @@ def test_check_plan():
         (Part(a, 0, 0), Part(b, 0, 100)),
     ):
         assert fault(good, parts)
+
+
+paces = st.lists(
+    st.tuples(st.one_of(st.just(0), st.integers(1, 10**12)), st.one_of(st.just(0), st.integers(1, 10**12))), min_size=1, max_size=20
+)
+
+
+@given(paces, st.integers(1, 2_000))
+def test_announced_paces_give_parts_that_cover_everything(announced, chunks):
+    rates = comparable(announced)
+    assert len(rates) == len(announced)
+    assert all(rate > 0 for rate in rates)
+    said = [min((way for way in pace if way), default=0) for pace in announced]
+    for one, rate in zip(said, rates, strict=True):
+        for other, theirs in zip(said, rates, strict=True):
+            assert not (0 < one <= other and rate > theirs)  # who says more is not taken for less
+            if one > 0 and other > SAME * one:
+                assert theirs > rate
+    peers = [(f"p{index}", rate) for index, rate in enumerate(rates)]
+    parts = parts_for(chunks, peers)
+    assert [part.first for part in parts] == [0, *(part.stop for part in parts[:-1])]
+    assert parts[-1].stop == chunks
+
+
+@given(st.integers(10_000, 10**9), st.lists(st.floats(1.0, SAME), min_size=1, max_size=12), st.integers(1, 2_000))
+def test_members_that_are_alike_have_equal_parts(slowest, factors, chunks):
+    announced = [(slowest, 0), *((int(slowest * factor), 0) for factor in factors)]
+    assert len(set(comparable(announced))) == 1
+    even = parts_for(chunks, [(f"p{index}", 1.0) for index in range(len(announced))])
+    assert parts_for(chunks, [(f"p{index}", rate) for index, rate in enumerate(comparable(announced))]) == even
+
+
+def test_known_paces():
+    assert comparable([(0, 0), (0, 0)]) == [1.0, 1.0]
+    assert comparable([(12_000_000, 0), (0, 0), (1_200_000, 0), (11_000_000, 5_000_000)]) == [12e6, 5e6, 1.2e6, 5e6]
+    assert comparable([(100, 0), (140, 0), (40, 200), (0, 0)]) == [120.0, 120.0, 40.0, 120.0]
+    shares = parts_for(100, list(zip("abcd", comparable([(100, 0), (95, 0), (10, 0), (110, 0)]), strict=True)))
+    assert [(part.owner, part.stop - part.first) for part in shares] == [("a", 34), ("b", 33), ("d", 33)]
