@@ -38,9 +38,9 @@ from ..shared_memory import AnchorSlot, received
 from .eager import eager
 from .link import Link, closed
 from .memory import Grid, ReductionMemory, RunMemory, SlotView
-from .shared import Buffers, SharedFloats
 from .pending import Hooks, ReduceTicket, Ticket
 from .reattach import Entry, Reattach, open_session
+from .shared import Buffers, SharedFloats
 
 if TYPE_CHECKING:
     from torch import Tensor

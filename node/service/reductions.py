@@ -7,7 +7,6 @@ import time
 from dataclasses import dataclass, field
 
 import trio
-
 from torch import Tensor
 
 from ...collectives.codec import Grid
@@ -18,7 +17,6 @@ from ..control.service import ReduceMemory, ScriptEvents
 from ..session import events as ev
 from .buffers import BufferPool, PooledBuffer
 from .run import RunService
-
 
 MAX_BUFFERS = 64
 
