@@ -270,8 +270,9 @@ class RunSwarm:
                 self._close_buffer(at, number)
 
     def _close_buffer(self, home: object, number: int) -> None:
-        if home is not None and home is self._at:
-            self._tell(self._at, lambda id_: p.BufferClose(id_, number))
+        at = self._at
+        if at is not None and home is at:
+            self._tell(at, lambda id_: p.BufferClose(id_, number))
 
     def all_reduce(
         self, flat: Tensor, *, op_id: str, op: Literal["mean", "sum", "max"] = "mean", weight: int = 1, deadline_s: float = 60.0,
