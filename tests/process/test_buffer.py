@@ -49,14 +49,16 @@ def shared(tensor: Tensor) -> bool:
 
 def call(swarms: list[RunSwarm], flats: list[Tensor], op_id: str, codec: str = "fp32") -> list[Handle[Outcome]]:
     """All of them call a sum."""
-    return [s.all_reduce(flat, op_id=op_id, op="sum", codec=codec, deadline_s=60) for s, flat in zip(swarms, flats, strict=True)]
+    return [
+        s.all_reduce(flat, op_id=op_id, op="sum", codec=codec, deadline_s=60, everyone=True) for s, flat in zip(swarms, flats, strict=True)
+    ]
 
 
 def counted(swarms: list[RunSwarm], outcome: Outcome) -> list[int]:
     """Whose values a committed result holds."""
     assert outcome.status == "committed", outcome
     peers = [s.peer for s in swarms]
-    return [peers.index(share.peer) for share in outcome.contributors]
+    return sorted(peers.index(share.peer) for share in outcome.contributors)
 
 
 @pytest.mark.parametrize("codec", ["fp32", "int8", "bf16"])
@@ -77,7 +79,7 @@ def test_the_same_bits_as_of_an_ordinary_tensor(swarms: list[RunSwarm], codec: s
 
 def test_in_use_until_it_is_over(swarms: list[RunSwarm]) -> None:
     flats = [s.buffer(NUMEL).fill_(2.0**index) for index, s in enumerate(swarms)]
-    first = swarms[0].all_reduce(flats[0], op_id="in use", op="sum", codec="fp32")
+    [first] = call(swarms[:1], flats[:1], "in use")
     with pytest.raises(LocalProtocolError, match="under way"):
         swarms[0].all_reduce(flats[0], op_id="another", op="sum")
     for handle in (first, *call(swarms[1:], flats[1:], "in use")):
