@@ -240,9 +240,15 @@ class Swarm(Protocol):
         the fastest member sets the pace and nobody is left out. Cheap: read after every step."""
         ...
 
+    def buffer(self, numel: int) -> Tensor:
+        """A tensor, float32 (numel,), zero at first, that the node can read where it lies: means, sums and maxima of it are neither
+        copied nor encoded in this process. Do not write to it from such a call until `done` or `wait` says that it is over, nor call another
+        with it (LocalProtocolError); an "open" operation leaves it as it was, and it may be used again at once."""
+        ...
+
     def operate(self, call: Call, source: Tensor) -> Operating:
         """Call a free-standing operation with ``source`` (float32, contiguous, CPU, or words in its place), which is read before this
-        returns. `atoll.collectives.api` makes the operations that people use of it.
+        returns, unless it is a whole `buffer`. `atoll.collectives.api` makes the operations that people use of it.
 
         The result is bit-identical on all members. Who does not call is waited for a few seconds, then left out; a member that calls after
         that gets the same result, uncounted. A source with NaN or infinity ends as "open". Raises NotEnoughPeersError while this

@@ -254,6 +254,10 @@ class LocalMember:
         return pending
 
     # ---- Swarm
+    def buffer(self, numel: int) -> Tensor:
+        """See Swarm: an ordinary tensor."""
+        return torch.zeros(numel, dtype=torch.float32, device="cpu")
+
     def operate(self, call: Call, source: Tensor) -> LocalOperating:
         """See Swarm."""
         node = self._node()

@@ -17,7 +17,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import trio
 from blake3 import blake3
@@ -166,7 +166,13 @@ class ReferenceSession:
     async def leave(self) -> None:
         self.left = True
 
-    def reduce_open(self, call: Call, numel: int) -> ReduceMemory:
+    def buffer_open(self, numel: int) -> NoReturn:
+        raise LocalProtocolError("the reference node has no buffers")
+
+    def buffer_close(self, number: int) -> None:
+        del number
+
+    def reduce_open(self, call: Call, numel: int, buffer: int = 0) -> ReduceMemory:
         if call.op_id in self.called:
             raise LocalProtocolError(f"{call.op_id} was called already")
         shape = spec_of(call, numel, "fp32").shape((Member(PEER, 0),))

@@ -414,6 +414,7 @@ class RoundMachine:
             if self.idle:
                 self._send_ready(now)
         self.open.ready[who] = ready
+        self.convening.on_ready(who)
         self.convening.step(now)
 
     def _ready_fits(self, ready: m.Ready) -> bool:

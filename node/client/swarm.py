@@ -40,6 +40,7 @@ from .link import Link, closed
 from .memory import Grid, ReductionMemory, RunMemory, SlotView
 from .pending import Hooks, ReduceTicket, Ticket
 from .reattach import Entry, Reattach, open_session
+from .shared import Buffers, SharedFloats
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -89,6 +90,7 @@ class RunSwarm:
         self._progress = progress
         self._ticket: Ticket | None = None
         self._reductions: dict[str, ReduceTicket] = {}
+        self._buffers = Buffers()
         self._views: set[SlotView] = set()  # not yet released, of this node or an earlier one
         self._members: tuple[PeerView, ...] = ()
         self._metrics: dict[str, float] = {}
@@ -205,6 +207,11 @@ class RunSwarm:
         self.take_in()
         return self._closing
 
+    def buffer(self, numel: int) -> Tensor:
+        """See Swarm. On other systems than Linux an ordinary tensor."""
+        self._check_open()
+        return self._buffers.make(numel)
+
     def operate(self, call: Call, source: Tensor) -> ReduceTicket:
         """See Swarm. Raises SwarmClosedError without a node."""
         import torch  # the caller has it
@@ -215,19 +222,25 @@ class RunSwarm:
 
     def _operate(self, at: _Attached, call: Call, values: Tensor) -> ReduceTicket:
         try:
-            asked = at.link.submit(lambda id_: p.ReduceOpen(id_, call, values.numel()))
+            shared = self._shared(at, call, values)
+            number = shared.number if shared is not None else 0
+            asked = at.link.submit(lambda id_: p.ReduceOpen(id_, call, values.numel(), number))
             opened = at.link.finish(asked, p.ReduceOpened, timeout_s=ANSWER_S)
             grid = Grid(opened.codec, opened.numel, opened.chunk_elements)
             hooks = Hooks(
                 lambda: at.link.lost is not None,
                 lambda: self._end_reduction(at, call.op_id),
                 lambda: self._tell(at, lambda id_: p.ReduceCancel(id_, call.op_id)),
+                lambda committed: self._settled(at, shared, committed),
             )
             ticket = ReduceTicket(self, at.reductions, grid, opened.members, hooks)
             try:
-                memory = at.reductions.contribution(opened.number, received(asked.fds, p.REDUCE_FDS)[0], grid)
-                if call.weight:
-                    memory.encode(placed(values, opened.numel, opened.members, self.peer))
+                if shared is not None:
+                    shared.ticket = ticket
+                else:
+                    memory = at.reductions.contribution(opened.number, received(asked.fds, p.REDUCE_FDS)[0], grid)
+                    if call.weight:
+                        memory.encode(placed(values, opened.numel, opened.members, self.peer))
                 self._reductions[call.op_id] = ticket
                 ticket.call = at.link.submit(lambda id_: p.ReduceStart(id_, call.op_id))
             except BaseException:
@@ -236,6 +249,30 @@ class RunSwarm:
         except DeadlineExceededError as error:
             raise self._lose(at, closed(error.message)) from None
         return ticket
+
+    def _shared(self, at: _Attached, call: Call, values: Tensor) -> SharedFloats | None:
+        """The buffer that a call's values are all of, in memory of the present node. Raises LocalProtocolError when it is in use."""
+        for home, number in self._buffers.ended():
+            self._close_buffer(home, number)
+        shared = self._buffers.of(call, values)
+        if shared is not None and shared.home is not at:
+            asked = at.link.submit(lambda id_: p.BufferOpen(id_, values.numel()))
+            opened = at.link.finish(asked, p.BufferOpened, timeout_s=ANSWER_S)
+            shared.move_to(at, opened.number, received(asked.fds, p.REDUCE_FDS)[0])
+        return shared
+
+    def _settled(self, at: _Attached, shared: SharedFloats | None, committed: bool) -> None:
+        """An operation is over, as far as the script is concerned. One that is open may still read what it was given."""
+        if shared is not None:
+            number, shared.ticket = shared.number, None
+            if not committed:
+                shared.detach()
+                self._close_buffer(at, number)
+
+    def _close_buffer(self, home: object, number: int) -> None:
+        at = self._at
+        if at is not None and home is at:
+            self._tell(at, lambda id_: p.BufferClose(id_, number))
 
     def all_reduce(
         self, flat: Tensor, *, op_id: str, op: Literal["mean", "sum", "max"] = "mean", weight: int = 1, deadline_s: float = 60.0,

@@ -186,12 +186,29 @@ class Depart(msgspec.Struct, frozen=True, tag="depart"):
     id: Id
 
 
+class BufferOpen(msgspec.Struct, frozen=True, tag="buffer_open"):
+    """→ BufferOpened with a descriptor: memory for float32 (numel,) that operations read as it lies."""
+
+    id: Id
+    numel: Positive
+
+
+class BufferClose(msgspec.Struct, frozen=True, tag="buffer_close"):
+    """→ Done. The script writes no more to a buffer and calls nothing with it; what is under way with it goes on."""
+
+    id: Id
+    number: Positive
+
+
 class ReduceOpen(msgspec.Struct, frozen=True, tag="reduce_open"):
-    """→ ReduceOpened with a descriptor: memory for what this script gives to a free-standing operation, float32 (numel,)."""
+    """→ ReduceOpened with a descriptor: memory for what this script gives to a free-standing operation, float32 (numel,).
+
+    With a ``buffer`` of this length, what it gives lies there already, and there is no descriptor."""
 
     id: Id
     call: Call
     numel: Positive
+    buffer: Annotated[int, msgspec.Meta(ge=0, le=1 << 48)] = 0
 
 
 class ReduceStart(msgspec.Struct, frozen=True, tag="reduce_start"):
@@ -217,7 +234,7 @@ class ReduceClose(msgspec.Struct, frozen=True, tag="reduce_close"):
 
 Request = (
     Hello | Status | Runs | Peers | Join | FindRun | Leave | Down | Subscribe | Open | Found | Lease | Release | Contribute | Resume
-    | Members | Report | Depart | ReduceOpen | ReduceStart | ReduceCancel | ReduceClose
+    | Members | Report | Depart | BufferOpen | BufferClose | ReduceOpen | ReduceStart | ReduceCancel | ReduceClose
 )  # fmt: skip
 
 # ── replies ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -279,9 +296,17 @@ class MemberList(msgspec.Struct, frozen=True, tag="members"):
     members: tuple[PeerView, ...]
 
 
+class BufferOpened(msgspec.Struct, frozen=True, tag="buffer_opened"):
+    """The memory comes beside this (read-write)."""
+
+    id: Id
+    number: int
+    fds: int = REDUCE_FDS
+
+
 class ReduceOpened(msgspec.Struct, frozen=True, tag="reduce_opened"):
-    """The contribution's memory comes beside this (read-write): encode it there, chunk after chunk. The same memory whenever ``number``
-    is the same. ``numel``: length of the whole vector; of a gather, a slot for each of ``members``, who have been asked."""
+    """The contribution's memory comes beside this (read-write), unless it is a buffer: encode it there, chunk after chunk. The same memory
+    whenever ``number`` is the same. ``numel``: length of the whole vector; of a gather, a slot for each of ``members``, who have been asked."""
 
     id: Id
     number: int
@@ -354,7 +379,7 @@ class Ending(msgspec.Struct, frozen=True, tag="ending"):
     reason: str
 
 
-Reply = Welcome | Done | Document | Joined | Opened | Leased | MemberList | ReduceOpened | Failure
+Reply = Welcome | Done | Document | Joined | Opened | Leased | MemberList | BufferOpened | ReduceOpened | Failure
 Push = Progress | Decided | Closing | Reduced | Event | Ending
 Answer = Reply | Push
 

@@ -49,6 +49,8 @@ class Requests:
             p.Members: self._members,
             p.Report: self._report,
             p.Depart: self._depart,
+            p.BufferOpen: self._buffer_open,
+            p.BufferClose: self._buffer_close,
             p.ReduceOpen: self._reduce_open,
             p.ReduceStart: self._reduce_start,
             p.ReduceCancel: self._reduce_cancel,
@@ -198,10 +200,19 @@ class Requests:
         await self._attached().leave()
         self._done(request.id)
 
+    async def _buffer_open(self, request: p.BufferOpen) -> None:
+        buffer = self._attached().buffer_open(request.numel)
+        self._post(p.BufferOpened(request.id, buffer.number), [buffer.fd])
+
+    async def _buffer_close(self, request: p.BufferClose) -> None:
+        self._attached().buffer_close(request.number)
+        self._done(request.id)
+
     async def _reduce_open(self, request: p.ReduceOpen) -> None:
-        memory = self._attached().reduce_open(request.call, request.numel)
+        memory = self._attached().reduce_open(request.call, request.numel, request.buffer)
         number, grid = memory.source.number, memory.grid
-        self._post(p.ReduceOpened(request.id, number, *grid, members=memory.members), [memory.source.fd])
+        fds = [] if request.buffer else [memory.source.fd]
+        self._post(p.ReduceOpened(request.id, number, *grid, members=memory.members, fds=len(fds)), fds)
 
     async def _reduce_start(self, request: p.ReduceStart) -> None:
         self._attached().reduce_start(request.op_id)

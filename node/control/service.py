@@ -131,8 +131,17 @@ class ScriptSession(Protocol):
         """Finish or hand over the open round, contribute no more, keep seeding. Idempotent."""
         ...
 
-    def reduce_open(self, call: Call, numel: int) -> ReduceMemory:
-        """Memory for a contribution. Raises StorageError, and what `Swarm.operate` raises."""
+    def buffer_open(self, numel: int) -> NumberedBuffer:
+        """Memory for float32 (numel,) that operations read as it lies. Raises StorageError, and LocalProtocolError for too many."""
+        ...
+
+    def buffer_close(self, number: int) -> None:
+        """The script does not use a buffer any more; an operation under way goes on with it. Idempotent."""
+        ...
+
+    def reduce_open(self, call: Call, numel: int, buffer: int = 0) -> ReduceMemory:
+        """Memory for a contribution, or the number of the buffer that holds it. Raises StorageError, what `Swarm.operate` raises, and
+        LocalProtocolError for a buffer that is unknown, of another length, or in use."""
         ...
 
     def reduce_cancel(self, op_id: str) -> None:

@@ -14,6 +14,7 @@ from ..manifest import Manifest
 from ..session import Session
 from ..session import events as ev
 from ..shared_memory import AnchorSlots, SharedBuffer
+from .buffers import PooledBuffer
 from .reductions import Reductions
 from .run import RunFailed, RunService
 
@@ -187,9 +188,17 @@ class AttachedScript:
         self.events.decided(cid, outcome)
 
     # ---- free-standing reductions
-    def reduce_open(self, call: Call, numel: int) -> ReduceMemory:
+    def buffer_open(self, numel: int) -> PooledBuffer:
+        """Memory that operations read as it lies."""
+        return self._reductions.buffer_open(numel)
+
+    def buffer_close(self, number: int) -> None:
+        """The script does not use a buffer any more."""
+        self._reductions.buffer_close(number)
+
+    def reduce_open(self, call: Call, numel: int, buffer: int = 0) -> ReduceMemory:
         """Memory for a contribution."""
-        return self._reductions.open(call, numel)
+        return self._reductions.open(call, numel, buffer)
 
     def reduce_start(self, op_id: str) -> None:
         """Begin."""
