@@ -177,7 +177,8 @@ def _command_failed(node: Node, event: CommandFailed) -> None:
 
 
 def _result_buffer(nodes: Sequence[Node], pool: BufferPool, plan: Plan) -> memoryview:
-    run = nodes[0].by_id.get(RunId(plan.log.removeprefix("main/"))) if nodes else None
+    of_run = bool(nodes) and plan.log.startswith("main/")
+    run = nodes[0].by_id.get(RunId(plan.log.rpartition("/")[2])) if of_run else None
     nbytes = plan_bytes(plan)
     return run.result_buffer(plan, nbytes) if run is not None else pool.take(nbytes)
 

@@ -17,8 +17,8 @@ from atoll.node.local_member import LocalMember
 from atoll.node.session.fragments import Fragments, fragment_log
 
 LAYOUT = make_layout([("a", (4,)), ("b", (4,)), ("c", (2, 2))])
-SETTINGS = RunSettings(codec="fp32", outer=OuterSettings(kind="sgd", lr=1.0, momentum=0.0))
 P = 3
+SETTINGS = RunSettings(codec="fp32", fragments=P, outer=OuterSettings(kind="sgd", lr=1.0, momentum=0.0))
 
 
 def run_of(member: LocalMember) -> Fragments:
@@ -45,7 +45,7 @@ def give(member: LocalMember, fragment: int, value: float, base: int | None = No
 
 def play(count: int, body: Callable[[LocalMember], Any], arrange: Callable[[LocalSwarm], object] = lambda swarm: None) -> list[Any]:
     ended = set[int]()
-    swarm = LocalSwarm(count, settings=SETTINGS, fragments=P)
+    swarm = LocalSwarm(count, settings=SETTINGS)
     arrange(swarm)
 
     def script(member: Any) -> Any:
