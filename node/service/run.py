@@ -21,7 +21,6 @@ from ..invite import check_token
 from ..manifest import Manifest, SignedManifest, decode_signed, save_run
 from ..net.addresses import split_peer
 from ..paths import make_private
-from ..quorum import quorum_of
 from ..session import Session
 from ..session import events as ev
 from ..session.fragments import Fragments, logs_of
@@ -33,7 +32,7 @@ from .phases import Phases
 from .ports import RunPorts
 from .timings import Timings
 from .troubles import Troubles, coded, described
-from .views import SEEKING, peers_of, status_of
+from .views import SEEKING, peers_of, quorum, status_of
 
 log = logging.getLogger("atoll")
 
@@ -140,8 +139,8 @@ class RunService:
     @property
     def decidable(self) -> bool:
         """Whether waiting for a decision makes sense: the run goes on here, and it is not known that too few members are there."""
-        quorum = None if self.error else quorum_of(self.peers())
-        return self.error is None and (quorum is None or quorum["held"])
+        there = None if self.error else quorum(self)
+        return self.error is None and (there is None or there["held"])
 
     def stop(self, why: AtollError | None = None) -> None:
         """End this run at this node; its script is told ``why``."""

@@ -36,7 +36,7 @@ def status_of(run: RunService) -> dict[str, Any]:
         "rounds": run.manifest.train.rounds if run.manifest else None,
         "members": config,
         "member": run.node.identity.peer in config,
-        "quorum": None if run.error else quorum_of(run.peers()),
+        "quorum": None if run.error else quorum(run),
         "branch": _branch(run),
         "script": bool(session and session.script),
         "progress": ["waiting for the state", 0, 0] if fetching and run.progress == SEEKING else list(run.progress),
@@ -49,6 +49,14 @@ def status_of(run: RunService) -> dict[str, Any]:
         "trouble": described(trouble) if trouble else None,
         "troubles": run.troubles.past(),
     }
+
+
+def quorum(run: RunService) -> dict[str, Any] | None:
+    """Of the open round; of a run in fragments, of one that cannot be decided, if there is one. None where this node cannot tell."""
+    rows, sessions = run.peers(), run.whole.sessions if run.whole is not None else []
+    configs = [set(session.config_peers()) for session in sessions]
+    there = [quorum_of([{**row, "member": row["peer"] in config} for row in rows]) for config in configs]
+    return next((found for found in there if found is not None and not found["held"]), there[0] if there else None)
 
 
 def _branch(run: RunService) -> dict[str, Any]:
