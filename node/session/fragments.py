@@ -63,9 +63,10 @@ class FragmentPlane:
 
     def __init__(self, plane: DataPlane, number: int) -> None:
         self._plane = plane
+        self._wanted = set[bytes]()
         self._mask = int.from_bytes(blake3(f"atoll/fragment/1/{number}".encode()).digest(HASH_BYTES), "big")
         self.open_round, self.freeze, self.release, self.execute = plane.open_round, plane.freeze, plane.release, plane.execute
-        self.close_round, self.report = plane.close_round, plane.report
+        self.close_round = plane.close_round
         self.resend_parts, self.resend_results = plane.resend_parts, plane.resend_results
 
     def named(self, name: bytes) -> bytes:
@@ -86,11 +87,17 @@ class FragmentPlane:
 
     def want(self, name: bytes, destination: memoryview, bounds: Bounds, hashes: Sequence[bytes], sources: Sequence[PeerId]) -> None:
         """See DataPlane."""
+        self._wanted.add(name)
         self._plane.want(self.named(name), destination, bounds, hashes, sources)
 
     def unwant(self, name: bytes) -> None:
         """See DataPlane."""
+        self._wanted.discard(name)
         self._plane.unwant(self.named(name))
+
+    def report(self, plan_id: bytes) -> None:
+        """See DataPlane: of a plan, or of content on its way."""
+        self._plane.report(self.named(plan_id) if plan_id in self._wanted else plan_id)
 
 
 class FragmentPorts:
