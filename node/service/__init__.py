@@ -1,5 +1,6 @@
 """The node process's own work: it drives sessions with sockets, threads, files and clocks.
 
+lanes        which lanes a node keeps open
 context      what all runs of a node share
 buffers      memory for results of free-standing operations, used again
 troubles     what is wrong with a run, and how an exception becomes a coded error

@@ -76,7 +76,6 @@ class RunService:
         self._slots: dict[int, AnchorSlots] = {}  # by fragment
         self._wake = trio.Event()
         self._scope = trio.CancelScope()
-        self._laned: set[PeerId] = set()
         self._traffic_before = self._node_traffic()
 
     # ---- life
@@ -105,6 +104,7 @@ class RunService:
 
     async def _close(self) -> None:
         network = self.node.network
+        self.node.lanes.left(self.run_id)
         network.withdraw_run(self.run_id)
         with trio.move_on_after(1) as scope:
             scope.shield = True
@@ -185,6 +185,7 @@ class RunService:
         self.manifest = self.signed.open()
         if self.manifest.lanes.encrypt:
             self.node.engine.drop_plain_lanes()  # made for other runs: encrypted ones take their place
+        self.node.lanes_per_peer = max(self.node.lanes_per_peer, self.manifest.lanes.per_peer)
         save_run(self.node.paths, self.signed)
         now = trio.current_time()
         whole = self.whole = self._make(self.manifest, now)
@@ -243,14 +244,11 @@ class RunService:
         self._wake.set()
 
     def _tend_lanes(self) -> None:
-        """Keep a lane to every member of the configuration, and to where our state comes from."""
-        session = self.whole
-        assert session is not None
-        assert self.manifest is not None
-        wanted = {peer for peer in session.config_peers() if peer != self.node.identity.peer}
-        for peer in wanted - self._laned:
-            self.node.network.ensure_lane(peer, self.manifest.lanes.per_peer)
-        self._laned |= wanted
+        """Keep a lane to every member of a small configuration; let go of lanes that nobody has used."""
+        assert self.whole is not None
+        now, me = trio.current_time(), self.node.identity.peer
+        self.node.lanes.members(now, self.run_id, frozenset(self.whole.config_peers()) - {me})
+        self.node.lanes.tend(now)
 
     # ---- network
     def _greet(self, peer: PeerId) -> bytes:
