@@ -47,7 +47,7 @@ class AttachedScript:
         folder = run.node.paths.run_dir(run.run_id)
         self.contribution = SharedBuffer(FLOAT_BYTES * layout.numel, folder=folder)
         parts = cut(layout, len(run.files))
-        self.anchors: list[AnchorSlots] = [run.slots(part.numel, number) for number, part in enumerate(parts)]
+        self.anchors: Sequence[AnchorSlots] = [run.slots(part.numel, number) for number, part in enumerate(parts)]
         self._stops = list(accumulate(part.numel for part in parts))  # where each fragment ends in the flat vector
         self._frozen: dict[int, tuple[bytes, float]] = {}  # by fragment
         self._reductions = Reductions(run, events)
