@@ -40,7 +40,12 @@ class Reference:
     def __init__(self, peers: Peers) -> None:
         self.peers = peers
         self.anchors = [np.zeros(numel, dtype=np.float32) for numel in NUMELS]
-        self.rounds = [0, 0]
+        self.history: list[list[dict[str, int]]] = [[], []]  # the contributors of each round
+
+    @property
+    def rounds(self) -> list[int]:
+        """Rounds of each fragment."""
+        return [len(rounds) for rounds in self.history]
 
     def play(self, seed: int, fragments: list[int], who: list[Peer] | None = None, victim: Peer | None = None) -> bool:
         """All (or some) contribute to these fragments at once, and what they are told is added. Whether everybody was counted everywhere."""
@@ -58,16 +63,23 @@ class Reference:
         """Add the rounds that these are told of. One that nobody names can only be of what a victim gave before it died."""
         told: list[tuple[str, dict[str, Any]]] = [(peer.peer, peer.expect("outcome", 90)["outcomes"]) for peer in who]
         full = True
-        for fragment in sorted(told[0][1]):
-            named: dict[int, dict[str, int]] = {}
-            for peer, outcome in ((peer, outcomes[fragment]) for peer, outcomes in told):
+        for number in sorted(told[0][1]):
+            fragment, named = int(number), dict[int, dict[str, int]]()
+            for peer, outcome in ((peer, outcomes[number]) for peer, outcomes in told):
                 assert outcome["status"] == "committed", outcome
-                assert outcome["contributors"] == named.setdefault(outcome["round"], outcome["contributors"])
-                assert outcome["counted"] == (peer in outcome["contributors"])
+                if outcome["round"] <= len(
+                    self.history[fragment]
+                ):  # it was away: that round counts what its last life gave, or nothing of it
+                    assert not outcome["counted"]
+                    assert outcome["contributors"] == self.history[fragment][outcome["round"] - 1]
+                    full = False
+                else:
+                    assert outcome["contributors"] == named.setdefault(outcome["round"], outcome["contributors"])
+                    assert outcome["counted"] == (peer in outcome["contributors"])
             alone = {victim.peer: self.peers.all.index(victim) + 1} if victim else {}
-            for round_ in range(self.rounds[int(fragment)] + 1, max(named) + 1):
-                self._add(int(fragment), seed, named.get(round_, alone))
-            full = full and len(named) == 1 and len(next(iter(named.values()))) == len(self.peers.all)
+            for round_ in range(len(self.history[fragment]) + 1, max(named, default=0) + 1):
+                self._add(fragment, seed, named.get(round_, alone))
+            full = full and len(named) == 1 and all(len(contributors) == len(self.peers.all) for contributors in named.values())
         return full
 
     def _add(self, fragment: int, seed: int, contributors: dict[str, int]) -> None:
@@ -78,7 +90,7 @@ class Reference:
                 assert contributors[peer.peer] == index + 1
                 total += values(seed + index, fragment, numel) * np.float32((index + 1) // common)
         self.anchors[fragment] = self.anchors[fragment] - total / np.float32(sum(contributors.values()) // common)
-        self.rounds[fragment] += 1
+        self.history[fragment].append(contributors)
 
     def check(self) -> None:
         """Everybody holds exactly this."""
