@@ -17,7 +17,7 @@ from .errors import ConfigError
 from .group import MAX_CODEC_NAME, TopologyKind
 from .groups import MAX_GROUP_NAME
 from .identifiers import PeerId, RunId
-from .layout import Layout
+from .layout import MAX_FRAGMENTS, Layout
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,6 +53,7 @@ class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     codec: str = "int8"
     codecs: dict[str, str] = {}  # shell pattern of tensor names -> their codec, where it is another; the longest that matches decides
     plan: TopologyKind = "butterfly"  # on which ways contributions are added up
+    fragments: Annotated[int, msgspec.Meta(ge=1, le=MAX_FRAGMENTS)] = 1  # how many logs the model is cut into
     rounds: int | None = None  # committed rounds after which the run is done; None: no end
     deadline_s: float | None = None  # how long a script waits for a round before it trains on; None: from measured rates
 
@@ -283,7 +284,7 @@ class Swarm(Protocol):
 @runtime_checkable
 class FragmentSwarm(Swarm, Protocol):
     """A run whose model is cut into fragments (`collectives.layout.cut`), each with a log and rounds of its own. `contribute` is for
-    runs of one; `anchor` is of all, and its round that of the fragment that is behind."""
+    runs of one; `anchor` is of all, and its round that of the fragment that is behind; `closing` is of the first."""
 
     @property
     def fragments(self) -> int:
@@ -292,6 +293,10 @@ class FragmentSwarm(Swarm, Protocol):
 
     def fragment_anchor(self, fragment: int) -> AnchorView:
         """A lease on the newest committed anchor of one fragment."""
+        ...
+
+    def fragment_closing(self, fragment: int) -> int:
+        """`closing` of one fragment."""
         ...
 
     def contribute_fragment(

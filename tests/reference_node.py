@@ -126,14 +126,14 @@ class ReferenceSession:
         self.founding = run.slots is None
         if run.slots is None:
             run.slots = AnchorSlots(layout.numel)
-        self.anchors = run.slots
+        self.anchors = [run.slots]
         self.contribution = SharedBuffer(layout.numel * 4)
         self.metrics: dict[str, float] = {}
         self.left = False
         self.reductions: dict[str, tuple[Call, PooledBuffer]] = {}
         self.called: set[str] = set()
 
-    def rounds(self, entry: int) -> int:
+    def rounds(self, entry: int, fragment: int = 0) -> int:
         return entry  # nobody joins
 
     async def found(self) -> None:
@@ -142,7 +142,7 @@ class ReferenceSession:
         self.run.found(self.contribution.tensor().clone())
         self.founding = False
 
-    def contribute(self, cid: bytes, samples: int, base: int | None = None) -> None:
+    def contribute(self, cid: bytes, samples: int, base: int | None = None, fragment: int = 0) -> None:
         if self.run.frozen is not None:
             raise LocalProtocolError("one is frozen")
         now = len(self.run.log)
@@ -152,7 +152,7 @@ class ReferenceSession:
         self.run.waiting[cid] = self
         self.run.frozen = cid, self.contribution.tensor(), samples
 
-    def resume(self, cid: bytes) -> None:
+    def resume(self, cid: bytes, fragment: int = 0) -> None:
         self.run.waiting[cid] = self
         if self.run.frozen is None or self.run.frozen[0] != cid:
             self.run.tell(cid)

@@ -20,20 +20,28 @@ from ...collectives import errors
 from ...collectives.errors import AtollError, LocalProtocolError, RemoteProtocolError
 from ...collectives.group import Cid
 from ...collectives.identifiers import PeerId, RunId
-from ...collectives.layout import Layout
+from ...collectives.layout import MAX_FRAGMENTS, Layout
 from ...collectives.swarm import Call, Outcome, PeerView, RunSettings
 from ..shared_memory import SLOTS
 
 VERSION = 1
 MAX_FRAME_BYTES = 1 << 20
-OPENED_FDS = 1 + SLOTS  # contribution, anchor slots
 REDUCE_FDS = 1
+
+
+def opened_fds(fragments: int) -> int:
+    """Descriptors that come with Opened: the contribution, the anchor slots of each fragment."""
+    return 1 + SLOTS * fragments
+
+
+MAX_FDS = opened_fds(MAX_FRAGMENTS)
 _LENGTH = struct.Struct(">I")
 
 Id = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
 Name = Annotated[str, msgspec.Meta(max_length=256)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=1 << 48)]
+Fragment = Annotated[int, msgspec.Meta(ge=0, lt=MAX_FRAGMENTS)]
 
 
 class JoinRequest(msgspec.Struct, frozen=True):
@@ -138,19 +146,21 @@ class Found(msgspec.Struct, frozen=True, tag="found"):
 
 
 class Lease(msgspec.Struct, frozen=True, tag="lease"):
-    """→ Leased: the newest anchor, kept from being overwritten."""
+    """→ Leased: the newest anchor of a fragment, kept from being overwritten."""
 
     id: Id
+    fragment: Fragment = 0
 
 
 class Release(msgspec.Struct, frozen=True, tag="release"):
     """No answer. One lease of ``slot`` ends."""
 
     slot: Annotated[int, msgspec.Meta(ge=0, lt=SLOTS)]
+    fragment: Fragment = 0
 
 
 class Contribute(msgspec.Struct, frozen=True, tag="contribute"):
-    """→ Done; later one Decided push. The contribution buffer is written and frozen until that push.
+    """→ Done; later one Decided push. The fragment's part of the contribution buffer is written and frozen until that push.
 
     The client makes the cid, so that its outcome can be asked for even when the node died before it answered.
     """
@@ -159,6 +169,7 @@ class Contribute(msgspec.Struct, frozen=True, tag="contribute"):
     cid: Cid
     samples: Positive
     base: int | None = None  # the round of the anchor it was made on; refused when that is no longer the newest
+    fragment: Fragment = 0
 
 
 class Resume(msgspec.Struct, frozen=True, tag="resume"):
@@ -166,6 +177,7 @@ class Resume(msgspec.Struct, frozen=True, tag="resume"):
 
     id: Id
     cid: Cid
+    fragment: Fragment = 0
 
 
 class Members(msgspec.Struct, frozen=True, tag="members"):
@@ -272,12 +284,12 @@ class Joined(msgspec.Struct, frozen=True, tag="joined"):
 
 
 class Opened(msgspec.Struct, frozen=True, tag="opened"):
-    """The shared memory of the run comes beside this: contribution (read-write), anchor slots (read-only)."""
+    """The shared memory of the run comes beside this: contribution of the whole model (read-write), anchor slots of each fragment (read-only)."""
 
     id: Id
     numel: int
     founding: bool
-    fds: int = OPENED_FDS
+    fds: int
 
 
 class Leased(msgspec.Struct, frozen=True, tag="leased"):
@@ -355,6 +367,7 @@ class Closing(msgspec.Struct, frozen=True, tag="closing"):
     """Another member has finished ``round``: contribute what there is."""
 
     round: int
+    fragment: Fragment = 0
 
 
 class Reduced(msgspec.Struct, frozen=True, tag="reduced"):

@@ -88,16 +88,17 @@ class Requests:
         self._closed = True
         session, self._session = self._session, None
         if session is not None:
-            session.anchors.abandon()
+            for anchors in session.anchors:
+                anchors.abandon()
             session.detached()
 
     def decided(self, cid: bytes, outcome: Outcome) -> None:
         """See ScriptEvents."""
         self._push(p.Decided(cid, outcome))
 
-    def closing(self, round_: int) -> None:
+    def closing(self, round_: int, fragment: int = 0) -> None:
         """See ScriptEvents."""
-        self._push(p.Closing(round_))
+        self._push(p.Closing(round_, fragment))
 
     def reduced(self, op_id: str, outcome: Outcome, result: NumberedBuffer | None = None) -> None:
         """See ScriptEvents."""
@@ -125,6 +126,12 @@ class Requests:
         if self._session is None:
             raise LocalProtocolError("no run is open on this connection")
         return self._session
+
+    def _of(self, fragment: int) -> ScriptSession:
+        session = self._attached()
+        if fragment >= len(session.anchors):
+            raise LocalProtocolError(f"fragment {fragment} of {len(session.anchors)}")
+        return session
 
     # ── the node ──
 
@@ -163,31 +170,33 @@ class Requests:
             raise LocalProtocolError(f"layout: {fault}")
         session = await self._service.open_script(request.run_id, request.layout, self._pid, self, self._progress(request.id))
         self._session = session
-        session.anchors.renew()
-        fds = [session.contribution.fd, *session.anchors.reader_fds()]
-        self._post(p.Opened(request.id, session.anchors.numel, session.founding), fds)
+        fds = [session.contribution.fd]
+        for anchors in session.anchors:
+            anchors.renew()
+            fds += anchors.reader_fds()
+        self._post(p.Opened(request.id, request.layout.numel, session.founding, len(fds)), fds)
 
     async def _found(self, request: p.Found) -> None:
         session = self._attached()
         await session.found()
-        self._leased(request.id, session)
+        self._leased(request.id, session, 0)
 
     async def _lease(self, request: p.Lease) -> None:
-        self._leased(request.id, self._attached())
+        self._leased(request.id, self._of(request.fragment), request.fragment)
 
-    def _leased(self, id_: int, session: ScriptSession) -> None:
-        slot = session.anchors.lease()
-        self._post(p.Leased(id_, slot.slot, session.rounds(slot.round), slot.digest), ())
+    def _leased(self, id_: int, session: ScriptSession, fragment: int) -> None:
+        slot = session.anchors[fragment].lease()
+        self._post(p.Leased(id_, slot.slot, session.rounds(slot.round, fragment), slot.digest), ())
 
     async def _release(self, request: p.Release) -> None:
-        self._attached().anchors.release(request.slot)
+        self._of(request.fragment).anchors[request.fragment].release(request.slot)
 
     async def _contribute(self, request: p.Contribute) -> None:
-        self._attached().contribute(request.cid, request.samples, request.base)
+        self._of(request.fragment).contribute(request.cid, request.samples, request.base, request.fragment)
         self._done(request.id)
 
     async def _resume(self, request: p.Resume) -> None:
-        self._attached().resume(request.cid)
+        self._of(request.fragment).resume(request.cid, request.fragment)
         self._done(request.id)
 
     async def _members(self, request: p.Members) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -177,9 +177,7 @@ class Node:
 
     def _info(self, run: RunService) -> RunInfo:
         assert run.manifest is not None
-        return RunInfo(
-            run.run_id, run.manifest.name, self.peer, run.manifest.settings(), max(0, run.session.completed if run.session else 0)
-        )
+        return RunInfo(run.run_id, run.manifest.name, self.peer, run.manifest.settings(), max(0, run.whole.completed if run.whole else 0))
 
     # ---- joining and leaving
     def _left_file(self, run_id: RunId) -> Path:
@@ -275,7 +273,7 @@ class Node:
         write_atomic(self._left_file(service.run_id), b"")
 
     async def _depart(self, service: RunService, patience_s: float) -> None:
-        session = service.session
+        session = service.whole
         if session is None or service.error is not None:
             return
         service.guard(lambda: session.detach(trio.current_time()))
@@ -313,7 +311,7 @@ class Node:
         run = self.by_id.get(RunId(run_id))
         if run is not None and run.error is not None:
             raise run.error
-        if run is None or run.session is None:
+        if run is None or run.whole is None:
             raise ConfigError(f"this node is not in run {run_id}", hint="Join it first: atoll join INVITE")
         if run.run_id in self._scripts:
             raise ConfigError(
@@ -330,7 +328,7 @@ class Node:
         run.wake()
         try:
             if not founding:  # its model is the run's: only now a private node asks to be let in
-                await self._await_admission(run.session, progress)
+                await self._await_admission(run.whole.sessions, progress)
         except BaseException:
             script.detached()
             raise
@@ -338,9 +336,8 @@ class Node:
 
     async def _await_state(self, run: RunService, progress: ProgressSink) -> bool:
         """Wait for the state; True: there is none and this member founds the run."""
-        session, storage = run.session, run.storage
+        session = run.whole
         assert session is not None
-        assert storage is not None
         since = trio.current_time()
         while session.phase != "running":
             waited_s = trio.current_time() - since
@@ -350,18 +347,19 @@ class Node:
             silent = session.phase == "seeking" and alone and waited_s > REFUSED_S
             progress(*(("finding members: nobody who knows the run answers yet", 0, 0) if silent else run.progress))
             if self.peer == run.organiser and session.phase == "seeking" and waited_s > FOUND_PATIENCE_S * (1 if alone else 4):
-                if not storage.was_founded:
+                lost = run.lost
+                if not lost:
                     return True
                 if alone and waited_s > 4 * FOUND_PATIENCE_S:
-                    raise storage.lost()
+                    raise lost[0].lost()
             await trio.sleep(POLL_S)
             if run.error is not None:
                 raise run.error
         return False
 
-    async def _await_admission(self, session: Session, progress: ProgressSink) -> None:
+    async def _await_admission(self, sessions: Sequence[Session], progress: ProgressSink) -> None:
         with trio.move_on_after(ADMISSION_PATIENCE_S):  # what is trained before cannot be counted in the round that is open
-            while not (session.machine and session.machine.is_member):
+            while not all(session.machine and session.machine.is_member for session in sessions):
                 progress("waiting to be admitted", 0, 0)
                 await trio.sleep(POLL_S / 2)
 

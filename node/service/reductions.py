@@ -71,6 +71,7 @@ class Reductions:
         session = self.run.session
         assert session is not None
         operation = session.operations.prepare(trio.current_time(), call, numel)
+        self.run.node.lanes.soon(trio.current_time(), frozenset(operation.peers) - {self.run.node.identity.peer})
         shape = operation.machine.shape
         if number:
             shared = self._buffer(shape.numel, number)

@@ -69,6 +69,7 @@ class Session:
             me, run, sign=ports.sign, verify=ports.verify, rng=rng, timing=watch, unix_offset_s=unix_offset_s
         )
         self._follows = membership is not None  # another session speaks for the peer
+        self.sessions = [self]  # of a run in fragments there are several
         self.machine: RoundMachine | None = None
         self.replica: Replica | None = None
         self.actions = LogActions(self)

@@ -87,7 +87,7 @@ class NodeProcess:
             branch_after_s=place.branch_after_s,
             site=place.sites.get(peer, ""),
         )  # fmt: skip
-        self.session = self.run.first if isinstance(self.run, Fragments) else self.run
+        self.session = self.run.sessions[0]
         self._rng, self._emit, self._died = rng, emit, died
         self._events: deque[Any] = deque()
         self._lanes: list[PeerId] = []
