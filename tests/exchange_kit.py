@@ -174,6 +174,7 @@ class Net:
     seed: int = 0
     loss: float = 0.0
     eager: bool = True
+    ahead: float = 0.0
     result_buffer: Callable[[Plan], memoryview] | None = None
     peers: list[PeerId] = field(default_factory=list)
     nodes: dict[PeerId, Exchange] = field(default_factory=dict)
@@ -186,7 +187,8 @@ class Net:
         self.peers = peers_of(self.n)
         for peer in self.peers:
             self.events[peer] = []
-            self.nodes[peer] = Exchange(peer, emit=self.events[peer].append, result_buffer=self.result_buffer, eager=self.eager)
+            emit = self.events[peer].append
+            self.nodes[peer] = Exchange(peer, emit=emit, result_buffer=self.result_buffer, eager=self.eager, ahead=lambda: self.ahead)
         for peer in self.peers:
             for other in self.peers:
                 if peer != other:

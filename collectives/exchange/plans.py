@@ -57,6 +57,8 @@ class PlanState:
         self.cids = frozenset([c.cid for c in plan.contributors] + [cid for way in self.ways if way.job for _, cid in way.job.others])
         self.hashes: list[bytes | None] = [None] * slot.chunks
         self.have = 0
+        self._returned = [0] * len(plan.parts)  # results here, by part
+        self._others = slot.chunks - sum(part.stop - part.first for part in plan.parts if part.owner == me)
         self.progress = 0
         self.resumed: set[PeerId] = set()  # whose lanes came up since the last report
         self.blocked = False  # a contribution turned out to be unusable: nothing more can be reduced under this plan
@@ -149,6 +151,19 @@ class PlanState:
         self.below = [way.below(self._me, self.audience) for way in self.ways]
         return new
 
+    def within(self, chunk: int, ahead: float) -> bool:
+        """Whether the owner of a chunk can use my contribution to it soon: not far ahead of the results that have come back from it.
+
+        ``ahead``: bytes of contributions under way to all owners together, 0 for no limit; each has its share, and at least two chunks.
+        Without a limit the senders that win the race for an owner's downlink run away from the one that loses it, whom all wait for
+        at the end, while their own uplinks stand idle. (Credits by the receiver, as in pHost and Homa, arXiv 1803.09615; a result is one.)
+        """
+        if ahead <= 0 or self.sums:
+            return True
+        part = self.plan.parts[self.part_of[chunk]]
+        share = ahead / self.slot.grid.nbytes * self.slot.chunks * (part.stop - part.first) / self._others
+        return chunk - part.first - self._returned[self.part_of[chunk]] < 1 + share
+
     def ready(self) -> list[int]:
         """The chunks I add up that have all contributions of others."""
         return [chunk for chunk, lacking in self.waiting.items() if lacking == 0]
@@ -166,6 +181,7 @@ class PlanState:
         """The final bytes of a chunk are in place."""
         self.hashes[chunk] = digest
         self.have += 1
+        self._returned[self.part_of[chunk]] += 1
         self._wires.pop(chunk, None)
         if self.givers[chunk] != self._me:
             self._came("result", self.givers[chunk])

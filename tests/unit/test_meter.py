@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from atoll.collectives.engine.meter import Meter, Reading, read_socket
+from atoll.collectives.engine.meter import AHEAD_S, Meter, Reading, read_socket
 from atoll.collectives.pace import Pace
 
 STEP = 0.2
@@ -22,13 +22,13 @@ class Recorded:
     def window(
         self, *acked: int, busy: tuple[int, ...] = (), held_up: tuple[int, ...] = (), received: int = 0, step_s: float = STEP
     ) -> Pace:
-        self.now += step_s
-        for number, count in enumerate(acked):
-            old = self.lanes[number]
-            self.lanes[number] = Reading(
-                old.acked + count, old.received + received, old.busy_s + step_s * (number in busy), old.held_up_s + step_s * (number in held_up), 0.05
-            )  # fmt: skip
-        self.meter.read(self.now, self.lanes)
+        for _ in range(2):  # a stretch
+            self.now += step_s
+            for number, count in enumerate(acked):
+                old = self.lanes[number]
+                busy_s, held_up_s = old.busy_s + step_s * (number in busy), old.held_up_s + step_s * (number in held_up)
+                self.lanes[number] = Reading(old.acked + count, old.received + received, busy_s, held_up_s, 0.05, 0.04)
+            self.meter.read(self.now, self.lanes)
         return self.meter.pace
 
 
@@ -60,7 +60,7 @@ def test_a_link_that_became_slow_is_believed_in_time() -> None:
     swarm.window(800_000, 800_000, 800_000, busy=(0, 1, 2))
     seconds = 0.0
     while swarm.window(100_000, 100_000, 100_000, busy=(0, 1, 2)).up > 2_000_000:
-        seconds += STEP
+        seconds += 2 * STEP
     assert 20 < seconds < 80
 
 
@@ -79,6 +79,16 @@ def test_a_pause_of_the_process_and_a_new_lane_say_nothing() -> None:
     swarm.meter.read(swarm.now, swarm.lanes)
     assert swarm.meter.pace.proven == 0
     assert swarm.window(100_000, 100_000, 100_000, busy=(0,)).up == 1_500_000
+
+
+def test_what_is_worth_having_under_way() -> None:
+    swarm = Recorded()
+    assert swarm.meter.ahead == 0
+    swarm.window(800_000, 800_000, 800_000, busy=(0, 1, 2))
+    assert swarm.meter.ahead == 12_000_000 * (AHEAD_S + 2 * 0.04) / 2
+    swarm.window(8_000_000, 8_000_000, 8_000_000, busy=(0, 1, 2))  # the processor is the limit
+    assert swarm.meter.ahead == 0
+    assert Recorded(max_up=2_000_000).meter.ahead == 2_000_000 * AHEAD_S / 2
 
 
 def test_a_limit_holds_from_the_beginning_and_bounds_what_is_measured() -> None:
