@@ -23,7 +23,7 @@ CODECS = tuple(BYTES_PER_VALUE)
 DEFAULT_CHUNK_ELEMENTS = dict.fromkeys(CODECS, 131_072) | {"fp32": 65_536, "bits": 65_536}
 """Chunk lengths that keep the working set of a reduction inside a second-level cache (measured). `bits`: for operations, not for runs."""
 
-MANY_CHUNKS, LEAST_BYTES = 128, 16_384
+MANY_CHUNKS, LEAST_ELEMENTS = 128, 16_384
 
 
 def chunk_elements(codec: str, numel: int) -> int:
@@ -33,6 +33,6 @@ def chunk_elements(codec: str, numel: int) -> int:
     them, links stand idle at both ends of a reduction. (Not for codebooks, of which each chunk has one.)
     """
     elements = DEFAULT_CHUNK_ELEMENTS[codec]
-    while codec != "codebook8" and elements * BYTES_PER_VALUE[codec] >= 2 * LEAST_BYTES and numel < MANY_CHUNKS * elements:
+    while codec != "codebook8" and elements > LEAST_ELEMENTS and numel < MANY_CHUNKS * elements:
         elements //= 2
     return elements

@@ -1,7 +1,7 @@
 """Which congestion control a lane's connection needs: a state machine without I/O.
 
 Lanes begin with cubic, which keeps a little queue in front of the slowest link; so it stays busy while senders and receivers take turns,
-and how much waits there is bounded by `Meter.ahead`. Where random losses keep cubic down (1 % at 50 ms leave it a thirtieth) or a deep
+and how much waits there is bounded by `Meter.lead`. Where random losses keep cubic down (1 % at 50 ms leave it a thirtieth) or a deep
 buffer would fill and delay everybody in the house, a connection goes over to bbr, and stays with it.
 """
 

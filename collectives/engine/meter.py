@@ -14,7 +14,7 @@ import struct
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ..pace import Pace
+from ..pace import Lead, Pace
 
 WINDOW_S = 0.15
 AHEAD_S = 0.08  # of an uplink, besides the round trips: how long a part may take to come back as a result
@@ -96,15 +96,12 @@ class Meter:
         return now - self._since >= WINDOW_S
 
     @property
-    def ahead(self) -> float:
-        """Bytes of contributions that keep the uplink busy until their results come back; 0: not known, or it is too fast to matter.
-
-        Half of what a member sends are contributions, the other half results.
-        """
+    def lead(self) -> Lead:
+        """How far contributions may run ahead so that the uplink stays busy; no limit where it is not known, or too fast to matter."""
         up = self._brief.said
         if self._max_up:
             up = min(up or self._max_up, self._max_up)
-        return 0.0 if up > FASTEST / 2 else up * (AHEAD_S + 2 * self._least_rtt_s) / 2
+        return Lead(0 if up > FASTEST / 2 else up, AHEAD_S + 2 * self._least_rtt_s)
 
     @property
     def pace(self) -> Pace:

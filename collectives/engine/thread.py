@@ -63,7 +63,7 @@ class EngineThread:
         self._emit = emit
         self._core = Exchange(
             me, emit=emit, result_buffer=result_buffer, reducers=reducers, eager=False, clock=time.monotonic,
-            resend_after_s=lambda: max(self.settings.resend_after_s, 2 * self.pace.rtt_s), ahead=lambda: self.meter.ahead,
+            resend_after_s=lambda: max(self.settings.resend_after_s, 2 * self.pace.rtt_s), lead=lambda: self.meter.lead,
         )  # fmt: skip
         self._commands: deque[tuple[str, tuple[Any, ...], dict[str, Any]]] = deque()
         self._lanes: dict[tuple[PeerId, int], Lane] = {}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..identifiers import PeerId
+from ..pace import Lead
 from . import header as wire_header
 from .blobs import Blobs
 from .header import HEADER_BYTES
@@ -115,14 +116,14 @@ class Sender:
 
     def __init__(
         self, frozen: Mapping[bytes, Frozen], blobs: Blobs, poison: Callable[[bytes], None], served: Callable[[RoundSlot], None],
-        clock: Callable[[], float], patience_s: Callable[[], float], ahead: Callable[[], float],
+        clock: Callable[[], float], patience_s: Callable[[], float], lead: Callable[[], Lead],
     ) -> None:  # fmt: skip
         self.boxes: dict[PeerId, Outbox] = {}
         self._frozen = frozen
         self._blobs = blobs
         self._poison = poison  # a contribution is not finite
         self._served = served  # a closed round has nothing more for one peer
-        self._clock, self._patience_s, self._ahead = clock, patience_s, ahead
+        self._clock, self._patience_s, self._lead = clock, patience_s, lead
 
     def box(self, peer: PeerId) -> Outbox:
         """The outbox of a peer, made on first use."""
@@ -199,8 +200,8 @@ class Sender:
 
     def _next_part(self, flow: Flow, state: PlanState) -> tuple[bytes, int] | None:
         """The first part that its owner has room for: see `PlanState.within`."""
-        ahead = self._ahead()
-        return next((part for part in flow.parts if state.within(part[1], ahead)), None)
+        lead = self._lead()
+        return next((part for part in flow.parts if state.within(part[1], lead)), None)
 
     def _encode(self, flow: Flow, box: Outbox, cid: bytes, chunk: int) -> memoryview | None:
         slot, frozen = flow.slot, self._frozen.get(cid)

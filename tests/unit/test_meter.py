@@ -81,14 +81,14 @@ def test_a_pause_of_the_process_and_a_new_lane_say_nothing() -> None:
     assert swarm.window(100_000, 100_000, 100_000, busy=(0,)).up == 1_500_000
 
 
-def test_what_is_worth_having_under_way() -> None:
+def test_how_far_contributions_may_run_ahead() -> None:
     swarm = Recorded()
-    assert swarm.meter.ahead == 0
+    assert swarm.meter.lead.rate == 0
     swarm.window(800_000, 800_000, 800_000, busy=(0, 1, 2))
-    assert swarm.meter.ahead == 12_000_000 * (AHEAD_S + 2 * 0.04) / 2
+    assert swarm.meter.lead == (12_000_000, AHEAD_S + 2 * 0.04)
     swarm.window(8_000_000, 8_000_000, 8_000_000, busy=(0, 1, 2))  # the processor is the limit
-    assert swarm.meter.ahead == 0
-    assert Recorded(max_up=2_000_000).meter.ahead == 2_000_000 * AHEAD_S / 2
+    assert swarm.meter.lead.rate == 0
+    assert Recorded(max_up=2_000_000).meter.lead.rate == 2_000_000
 
 
 def test_a_limit_holds_from_the_beginning_and_bounds_what_is_measured() -> None:
