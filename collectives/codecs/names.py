@@ -24,7 +24,7 @@ DEFAULT_CHUNK_ELEMENTS = dict.fromkeys(CODECS, 131_072) | {"int8": 262_144, "bit
 """Chunk lengths of long vectors. Measured for int8 and fp32: a record costs the engine as much Python whatever its length, so half as long
 ones cost a tenth more CPU time; twice as long ones gain little. `bits`: for operations, not for runs."""
 
-MANY_CHUNKS, LEAST_ELEMENTS = 64, 32_768
+MANY_CHUNKS, LEAST_ELEMENTS = 128, 16_384
 
 
 def chunk_elements(codec: str, numel: int) -> int:

@@ -14,7 +14,7 @@ from blake3 import blake3
 
 from ...collectives.exchange import Exchange
 from ...collectives.identifiers import PeerId, RunId
-from ...collectives.pace import Pace
+from ...collectives.pace import Lead, Pace
 from ...collectives.round import Timing
 from ...collectives.simulation import Network, ProcessDied, Timer, World
 from ...collectives.swarm import RunSettings
@@ -78,6 +78,7 @@ class NodeProcess:
             emit=lambda event: self._events.append(event),
             clock=lambda: place.world.now,
             resend_after_s=lambda: 8 * place.timing.pull_s,
+            lead=lambda: Lead(self.pace().up or 1, 0.1),  # where nothing is known as little as can be: three chunks an owner
         )
         self.exchange = cast(DataPlane, self.plane)
         make = partial(Fragments, storages=[storage, *others]) if others else Session
