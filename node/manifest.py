@@ -144,7 +144,9 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A run's settings, all of them, defaults filled in. Two manifests with equal `encode` are the same run."""
 
     schema: int
-    name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+    name: Annotated[
+        str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="1 to 64 letters, digits, dots, dashes, underscores")
+    ]
     description: Text = ""
     contact: Text = ""
     model: ModelTable = ModelTable()

@@ -55,6 +55,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     unknown = set(arguments.kinds) - set(FAULTS)
     if unknown or not 1 <= arguments.fewest <= arguments.most or arguments.seeds < 1 or not 0 <= arguments.grid <= 256:
         parser.error(f"unknown fault {sorted(unknown)[0]!r}" if unknown else "senseless --peers, --seeds or --grid")
+    if arguments.rounds < 1 or arguments.grid == 1 or not 0 <= arguments.churn < 1:
+        parser.error("--rounds is at least 1, --grid at least 2, --churn from 0 to below 1")
     return arguments
 
 

@@ -9,7 +9,7 @@ serving         answering other members, from copies
 timeline        where the time of a reduction goes
 actions         what the log's state machine asks of the session
 naming          names of free-standing operations: what all their callers must agree in
-volatile        their journal, which is not kept
+volatile        what logs beside the run have in common; their journal, which is not kept
 operation       one free-standing operation
 operations      all of them
 record          what must not be forgotten of branches

@@ -126,6 +126,12 @@ def test_what_is_wrong_is_named(text: str, key: str, words: str) -> None:
     assert words in caught.value.hint
 
 
+def test_a_value_that_its_type_describes_is_described() -> None:
+    with pytest.raises(ConfigError) as caught:
+        m.parse_manifest('schema = 1\nname = "my run"')
+    assert (caught.value.key, caught.value.hint) == ("$.name", "Write 1 to 64 letters, digits, dots, dashes, underscores.")
+
+
 @pytest.mark.parametrize(("text", "key"), [("schema = 1", "$.name"), ('name = "x"', "$.schema"), ('schema = 2\nname = "x"', "$.schema")])
 def test_required_keys(text: str, key: str) -> None:
     with pytest.raises(ConfigError) as caught:
