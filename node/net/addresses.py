@@ -118,6 +118,17 @@ def is_private(host: str) -> bool:
     return ip.is_private or ip.is_loopback or ip.is_link_local
 
 
+def has_public(addresses: Iterable[str]) -> bool:
+    """Whether one of these is a numeric address of the internet, neither of this machine nor of a private network."""
+    for address in addresses:
+        try:
+            if not is_private(host_and_port(address)[0]):
+                return True
+        except ValueError:
+            continue
+    return False
+
+
 def own_hosts() -> list[str]:
     """Our numeric addresses for a wildcard listener: those of the default routes, then loopback. Sends nothing."""
     hosts: list[str] = []

@@ -25,6 +25,8 @@ from .lanes import Lanes, OnLane
 from .peerbook import PeerBook
 from .rendezvous import Rendezvous
 from .streams import TopicStreams
+from .through.relaying import Helpers, Relay
+from .ways import Ways
 
 SAVE_S = 1.0
 SEARCH_FIRST_S = 0.5
@@ -93,7 +95,10 @@ class PeerNetwork:
         self.dht = Dht(identity, self._host, self.connect, self._addresses_of, self.book.add, self._faults, self._rng)
         self._rendezvous = Rendezvous(identity, self._host, self.connect, lambda: self._bootstrap.peers, self._faults, self._rng)
         self._rendezvous.learned = self._learned
-        self._lanes = Lanes(self._host, listener, self.connect, self._streams.admitted, self._faults, self._rng)
+        self._helpers = Helpers(self._host, self.book.addresses)
+        self._relay = Relay(self._host, listener, self._knows)
+        self._ways = Ways(listener, self._helpers, self._streams.common_topic, self._rng)
+        self._lanes = Lanes(self._host, self._ways, self.connect, self._streams.admitted, self._faults, self._rng)
         self._runs: dict[RunId, trio.CancelScope] = {}
         self._nursery: trio.Nursery | None = None
         self._unsaved = trio.Event()
@@ -138,6 +143,7 @@ class PeerNetwork:
                     await trio.sleep_forever()
         finally:
             self._nursery = None
+            self._relay.close()
             self._save()
 
     def addresses(self) -> list[str]:
@@ -250,7 +256,10 @@ class PeerNetwork:
         if up:
             self.book.confirm(peer)
             self._unsaved.set()
+            if self._nursery is not None:
+                self._nursery.start_soon(self._helpers.met, peer)
         else:
+            self._helpers.lost(peer)
             dialled = self._streams.link_lost(peer)
             if dialled is not None and self._nursery is not None:
                 self._nursery.start_soon(self._knock, peer, *dialled)
@@ -258,6 +267,10 @@ class PeerNetwork:
         self._bootstrap.link_changed()
         self._rendezvous.changed()
         self.on_link(peer, up)
+
+    def _knows(self, run: str, peer: PeerId) -> bool:
+        """Whether we have heard that a peer takes part in a run: then our relay serves it."""
+        return any(news.peer == peer for news in self._rendezvous.members(RunId(run)))
 
     async def _knock(self, peer: PeerId, host: str, port: int) -> None:
         """A process that was killed is told from a connection that broke."""
@@ -325,6 +338,8 @@ class PeerNetwork:
             },
             "runs": {run: [peer for peer, _ in self.members(run)] for run in self._runs},
             "lanes": dict(self._lanes.paths),
+            "lanes_why": dict(self._ways.why),
+            "relayed": {"circuits": self._relay.circuits, "bytes": self._relay.nbytes},
             "wires": self._streams.wires(),
             "dht_peers": len(self.dht.table),
             "faults": dict(self._faults.total),
