@@ -18,6 +18,7 @@ branching       without a quorum: forks, the branch, and its end
 offering        contributions of the script, until they are frozen
 earlier         what became of contributions of an earlier life
 installing      a fetched state replaces the own one
+resting         how often to look for what needs repair
 others          whom to ask; who is on another history of the run
 beginning       the genesis; what the last life left on disk; whose model it is
 session         Session: all of it tied together

@@ -38,6 +38,7 @@ from .offering import Offering
 from .operations import Operations
 from .others import Others
 from .ports import Replica, SessionPorts
+from .resting import look_s
 from .serving import Serving
 from .transfer import Transfer
 
@@ -85,7 +86,7 @@ class Session:
         self.offering = Offering(self)
         self.contacts: list[PeerId] = []
         self._draining = False
-        self._unrecorded: Entry | None = None  # applied, but the disk was full
+        self.unrecorded: Entry | None = None  # applied, but the disk was full
         self._asked_at = self._ticked_at = -1e9
         self._now = now
         self.branching = Branching(self, branch_after_s)
@@ -367,8 +368,8 @@ class Session:
         self._drain(now)
 
     def next_due(self) -> float:
-        """When `tick` wants to be called next."""
-        return min(self.membership.next_due(), self._ticked_at + self.timing.pull_s)
+        """When `tick` wants to be called next; after any input perhaps earlier than was said before."""
+        return min(self.membership.next_due(), self._ticked_at + look_s(self))
 
     # ---- progress
     def adopt(self, now: float, round_: int, root: bytes) -> None:
@@ -399,9 +400,9 @@ class Session:
         assert replica is not None
         replica.publish(entry.round)
         self.ports.exchange.close_round(self.log, entry.round)
-        decided, self._unrecorded = machine.open.decided, entry
+        decided, self.unrecorded = machine.open.decided, entry
         machine.on_applied(now)  # where it cannot be recorded, `tick` tries again
-        self._unrecorded = None
+        self.unrecorded = None
         self.transfer.drop(machine.round)
         self.transfer.seeking_state = False  # replay goes on; a Catch says if it cannot
         self.actions.results.clear()
@@ -416,8 +417,8 @@ class Session:
 
     def _retry(self, now: float) -> None:
         """What had to wait for another job, or for room on the disk."""
-        if self._unrecorded is not None:
-            self.applied(now, self._unrecorded)
+        if self.unrecorded is not None:
+            self.applied(now, self.unrecorded)
         self.installing.retry(now)
 
     def decided(self, now: float, certified: Certified, counted: bool, cid: bytes | None) -> None:
