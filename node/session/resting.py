@@ -20,7 +20,9 @@ def resting(session: Session) -> bool:
     machine, transfer = session.machine, session.transfer
     if session.branching.after_s is not None:  # whether a quorum is in sight must be seen soon
         return False
-    if machine is None or machine.stateless or not machine.is_member or machine.leaving or machine.joiners or machine.engaged:
+    if machine is None or machine.stateless or not machine.is_member or machine.leaving or machine.engaged:
+        return False
+    if any(who not in machine.config for who in machine.joiners):
         return False
     if machine.open.first_ready_at is not None or machine.voted >= machine.round or session.unrecorded is not None:
         return False
