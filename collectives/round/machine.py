@@ -12,7 +12,7 @@ from random import Random
 
 from .. import messages as m
 from ..errors import RemoteProtocolError
-from ..group import Certified, Config, Contributor, Entry, Member, Plan, Vote, convener, is_quorum
+from ..group import Certified, Config, Entry, Member, Plan, Vote, convener, is_quorum
 from ..identifiers import PeerId
 from ..trees import senders_of
 from .catching import Catching
@@ -22,6 +22,7 @@ from .journal import Journal
 from .merging import adopts
 from .patience import rtt_s, stuck_s
 from .pulling import ask_again, on_the_way
+from .sealing import Sealing
 from .state import OpenRound, RoundActions, Shape
 from .timing import Timing
 
@@ -51,6 +52,7 @@ class RoundMachine:
         self.bulk_s = 0.0  # how long the last reduction took
         self.catching = Catching(self, now)
         self._early: list[tuple[PeerId, int, int, m.Body]] = []
+        self.removed = {who for certified in journal.entries for who in certified.removed}  # they never vote again
         self._open(now)
 
     # ---- views
@@ -67,7 +69,7 @@ class RoundMachine:
     @property
     def is_member(self) -> bool:
         """Whether this member, in this incarnation, is an acceptor of the open round."""
-        return self.me in self.config
+        return self.me in self.config and self.me not in self.removed
 
     @property
     def frontier(self) -> list[Certified]:
@@ -103,11 +105,6 @@ class RoundMachine:
         """Whether these acceptors decide the open round."""
         return is_quorum(self.config, set(voters), self.organiser)
 
-    @property
-    def worth_voting(self) -> bool:
-        """Where branches may be adopted, nothing new is proposed without a quorum in sight: a vote of a few would stand in their way."""
-        return not self.merges or self.quorum([who for who in self.config if who == self.me or not self.actions.suspected(who.peer)])
-
     # ---- inputs
     def contribute(self, now: float, cid: bytes, weight: int) -> None:
         """Offer a frozen contribution: it must stay untouched until `decided` has told whether it was counted."""
@@ -140,6 +137,8 @@ class RoundMachine:
     def on_message(self, now: float, peer: PeerId, incarnation: int, round_: int, body: m.Body) -> None:
         """A control message of this log. Raises RemoteProtocolError when it breaks a rule."""
         who = Member(peer, incarnation)
+        if self.sealing.shuns(who):
+            return self.catching.answer(now, peer, round_) if round_ < self.round else None
         if isinstance(body, m.Catch):
             self.catching.on_catch(now, peer, body)
             return self._advance(now)
@@ -156,7 +155,11 @@ class RoundMachine:
                 self._early.append((peer, incarnation, round_, body))
                 return None
             return self.catching.fetch(now, peer)
-        if who in self.config and self.is_member:
+        if isinstance(body, m.Seal):
+            return self.sealing.on_seal(who, body)
+        if isinstance(body, m.Sealed):
+            return self.sealing.on_sealed(who, body)
+        if who in self.config and self.is_member and not self.sealing.active:
             self._dispatch(now, who, body)
         return None
 
@@ -169,7 +172,7 @@ class RoundMachine:
             case m.Promise():
                 if body.ready and self._ready_fits(body.ready):
                     self.open.ready[who] = body.ready
-                if body.accepted is None or self._entry_fits(body.accepted.entry):
+                if body.accepted is None or self.entry_fits(body.accepted.entry):
                     self.convening.on_promise(now, who, body)
             case m.PlanMessage():
                 self._on_plan(now, who, body.plan)
@@ -242,6 +245,8 @@ class RoundMachine:
             self._try_apply(now)
         if opened.applying:
             return
+        if self.sealing.tick(now):
+            return
         stale = now - opened.progress_at > self.timing.takeover_s / 2
         if not self.is_member or (self.engaged and stale):
             self.catching.ask_around(now)
@@ -290,7 +295,7 @@ class RoundMachine:
         return same and bool(contributors) and len(set(contributors)) == len(contributors) and set(contributors) <= members and owners
 
     def _on_accept(self, now: float, who: Member, ballot: int, entry: Entry) -> None:
-        if ballot < self.journal.promised or self.convener_of(ballot) != who or not self._entry_fits(entry):
+        if ballot < self.journal.promised or self.convener_of(ballot) != who or not self.entry_fits(entry):
             return
         self.ballot = max(self.ballot, ballot)
         self.open.known[entry.hash()] = entry
@@ -302,7 +307,8 @@ class RoundMachine:
             self.open.pending = (ballot, entry, who.peer)
         self._try_vote(now)
 
-    def _entry_fits(self, entry: Entry) -> bool:
+    def entry_fits(self, entry: Entry) -> bool:
+        """Whether an entry may be one of the open round."""
         same = (entry.log, entry.round, entry.base) == (self.log, self.round, self.base) and (
             adopts(entry, self.shape) if self.merges and entry.reducer != self.shape.reducer else self.shape.fits(entry)
         )
@@ -376,6 +382,7 @@ class RoundMachine:
         """Tell the session about a decided entry and whether the own frozen contribution is counted in it."""
         counted = self.contribution is not None and any(c.cid == self.contribution[0] for c in certified.entry.contributors)
         self.unsettled = False
+        self.removed.update(certified.removed)
         self.actions.decided(certified, counted)
         if certified.entry.contributors:  # counted or not, its round is over: the script re-bases what was not counted
             self.contribution = None  # (where only the configuration changed, it stands on the same anchor: offered again)
@@ -384,8 +391,13 @@ class RoundMachine:
         while self.ahead and self.ahead[0].entry.round < self.round:
             self.ahead.pop(0)
         if self.ahead and not self.open.decided:
-            self.open.decided = self.ahead.pop(0)
-            self.open.known[self.open.decided.entry.hash()] = self.open.decided.entry
+            return self.learn(now, self.ahead.pop(0))
+        return self._try_apply(now)
+
+    def learn(self, now: float, certified: Certified) -> None:
+        """A verified certificate of the open round."""
+        self.open.decided = certified
+        self.open.known[certified.entry.hash()] = certified.entry
         self._try_apply(now)
 
     # ---- contributor
@@ -431,7 +443,7 @@ class RoundMachine:
         self.open = OpenRound(born=now, progress_at=now)
         self.base = self.journal.entries[-1].entry.hash()
         self.ballot = max(0, self.journal.promised)
-        self.convening = Convening(self)
+        self.convening, self.sealing = Convening(self), Sealing(self)
         self.joiners = {who: seen for who, seen in self.joiners.items() if self.near(seen[0])}
         self._close_round(now)
 
@@ -477,12 +489,3 @@ class RoundMachine:
     def tell(self, peer: PeerId, body: m.Body) -> None:
         """Send within the open round; a message to oneself is delivered by the session like any other."""
         self.actions.send(peer, self.log, self.round, body)
-
-    def contributors_ready(self) -> list[Contributor]:
-        """The frozen contributions offered for the open round, in configuration order."""
-        ready = self.open.ready
-        return [
-            Contributor(member, offer.cid, offer.weight)
-            for member in self.config
-            if (offer := ready.get(member)) is not None and offer.cid is not None
-        ]

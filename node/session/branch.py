@@ -6,7 +6,7 @@ holds its tip, from which the members fork once more. Each of its rounds moves t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from ...collectives import exchange as x
@@ -185,6 +185,10 @@ class Branch:
     def tip(self) -> m.Tip | None:
         """Nobody adopts a branch within a branch."""
         return None
+
+    def nodes(self) -> Collection[PeerId]:
+        """Nobody seals this log."""
+        return ()
 
     def suspected(self, peer: PeerId) -> bool:
         """Whether the peer is believed dead."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -225,6 +225,10 @@ class Operation:
     def tip(self) -> m.Tip | None:
         """An operation has no branches."""
         return None
+
+    def nodes(self) -> Collection[PeerId]:
+        """Nobody seals this log."""
+        return ()
 
     def suspected(self, peer: PeerId) -> bool:
         """Whether the peer is believed dead."""

@@ -38,6 +38,7 @@ from .offering import Offering
 from .operations import Operations
 from .others import Others
 from .ports import Replica, SessionPorts
+from .recertifying import Recertifying
 from .serving import Serving
 from .transfer import Transfer
 
@@ -88,6 +89,7 @@ class Session:
         self._asked_at = self._ticked_at = -1e9
         self._now = now
         self.branching = Branching(self, branch_after_s)
+        self.recertifying = Recertifying(self)
 
     # ---- views
     @property
@@ -431,6 +433,7 @@ class Session:
         round_ = self.rounds(entry.round)
         self.ports.emit(ev.RoundCommitted(round_, entry.round, shares, after, lost, cid, counted, entry.hash(), elapsed))
         self.earlier.decided(entry)
+        self.recertifying.decided(certified)
 
     def opened(self, now: float) -> None:
         """A round opened: let the data plane accept its parts, watch its configuration, offer what waits."""

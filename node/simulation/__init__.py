@@ -5,6 +5,7 @@ script    a training script reduced to what the round protocol sees of it: units
 process   one life of a node: Session and Exchange on a World and a Network
 member    one peer: a disk, and while it lives a process and a script
 checker   the oracle: predicates that must hold whatever happens
+removal   a quorum is lost for ever, and the organiser recertifies
 swarm     members, world, network, faults and checker: one seed, one run
 plant     the seams at which known bugs are planted
 branch_plants  those of branches

@@ -25,6 +25,7 @@ class Plant:
     """No bug. Subclasses override what they break."""
 
     branches = 0.0  # share of the seeds in which members without a quorum go on in branches
+    recertified = 0.0  # share of the seeds in which the organiser recertifies
     exchange: type[Exchange] = Exchange
     machine: type[machine_module.RoundMachine] | None = None
     convening: type[convener_module.Convening] | None = None

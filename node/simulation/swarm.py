@@ -32,7 +32,9 @@ from .checker import Checker, Violation
 from .member import SimMember
 from .plant import Plant
 from .process import Place
+from .removal import Removal
 
+RECERTIFIED = 0.15  # share of the seeds in which a quorum is lost for ever, and the organiser recertifies
 BRANCHED = 0.4  # share of the seeds in which members without a quorum go on in branches
 RECORD_KINDS = {
     record_header.PART: "part",
@@ -99,17 +101,19 @@ class SimSwarm:
         self.stats: dict[str, int] = {}
         self.checker = Checker(organiser=self.organiser, outer=self.settings.outer, holders=self._holders)
         self.members = {peer: SimMember(self, peer) for peer in self.names}
-        self._wiped: set[Member] = set()
+        self.wiped: set[Member] = set()
         self._votes: dict[bytes, set[Member]] = {}
         self._first_ballot: dict[bytes, int] = {}
         self._unchecked: dict[PeerId, tuple[int, Tensor]] = {}
-        self._left = False
+        self.left = False
         kinds = self.options.faults
         plan = random_plan(self.world.stream("plan"), self.names, horizon_s=self.options.horizon_s, kinds=kinds) if kinds else quiet_plan()
         policy = self.world.stream("policy")
         if "shatter" in kinds and policy.random() < branches:
             self.place.branch_after_s = policy.choice((0.5, 0.8, 1.5))
             shatter_plan(policy, self.names, plan)
+        self.removal = Removal(self, self.world.stream("removal"))
+        self.removal.plan(RECERTIFIED if plant is None else plant.recertified, kinds)
         self.faults = Faults(self.world, self.network, self, plan, self.world.stream("faults"))
         self.network.tap = self._tap
 
@@ -144,6 +148,7 @@ class SimSwarm:
             late = self.rng.random() < 0.2
             self.world.at(self.rng.random() * (0.6 * self.options.horizon_s if late else 0.05), self.members[peer].boot)
         self.faults.start()
+        self.removal.start()
 
     def _settled(self, target: int) -> bool:
         if self.world.events % 16:
@@ -167,6 +172,8 @@ class SimSwarm:
 
     def _finish(self) -> None:
         self.count("branches absorbed", self.checker.absorbed)
+        self.count("entries recertified", self.checker.recertified)
+        self.count("chosen values lost with all who held them", self.checker.revoked)
         self.count("rounds of branches", self.checker.branch_rounds)
         for peer, member in self.members.items():
             units, held = member.units, set(member.script.held if member.script is not None else ())
@@ -224,7 +231,7 @@ class SimSwarm:
 
     def _holders(self, entry: Entry) -> set[Member]:
         digest = entry.hash()
-        found = {who for who in self._votes.get(digest, ()) if who in self._wiped}  # it did hold it, and will never vote again
+        found = {who for who in self._votes.get(digest, ()) if who in self.wiped}  # it did hold it, and will never vote again
         for member in self.members.values():
             journal = member.storage.journal()
             accepted = journal.accepted is not None and journal.accepted[1].hash() == digest and len(journal.entries) == entry.round
@@ -260,7 +267,8 @@ class SimSwarm:
         """All peers."""
         return self.names
 
-    def _config(self) -> Config:
+    def config(self) -> Config:
+        """The acceptors of the open round."""
         return self.checker.entries[-1].entry.next_config if self.checker.entries else ()
 
     def crash(self, peer: PeerId, *, amnesia: bool = False) -> bool:
@@ -269,18 +277,22 @@ class SimSwarm:
         if member.process is None:
             return False
         if amnesia:
-            if self._wiped or self._left or not self._expendable(peer):
+            if self.wiped or self.left or self.removal.planned or not self._expendable(peer):
                 return False
-            self._wiped.add(member.me)
         self._kill(member)
         if amnesia:
-            member.storage.wipe()
-            member.units.destroyed.update(unit for staked in member.units.staked.values() for unit in staked)
+            self.wipe(member)
         return True
+
+    def wipe(self, member: SimMember) -> None:
+        """The disk of a dead member is lost, and with it what it gave to branches."""
+        self.wiped.add(member.me)
+        member.storage.wipe()
+        member.units.destroyed.update(unit for staked in member.units.staked.values() for unit in staked)
 
     def _expendable(self, peer: PeerId) -> bool:
         """Whether a majority of the configuration holds all that was decided without this peer's disk (the organiser may decide alone)."""
-        config, top = self._config(), len(self.checker.entries)
+        config, top = self.config(), len(self.checker.entries)
         fresh = [member for member in config if member.peer != peer and len(self.members[member.peer].log) >= top]
         return 2 * len(fresh) > len(config) >= 3
 
@@ -325,11 +337,11 @@ class SimSwarm:
     def leave(self, peer: PeerId) -> bool:
         """Leave in good order (once a run)."""
         member = self.members[peer]
-        config = self._config()
-        refused = member.process is None or member.process.frozen or self._left or self._wiped or peer == self.organiser
+        config = self.config()
+        refused = member.process is None or member.process.frozen or self.left or self.wiped or peer == self.organiser
         if refused or member.me not in config or len(config) < 4:
             return False
-        self._left = True
+        self.left = True
         member.leave()
         return True
 
