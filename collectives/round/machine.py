@@ -146,6 +146,8 @@ class RoundMachine:
             self.joiners[who] = (round_, now)
         if round_ < self.round:
             return self.catching.answer(now, peer, round_)
+        if isinstance(body, m.Seal):
+            return self.sealing.on_seal(now, who, round_, body)
         if isinstance(body, m.Fetch | m.Join):
             if round_ > self.round:
                 self.catching.fetch(now, peer)
@@ -155,8 +157,6 @@ class RoundMachine:
                 self._early.append((peer, incarnation, round_, body))
                 return None
             return self.catching.fetch(now, peer)
-        if isinstance(body, m.Seal):
-            return self.sealing.on_seal(who, body)
         if isinstance(body, m.Sealed):
             return self.sealing.on_sealed(who, body)
         if who in self.config and self.is_member and not self.sealing.active:

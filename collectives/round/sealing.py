@@ -53,7 +53,9 @@ class Sealing:
 
     def shuns(self, who: Member) -> bool:
         """Whether nothing that this member says counts any more."""
-        return gone(who, self.machine.removed) or (self.active and gone(who, self.record.removed))
+        record = self.machine.journal.sealed
+        ahead = record is not None and record.round >= self.machine.round
+        return gone(who, self.machine.removed) or (record is not None and ahead and gone(who, record.removed))
 
     def awaited(self) -> set[PeerId]:
         """Whose answers the organiser still waits for."""
@@ -92,10 +94,10 @@ class Sealing:
             return None  # the others decide again, and evict who is still in it
         if machine.stateless or machine.root is None:
             return None
-        self._seal(record.removed)
+        self._seal(machine.round, machine.base, record.removed)
         if machine.open.decided:  # somebody was further
             return None
-        self.answers[machine.me.peer] = self._answer()
+        self.answers[machine.me.peer] = self._answer(machine.round, machine.base)
         awaited = self.awaited()
         seal = self._message()
         for peer in sorted({*awaited, *(member.peer for member in record.removed)}):  # whoever is wrongly held for dead is told to be silent
@@ -115,7 +117,7 @@ class Sealing:
             return
         if who not in machine.config and any(member.peer == who.peer for member in machine.config):
             return  # it lost what it voted for: the organiser must remove the life that did
-        if not machine.actions.verify(who.peer, self._signed_part(body), body.signature):
+        if not machine.actions.verify(who.peer, self._payload(machine.round, machine.base, body), body.signature):
             raise RemoteProtocolError("answer to a seal is not signed by its sender", peer=who.peer)
         tip = body.tip
         formed = tip is None or (tip.base == machine.base and adopts(tip_entry(machine.log, machine.round, tip, machine.shape), machine.shape))
@@ -164,38 +166,47 @@ class Sealing:
         machine.learn(now, certified)
 
     # ---- everybody
-    def on_seal(self, who: Member, body: m.Seal) -> None:
-        """The organiser seals the open round. Raises RemoteProtocolError, StorageError."""
+    def on_seal(self, now: float, who: Member, round_: int, body: m.Seal) -> None:
+        """The organiser seals its open round, which may be a later one than ours: then we have not voted in it, and never shall.
+
+        Raises RemoteProtocolError, StorageError.
+        """
         machine = self.machine
-        payload = seal_payload(machine.run, machine.log, machine.round, body.base, body.removed)
+        payload = seal_payload(machine.run, machine.log, round_, body.base, body.removed)
         if who.peer != machine.organiser or not machine.actions.verify(who.peer, payload, body.signature):
             raise RemoteProtocolError("a seal is not the organiser's", peer=who.peer)
-        if body.base != machine.base or machine.open.applying or machine.me.peer == machine.organiser:
+        present = round_ == machine.round
+        if machine.me.peer == machine.organiser or self.record.round > round_ or (present and (machine.open.applying or body.base != machine.base)):
             return
-        self._seal(body.removed)
+        self._seal(round_, body.base, body.removed)
+        if not present:
+            machine.catching.fetch(now, who.peer)
         if not gone(machine.me, body.removed):
-            machine.tell(who.peer, self._answer())
+            machine.actions.send(who.peer, machine.log, round_, self._answer(round_, body.base))
 
-    def _seal(self, removed: Config) -> None:
+    def _seal(self, round_: int, base: bytes, removed: Config) -> None:
         """Persist it, then forget what the removed may have decided."""
         machine, record = self.machine, self.record
-        if self.active and record.removed == removed:
+        if (record.round, record.base, record.removed) == (round_, base, removed):
             return
-        machine.journal.seal(SealRecord(machine.round, machine.base, removed, record.asked))
-        machine.open.decided = machine.open.pending = None
-        machine.open.votes.clear()
-        machine.ahead.clear()
-        machine.convening.stop()
+        machine.journal.seal(SealRecord(round_, base, removed, record.asked))
+        machine.ahead = [certified for certified in machine.ahead if certified.entry.round < round_]
+        if round_ == machine.round:
+            machine.open.decided = machine.open.pending = None
+            machine.open.votes.clear()
+            machine.convening.stop()
 
-    def _answer(self) -> m.Sealed:
-        machine, accepted = self.machine, self.machine.journal.accepted
+    def _answer(self, round_: int, base: bytes) -> m.Sealed:
+        machine = self.machine
+        present = round_ == machine.round
+        accepted, tip = (machine.journal.accepted, machine.actions.tip()) if present else (None, None)
         if accepted is not None:
             machine.open.known[accepted[1].hash()] = accepted[1]  # its bytes may be asked for
-        body = m.Sealed(self.record.removed, m.Accepted1(*accepted) if accepted else None, machine.actions.tip(), b"")
-        return msgspec.structs.replace(body, signature=machine.actions.sign(self._signed_part(body)))
+        body = m.Sealed(self.record.removed, m.Accepted1(*accepted) if accepted else None, tip, b"")
+        return msgspec.structs.replace(body, signature=machine.actions.sign(self._payload(round_, base, body)))
 
-    def _signed_part(self, body: m.Sealed) -> bytes:
-        return sealed_payload(self.machine.run, self.machine.log, self.machine.round, self.machine.base, body)
+    def _payload(self, round_: int, base: bytes, body: m.Sealed) -> bytes:
+        return sealed_payload(self.machine.run, self.machine.log, round_, base, body)
 
 
 def gone(who: Member, removed: Collection[Member]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import trio
 
-from ...collectives.errors import AtollError, ConfigError, NetworkError, StorageError, SwarmClosedError
+from ...collectives.errors import AtollError, ConfigError, NetworkError, RecertifyError, StorageError, SwarmClosedError
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import Layout
 from ...security.identity import Identity
@@ -273,6 +273,15 @@ class Node:
             await self._depart(service, DRAIN_S)
         self._drop(service, left(service.run_id, service.manifest.name if service.manifest else ""))
         write_atomic(self._left_file(service.run_id), b"")
+
+    async def recertify(self, run: str, without: Sequence[PeerId]) -> dict[str, Any]:
+        """Go on without members that never vote again."""
+        service = self._find(run)
+        if service.session is None:
+            raise RecertifyError("the run's state is not here yet")
+        service.session.recertifying.ask(trio.current_time(), without)
+        service.wake()
+        return service.sealed() or {"removed": list(without), "awaited": []}
 
     async def _depart(self, service: RunService, patience_s: float) -> None:
         session = service.session

@@ -28,7 +28,7 @@ from .context import NodeContext
 from .phases import Phases
 from .ports import RunPorts
 from .timings import Timings
-from .troubles import Troubles, coded, described
+from .troubles import Troubles, coded, described, removed_here
 
 log = logging.getLogger("atoll")
 
@@ -190,6 +190,8 @@ class RunService:
         self.session.start(now)
         if self.session.machine is not None and self.session.phase != "running":
             self.storage.check()
+        if self.session.recertifying.removed:
+            raise removed_here()
         self.known.set()
 
     async def _drive(self) -> None:
@@ -365,6 +367,11 @@ class RunService:
                     )
                 told = {"adopted": event.adopted, "lost": len(event.lost), "lost_samples": event.samples}
                 self.node.publish({"event": "branch.ended", "run": self.run_id, **told})
+            case ev.Recertified():
+                log.warning("run %s: entry %d is recertified without %d members", self.run_id, event.entry, len(event.removed))
+                self.node.publish({"event": "entry.recertified", "run": self.run_id, "entry": event.entry, "removed": list(event.removed)})
+            case ev.Removed():
+                self.fail(removed_here())
             case ev.StateProgress():
                 self.progress = ("fetching state", event.have, event.total)
                 self.node.publish({"event": "state.progress", "run": self.run_id, "have": event.have, "total": event.total})
@@ -433,6 +440,7 @@ class RunService:
             "member": self.node.identity.peer in config,
             "quorum": None if self.error else quorum_of(self.peers()),
             "branch": self._branch(),
+            "seal": self.sealed(),
             "script": bool(session and session.script),
             "progress": ["waiting for the state", 0, 0] if fetching and self.progress == SEEKING else list(self.progress),
             "metrics": dict(self.metrics),
@@ -444,6 +452,11 @@ class RunService:
             "trouble": described(trouble) if trouble else None,
             "troubles": self.troubles.past(),
         }
+
+    def sealed(self) -> dict[str, Any] | None:
+        """Without whom the open round is being recertified, and whose answers the organiser waits for; None where it is not."""
+        view = self.session.recertifying.view() if self.session is not None else None
+        return None if view is None else {"removed": list(view.removed), "awaited": list(view.awaited)}
 
     def _branch(self) -> dict[str, Any]:
         """Rounds in the anchor that are uncertified, with whom; and what branches have cost this member so far."""

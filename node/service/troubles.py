@@ -11,7 +11,7 @@ from typing import Any
 
 import trio
 
-from ...collectives.errors import AtollError, LocalProtocolError
+from ...collectives.errors import AtollError, LocalProtocolError, RemovedError
 
 log = logging.getLogger("atoll")
 HISTORY = 8
@@ -50,6 +50,15 @@ class Troubles:
     def past(self) -> list[dict[str, Any]]:
         """The last ones, oldest first, each with the time it was told first."""
         return list(self._past)
+
+
+def removed_here() -> RemovedError:
+    """The organiser has removed this node's present life from the run."""
+    return RemovedError(
+        "the organiser has removed this node from the run",
+        why="It was taken to be lost for ever (`atoll recertify`). What it did since is in no certified round; its votes count no more.",
+        hint="To come back as a new member: atoll down, move the run's folder away, atoll up, join again.",
+    )
 
 
 def described(error: AtollError) -> dict[str, Any]:

@@ -287,8 +287,8 @@ class Session:
             self.transfer.on_offer(now, peer, envelope.round, body)
         elif isinstance(body, m.Gone):
             self.transfer.on_gone(now, peer, body.name)
-        elif self.branching.on_message(now, peer, envelope):
-            pass
+        elif self.branching.on_message(now, peer, envelope) or (isinstance(body, m.Seal) and self.installing.under_way):
+            pass  # (a seal forgets entries that the state being installed may be of; the organiser repeats it)
         elif self.machine is not None:
             self.actions.timeline(envelope.round).heard(now, peer, body)
             self.machine.on_message(now, peer, envelope.incarnation, envelope.round, body)

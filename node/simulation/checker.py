@@ -199,6 +199,8 @@ class Checker:
             del kept[round_:]
         self.used = {unit: at for unit, at in self.used.items() if at < round_}
         self._given_up = {cid for cid in self._given_up if self.frozen[cid].peer not in gone}
+        self._ballots = {key: digest for key, digest in self._ballots.items() if key[0] <= round_}
+        self._voters = {key: who for key, who in self._voters.items() if key[0] <= round_}
         self._appliers = {at: who for at, who in self._appliers.items() if at < round_}
 
     # ---- predicates

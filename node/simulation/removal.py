@@ -69,7 +69,9 @@ class Removal:
             return
         dead = [member for member in swarm.members.values() if member.process is None and member.life >= 0]
         config = process.session.machine.config
-        if not dead or not self._refuses(config, dead):
+        known = {organiser.peer, *(member.peer for member in config), *process.session.actions.nodes()}
+        alive = {member.peer for member in swarm.members.values() if member.process is not None}
+        if not dead or not self._refuses(config, dead) or not alive <= known:  # its user knows the swarm, and waits until the node does
             return
         removed = [member.me for member in dead]
         try:
@@ -77,6 +79,8 @@ class Removal:
                 process.session.recertifying.ask(swarm.world.now, [who.peer for who in removed])
         except RecertifyError:
             return  # one of them still seems to be there, or was never a member
+        if process.ended:  # a trap struck before its word was written down: nobody has heard it
+            return
         self.done = True
         swarm.count("recertify asked")
         swarm.checker.retired.update(removed)

@@ -208,7 +208,7 @@ class SimSwarm:
 
     def published(self, peer: PeerId, round_: int, anchor: Tensor) -> None:
         """An anchor became current; the entry may be recorded a moment later."""
-        if round_ < len(self.checker.anchors):
+        if round_ < len(self.members[peer].log):
             self.checker.published(peer, round_, anchor)
         else:
             self._unchecked[peer] = (round_, anchor.clone())
