@@ -208,7 +208,7 @@ class RecertifyError(StateError):
     """The organiser asked for something that cannot be right: nothing was done."""
 
     code = "E306"
-    exit_code = 65
+    exit_code = 78
 
 
 class RemovedError(StateError):

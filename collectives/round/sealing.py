@@ -100,7 +100,9 @@ class Sealing:
         self.answers[machine.me.peer] = self._answer(machine.round, machine.base)
         awaited = self.awaited()
         seal = self._message()
-        for peer in sorted({*awaited, *(member.peer for member in record.removed)}):  # whoever is wrongly held for dead is told to be silent
+        for peer in sorted(
+            {*awaited, *(member.peer for member in record.removed)}
+        ):  # whoever is wrongly held for dead is told to be silent
             machine.tell(peer, seal)
         if not awaited:
             self._complete(now)
@@ -108,7 +110,9 @@ class Sealing:
 
     def _message(self) -> m.Seal:
         machine, removed = self.machine, self.record.removed
-        return m.Seal(machine.base, removed, machine.actions.sign(seal_payload(machine.run, machine.log, machine.round, machine.base, removed)))
+        return m.Seal(
+            machine.base, removed, machine.actions.sign(seal_payload(machine.run, machine.log, machine.round, machine.base, removed))
+        )
 
     def on_sealed(self, who: Member, body: m.Sealed) -> None:
         """An answer. Raises RemoteProtocolError when it is not its sender's, or of no use."""
@@ -120,7 +124,9 @@ class Sealing:
         if not machine.actions.verify(who.peer, self._payload(machine.round, machine.base, body), body.signature):
             raise RemoteProtocolError("answer to a seal is not signed by its sender", peer=who.peer)
         tip = body.tip
-        formed = tip is None or (tip.base == machine.base and adopts(tip_entry(machine.log, machine.round, tip, machine.shape), machine.shape))
+        formed = tip is None or (
+            tip.base == machine.base and adopts(tip_entry(machine.log, machine.round, tip, machine.shape), machine.shape)
+        )
         if not formed or (body.accepted is not None and not machine.entry_fits(body.accepted.entry)):
             raise RemoteProtocolError("answer to a seal names another round", peer=who.peer)
         self.answers[who.peer] = body
@@ -176,7 +182,11 @@ class Sealing:
         if who.peer != machine.organiser or not machine.actions.verify(who.peer, payload, body.signature):
             raise RemoteProtocolError("a seal is not the organiser's", peer=who.peer)
         present = round_ == machine.round
-        if machine.me.peer == machine.organiser or self.record.round > round_ or (present and (machine.open.applying or body.base != machine.base)):
+        if (
+            machine.me.peer == machine.organiser
+            or self.record.round > round_
+            or (present and (machine.open.applying or body.base != machine.base))
+        ):
             return
         self._seal(round_, body.base, body.removed)
         if not present:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ...collectives.errors import RecertifyError
@@ -58,7 +59,10 @@ class Removal:
         for peer in doomed:
             if self.rng.random() < 0.5:
                 swarm.network.cut(peer, swarm.organiser)
-            swarm.world.after(self.rng.random() * 0.3, lambda peer=peer: swarm.crash(peer) and None)
+            swarm.world.after(self.rng.random() * 0.3, partial(self._crash, peer))
+
+    def _crash(self, peer: PeerId) -> None:
+        self.swarm.crash(peer)
 
     def ask(self) -> None:
         """Whoever is dead now is lost, and the organiser is told so, if the others are no quorum."""
