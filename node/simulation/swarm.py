@@ -276,9 +276,8 @@ class SimSwarm:
         member = self.members[peer]
         if member.process is None:
             return False
-        if amnesia:
-            if self.wiped or self.left or self.removal.planned or not self._expendable(peer):
-                return False
+        if amnesia and (self.wiped or self.left or self.removal.planned or not self._expendable(peer)):
+            return False
         self._kill(member)
         if amnesia:
             self.wipe(member)
