@@ -127,7 +127,8 @@ class Sealing:
         formed = tip is None or (
             tip.base == machine.base and adopts(tip_entry(machine.log, machine.round, tip, machine.shape), machine.shape)
         )
-        if not formed or (body.accepted is not None and not machine.entry_fits(body.accepted.entry)):
+        stranger = who not in machine.config and (body.accepted is not None or tip is not None)
+        if not formed or stranger or (body.accepted is not None and not machine.entry_fits(body.accepted.entry)):
             raise RemoteProtocolError("answer to a seal names another round", peer=who.peer)
         self.answers[who.peer] = body
 
