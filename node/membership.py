@@ -88,6 +88,7 @@ class Membership:
         self._seen: dict[PeerId, float] = {}  # vouched for by another peer
         self._probed: dict[PeerId, float] = {}
         self._lost: dict[PeerId, float] = {}  # when the connection of a watched peer ended
+        self._closed: set[PeerId] = set()  # of these, those where nobody listens any more
         self._sent: dict[PeerId, float] = {}  # when anything of this protocol went to the peer last
         self._outbox: deque[tuple[PeerId, bytes]] = deque()
         self._moved: dict[PeerId, tuple[str, ...]] = {}
@@ -109,21 +110,21 @@ class Membership:
         wanted = set[PeerId]().union(*self._wanted.values())
         for peer in [p for p in self._watched if p not in wanted]:
             del self._watched[peer]
-            self._lost.pop(peer, None)
+            self._forget_loss(peer)
         for peer in sorted(wanted - self._watched.keys()):  # sorted: the same order in every process
             self._watched[peer] = now
             self._beat_at = self._due = now
 
     def live(self, now: float, peer: PeerId) -> bool:
         """Whether ``peer`` gave a sign of life within ``detect_s``, to us or to one who vouches for it; within ``lost_s`` and since then, once
-        its connection has ended: a process that is killed says so by that, and its silence needs no proof as long."""
+        its connection has ended: a process that is killed says so by that, and its silence needs no proof as long; none where it is `gone`."""
         if peer == self.me:
             return True
         if peer in self.foreign:
             return False
         last = max(self._heard.get(peer, float("-inf")), self._seen.get(peer, float("-inf")))
         lost = self._lost.get(peer, float("inf"))
-        return now - last <= self.timing.detect_s and (last > lost or now - lost <= self.timing.lost_s)
+        return now - last <= self.timing.detect_s and (last > lost or (peer not in self._closed and now - lost <= self.timing.lost_s))
 
     def suspected(self, now: float, peer: PeerId) -> bool:
         """Whether ``peer`` was watched for ``detect_s``, or lost its connection, and is not `live`. Without being watched it never is,
@@ -152,10 +153,19 @@ class Membership:
     def link(self, now: float, peer: PeerId, up: bool) -> None:
         """The connection to ``peer`` came or went. A lost one is asked for through others at once."""
         if up:
-            self._lost.pop(peer, None)
+            self._forget_loss(peer)
         elif peer in self._watched:
             self._lost.setdefault(peer, now)
             self._probe(now, peer)
+
+    def gone(self, peer: PeerId) -> None:
+        """Where ``peer`` listened until its connection ended, its machine refuses connections: the process is no more."""
+        if peer in self._lost:
+            self._closed.add(peer)
+
+    def _forget_loss(self, peer: PeerId) -> None:
+        self._lost.pop(peer, None)
+        self._closed.discard(peer)
 
     def learn(self, now: float, data: Sequence[SignedRecord], sender: PeerId) -> None:
         """Take records from elsewhere (the discovery of first members). Same checks as from a message."""

@@ -83,10 +83,18 @@ class Terminal:
     def data(self, human: str, machine: Mapping[str, Any]) -> None:
         """The command's result, to stdout: text for people, or one JSON object. Ends the command when nobody reads it any more."""
         try:
-            print(as_json(machine) if self.json else human, flush=True)
+            self.print(as_json(machine) if self.json else human)
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter's last flush goes nowhere
             raise click.exceptions.Exit(141) from None
+
+    def print(self, text: str) -> None:
+        """To stdout, at once. After an OSError nothing more goes there, the interpreter's last flush included, and errors go to stderr."""
+        try:
+            print(text, flush=True)
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            self.json = False
+            raise
 
     def table(self, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         """Columns two spaces apart, the header bold where colour is on."""
@@ -140,7 +148,7 @@ def show_error(terminal: Terminal, error: AtollError) -> None:
     """Print an error: what happened, why it probably is so, what to type. As JSON to stdout, if that takes it."""
     if terminal.json:
         with contextlib.suppress(OSError):
-            print(as_json(error_object(error)), flush=True)
+            terminal.print(as_json(error_object(error)))
             return
     width = max(40, min(terminal.width, 120))
     indent = " " * (len(error.code) + 1)

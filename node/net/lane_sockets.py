@@ -8,6 +8,7 @@ on the port is closed in silence.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hmac
 import ipaddress
 import socket
@@ -25,6 +26,7 @@ PROOF_BYTES = 32
 HELLO_S = 2.0
 DIAL_S = 3.0
 STAGGER_S = 0.15
+KNOCK_S = 0.25
 MAX_PENDING = 128
 """Connections that have not said hello yet; more are closed at once."""
 USER_TIMEOUT_MS = 20_000
@@ -190,6 +192,17 @@ async def dial(addresses: Sequence[str], token: bytes, secrets: bytes) -> socket
     for loser in winner[1:]:
         loser.close()
     return winner[0] if winner else None
+
+
+async def refuses(host: str, port: int) -> bool:
+    """Whether nobody listens there any more: the machine answers, and refuses the connection. False also where nothing answers for KNOCK_S."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with trio.move_on_after(KNOCK_S), trio.socket.socket(family, socket.SOCK_STREAM) as sock:
+        try:
+            await sock.connect((host, port))
+        except OSError as error:
+            return error.errno == errno.ECONNREFUSED
+    return False
 
 
 def _is_numeric(host: str) -> bool:

@@ -20,7 +20,7 @@ from .dht.records import run_key
 from .faults import Faults
 from .greeting import VERSION, Topic
 from .host import Host
-from .lane_sockets import LaneListener
+from .lane_sockets import LaneListener, refuses
 from .lanes import Lanes, OnLane
 from .peerbook import PeerBook
 from .rendezvous import Rendezvous
@@ -38,7 +38,8 @@ class PeerNetwork:
     """One node's network. Everything but `run` is called from the trio thread in which `run` runs; nothing blocks.
 
     Set the callbacks before `run`:
-    ``on_link(peer, up)``; ``on_member(run, peer, addresses)`` when a member of a run we announced becomes known or moves
+    ``on_link(peer, up)``; ``on_gone(peer)`` when, after a link ended, the peer's machine refuses connections where the peer used to take
+    ours; ``on_member(run, peer, addresses)`` when a member of a run we announced becomes known or moves
     (no addresses: it said goodbye); ``on_refused(topic, peer, code, reason)`` when a peer does not admit us (E140: another
     protocol version; E201 and others: as the peer's `admit` said); ``on_lane(peer, socket, secret_mine, secret_theirs,
     initiator, path)`` hands over a lane (see `lanes.OnLane`).
@@ -69,6 +70,7 @@ class PeerNetwork:
         self._cache = cache
         self._rng = rng or random.Random()
         self.on_link: Callable[[PeerId, bool], None] = lambda peer, up: None
+        self.on_gone: Callable[[PeerId], None] = lambda peer: None
         self.on_member: Callable[[RunId, PeerId, Sequence[str]], None] = lambda run, peer, addresses: None
         self.book = PeerBook(self.peer)
         self._faults = Faults()
@@ -249,11 +251,18 @@ class PeerNetwork:
             self.book.confirm(peer)
             self._unsaved.set()
         else:
-            self._streams.link_lost(peer)
+            dialled = self._streams.link_lost(peer)
+            if dialled is not None and self._nursery is not None:
+                self._nursery.start_soon(self._knock, peer, *dialled)
         self.dht.link_changed(peer, up)
         self._bootstrap.link_changed()
         self._rendezvous.changed()
         self.on_link(peer, up)
+
+    async def _knock(self, peer: PeerId, host: str, port: int) -> None:
+        """A process that was killed is told from a connection that broke."""
+        if await refuses(host, port) and not self.connected(peer):
+            self.on_gone(peer)
 
     def _learned(self, news: Announcement) -> None:
         peer = PeerId(news.peer)

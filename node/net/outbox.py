@@ -42,6 +42,7 @@ class Outbox:
 
     def __init__(self, owner: TopicStreams, host: Host, peer: PeerId, topic: str) -> None:
         self.wire: Wire | None = None  # what we speak on, if it is not a stream
+        self.dialled: tuple[str, int] | None = None  # where it was dialled
         self._owner, self._host, self._peer, self._topic = owner, host, peer, topic
         self._queue: deque[tuple[float, bytes]] = deque()
         self._queued_bytes = 0
@@ -178,6 +179,7 @@ class Outbox:
         await state.busy.wait()
         sock = await dial(agreed.offer.addresses, agreed.offer.token, agreed.secret + agreed.offer.secret)
         if sock is not None:
+            self.dialled = sock.getpeername()[:2]
             bound = transcript(self._host.peer, self._peer, self._topic)
             state.wire = Wire(self._peer, sock, agreed.secret, agreed.offer.secret, bound, opener=True)
             self._wake.set()

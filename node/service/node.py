@@ -386,6 +386,11 @@ class Node:
         for run in self.by_id.values():
             run.on_link(peer, up)
 
+    def on_gone(self, peer: PeerId) -> None:
+        """The process behind a connection that ended is no more."""
+        for run in self.by_id.values():
+            run.on_gone(peer)
+
     def on_refused(self, topic: str, peer: PeerId, code: str, reason: str) -> None:
         """A peer does not admit us."""
         run = self.by_id.get(RunId(topic))

@@ -291,6 +291,11 @@ class RunService:
         if self.session is not None:
             self._input(lambda session, now: session.on_link(now, peer, up))
 
+    def on_gone(self, peer: PeerId) -> None:
+        """The process behind a connection that ended is no more."""
+        if self.session is not None:
+            self._input(lambda session, now: session.on_gone(now, peer))
+
     def on_exchange(self, event: object) -> None:
         """An event of the engine (of any run: the session knows its own)."""
         self.phases.on_exchange(trio.current_time(), event)

@@ -193,6 +193,10 @@ class Fragments:
         """See Session. Membership is common to all."""
         self.first.on_link(now, peer, up)
 
+    def on_gone(self, now: float, peer: PeerId) -> None:
+        """See Session."""
+        self.first.on_gone(now, peer)
+
     def on_message(self, now: float, peer: PeerId, data: bytes) -> None:
         """See Session: what belongs to a fragment's log goes there, anything else to the first."""
         self._of(data).on_message(now, peer, data)

@@ -256,6 +256,12 @@ class Session:
         self.membership.link(now, peer, up)
         self._drain(now)
 
+    def on_gone(self, now: float, peer: PeerId) -> None:
+        """The process behind a connection that ended is no more."""
+        self._now = now
+        self.membership.gone(peer)
+        self._drain(now)
+
     def on_message(self, now: float, peer: PeerId, data: bytes) -> None:
         """A control message of an authenticated peer. Breaches are reported, never raised."""
         self._now = now

@@ -283,6 +283,29 @@ def test_a_wire_that_ends_is_replaced(end: str) -> None:
     run(main)
 
 
+def test_a_process_that_is_no_more_is_told_from_a_link_that_broke() -> None:
+    async def main(nursery: trio.Nursery) -> None:
+        a, inbox_a, told = network(), Inbox(), list[object]()
+        a.on_message(RUN, inbox_a)
+        async with trio.open_nursery() as life:
+            await life.start(a.run)
+            b = network(a)
+            b.on_message(RUN, Inbox())
+            b.on_link, b.on_gone = lambda peer, up: told.append(up), told.append
+            await nursery.start(b.run)
+            inbox_a.got.append((b.peer, b""))
+            await on_wires(a, b, inbox_a)
+            await b._host.disconnect(a.peer)
+            await wait_for(lambda: a.peer not in b.status()["wires"])
+            inbox_a.got = inbox_a.got[:1]
+            await on_wires(a, b, inbox_a)
+            life.cancel_scope.cancel()
+        await wait_for(lambda: a.peer in told)
+        assert told == [True, False, True, False, a.peer]
+
+    run(main)
+
+
 def test_where_nobody_can_be_dialled_the_stream_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     dialled: list[tuple[str, ...]] = []
 

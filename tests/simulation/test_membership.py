@@ -321,6 +321,25 @@ def test_an_ended_connection_shortens_the_patience_unless_others_hear_the_peer()
     assert not a.suspected(9.0, dead)
 
 
+def test_a_process_that_is_no_more_is_suspected_at_once_unless_others_hear_it() -> None:
+    m, a, b = member("x"), PeerId("a"), PeerId("b")
+    m.watch(0.0, [a, b])
+    for peer in (a, b):
+        m.heard(0.1, peer)
+    m.gone(a)  # its connection has not ended: what is said is of an older one
+    assert not m.suspected(0.1, a)
+    m.link(0.2, a, up=False)
+    assert not m.suspected(0.2, a)
+    m.gone(a)
+    assert m.suspected(0.2, a)
+    m.on_message(0.25, b, wire.encode(wire.Alive(a, PeerId("x"))))
+    assert not m.suspected(0.25, a)
+    m.link(0.3, a, up=True)
+    m.link(0.4, a, up=False)
+    m.heard(0.3, a)
+    assert not m.suspected(0.5, a)
+
+
 def test_one_that_does_not_watch_answers_a_beat_once() -> None:
     m = member("x")
     m.on_message(0.0, PeerId("a"), wire.encode(wire.Beat(True)))

@@ -29,9 +29,9 @@ except SystemExit:
     print([m for m in ("torch", "trio", "libp2p", "numpy", "rich") if m in sys.modules])
 """
 STUBBORN = """
-import signal
-signal.signal(signal.SIGINT, lambda *a: print("draining", flush=True))
-print("up", flush=True)
+import os, signal
+signal.signal(signal.SIGINT, lambda *a: os.write(1, b"draining\\n"))  # print may not be called while it is being called
+os.write(1, b"up\\n")
 while True:
     signal.pause()
 """
@@ -60,7 +60,9 @@ INVITE = "atoll1:nonsense"
 
 
 def environment(home: Path, **changes: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "CI", "COLUMNS")}
+    kept = {
+        name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "CI", "COLUMNS", "PYTHONUNBUFFERED")
+    }
     return {**kept, "ATOLL_HOME": str(home), "TERM": "xterm-256color", **changes}
 
 
