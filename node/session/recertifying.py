@@ -31,12 +31,16 @@ class Recertifying:
         self.session = session
 
     def view(self) -> SealView | None:
-        """The seal of the open round, or one that was asked for; None where there is none."""
+        """The seal of the open round, or one that was asked for and is to come; None where there is none."""
         machine = self.session.machine
-        if machine is None or not (machine.sealing.active or machine.sealing.leading):
+        if machine is None:
             return None
-        awaited = machine.sealing.awaited() if machine.sealing.leading else ()
-        return SealView(tuple(member.peer for member in machine.sealing.record.removed), tuple(sorted(awaited)))
+        sealing, removed = machine.sealing, machine.sealing.record.removed
+        coming = sealing.leading and not machine.quorum([member for member in machine.config if member not in removed])
+        if not sealing.active and not coming:
+            return None
+        awaited = sealing.awaited() - {machine.me.peer} if sealing.leading else ()
+        return SealView(tuple(member.peer for member in removed), tuple(sorted(awaited)))
 
     def ask(self, now: float, peers: Collection[PeerId]) -> tuple[Member, ...]:
         """These never vote again: go on without them. Nothing is known here that could prove it.
