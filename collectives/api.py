@@ -115,8 +115,9 @@ class StateCheck:
 
 
 def enter(swarm: Swarm) -> None:
-    """Open a run that has no model, only collectives: with a placeholder of one element. Call it once, after `join`."""
-    swarm.open(make_layout([("placeholder", (1,))]), lambda initial: None).release()
+    """Open a run that has no model, only collectives: with placeholders of one element. Call it once, after `join`."""
+    layout = make_layout([(f"placeholder {number}", (1,)) for number in range(swarm.settings.fragments)])
+    swarm.open(layout, lambda initial: None).release()
 
 
 def all_reduce(

@@ -11,6 +11,7 @@ from .errors import ConfigError
 
 MAX_TENSORS = 65_536
 MAX_DIMS = 8
+MAX_FRAGMENTS = 16
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
 Dim = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]

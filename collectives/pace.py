@@ -5,6 +5,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
+class Lead(NamedTuple):
+    """How far contributions may run ahead of results: what the uplink carries, bytes/s (0: no limit), and for how many seconds of it."""
+
+    rate: float = 0.0
+    seconds: float = 0.0
+
+
 class Pace(NamedTuple):
     """Of one member, in bytes/s to or from all others together.
 

@@ -17,7 +17,7 @@ from .errors import ConfigError
 from .group import MAX_CODEC_NAME, TopologyKind
 from .groups import MAX_GROUP_NAME
 from .identifiers import PeerId, RunId
-from .layout import Layout
+from .layout import MAX_FRAGMENTS, Layout
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,6 +53,7 @@ class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     codec: str = "int8"
     codecs: dict[str, str] = {}  # shell pattern of tensor names -> their codec, where it is another; the longest that matches decides
     plan: TopologyKind = "butterfly"  # on which ways contributions are added up
+    fragments: Annotated[int, msgspec.Meta(ge=1, le=MAX_FRAGMENTS)] = 1  # how many logs the model is cut into
     rounds: int | None = None  # committed rounds after which the run is done; None: no end
     deadline_s: float | None = None  # how long a script waits for a round before it trains on; None: from measured rates
 
@@ -240,9 +241,15 @@ class Swarm(Protocol):
         the fastest member sets the pace and nobody is left out. Cheap: read after every step."""
         ...
 
+    def buffer(self, numel: int) -> Tensor:
+        """A tensor, float32 (numel,), zero at first, that the node can read where it lies: means, sums and maxima of it are neither
+        copied nor encoded in this process. Do not write to it from such a call until `done` or `wait` says that it is over, nor call another
+        with it (LocalProtocolError); an "open" operation leaves it as it was, and it may be used again at once."""
+        ...
+
     def operate(self, call: Call, source: Tensor) -> Operating:
         """Call a free-standing operation with ``source`` (float32, contiguous, CPU, or words in its place), which is read before this
-        returns. `atoll.collectives.api` makes the operations that people use of it.
+        returns, unless it is a whole `buffer`. `atoll.collectives.api` makes the operations that people use of it.
 
         The result is bit-identical on all members. Who does not call is waited for a few seconds, then left out; a member that calls after
         that gets the same result, uncounted. A source with NaN or infinity ends as "open". Raises NotEnoughPeersError while this
@@ -277,7 +284,7 @@ class Swarm(Protocol):
 @runtime_checkable
 class FragmentSwarm(Swarm, Protocol):
     """A run whose model is cut into fragments (`collectives.layout.cut`), each with a log and rounds of its own. `contribute` is for
-    runs of one; `anchor` is of all, and its round that of the fragment that is behind."""
+    runs of one; `anchor` is of all, and its round that of the fragment that is behind; `closing` is of the first."""
 
     @property
     def fragments(self) -> int:
@@ -286,6 +293,10 @@ class FragmentSwarm(Swarm, Protocol):
 
     def fragment_anchor(self, fragment: int) -> AnchorView:
         """A lease on the newest committed anchor of one fragment."""
+        ...
+
+    def fragment_closing(self, fragment: int) -> int:
+        """`closing` of one fragment."""
         ...
 
     def contribute_fragment(

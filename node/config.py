@@ -32,7 +32,10 @@ class NodeTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lane_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 0  # TCP port for bulk data; 0: any free port
     max_up: str = ""  # what bulk data may send, such as 20Mbit/s; empty: no limit
     max_down: str = ""  # and receive
-    site: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{0,64}$")] = ""  # the same label at all nodes of one fast network
+    # the same label at all nodes of one fast network
+    site: Annotated[
+        str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{0,64}$", description="at most 64 letters, digits, dots, dashes, underscores")
+    ] = ""
 
 
 class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -64,14 +64,16 @@ def read_info(folder: Path) -> CheckpointInfo:
 
 
 def export_run(paths: Paths, signed: SignedManifest, folder: Path, *, force: bool = False) -> Exported:
-    """Write the newest checkpoint of a stored run into ``folder``, after checking it against its own digest.
+    """Write the newest checkpoint of a stored run into ``folder``, after checking it against its own digest. Of a run in fragments it is
+    one model of the newest checkpoint of each, and the round that of the fragment that is behind.
 
     Raises StorageError: no checkpoint, a damaged one (E303), files that are there already (without ``force``), a full disk.
     """
     from safetensors.torch import save
 
-    source = paths.run_dir(signed.run_id) / CHECKPOINT_FOLDER
-    info = read_info(source)
+    manifest = signed.open()
+    sources = [folder / CHECKPOINT_FOLDER for folder in paths.state_dirs(signed.run_id, manifest.exchange.fragments)]
+    infos = [read_info(source) for source in sources]
     if not force and (folder / WEIGHTS_FILE).exists():
         raise StorageError(
             f"{folder / WEIGHTS_FILE} exists",
@@ -79,18 +81,25 @@ def export_run(paths: Paths, signed: SignedManifest, folder: Path, *, force: boo
             hint="Add --force, or give another folder.",
             exit_code=73,
         )
-    saved = _verified(source, info)
-    tensors = {spec.name: saved.anchor[spec.offset : spec.offset + spec.numel].reshape(spec.shape) for spec in info.layout.tensors}
-    manifest = signed.open()
+    cut = [_verified(source, info) for source, info in zip(sources, infos, strict=True)]
+    tensors = {
+        spec.name: saved.anchor[spec.offset : spec.offset + spec.numel].reshape(spec.shape)
+        for saved, info in zip(cut, infos, strict=True)
+        for spec in info.layout.tensors
+    }
+    rounds = min(saved.rounds for saved in cut)
     weights = save(tensors, metadata={"format": "pt"})
     origin = {
         "run_id": signed.run_id,
         "name": manifest.name,
         "organiser": signed.organiser,
-        "round": saved.rounds,
-        "state_root": saved.root.hex(),
+        "round": rounds,
+        "state_root": cut[0].root.hex(),
         "manifest": msgspec.to_builtins(manifest),
     }
+    if len(cut) > 1:
+        origin["fragments"] = [{"round": saved.rounds, "state_root": saved.root.hex()} for saved in cut]
+        del origin["state_root"]
     contents = {WEIGHTS_FILE: weights, CONFIG_FILE: _json(_model_config(manifest)), INFO_FILE: _json(origin)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -98,7 +107,7 @@ def export_run(paths: Paths, signed: SignedManifest, folder: Path, *, force: boo
         raise storage_error(f"cannot make {folder}", error) from None
     for name, data in contents.items():
         write_atomic(folder / name, data, _FILE_MODE)
-    return Exported(saved.rounds, info.layout.numel, tuple(tensors), len(weights), tuple(contents))
+    return Exported(rounds, sum(info.layout.numel for info in infos), tuple(tensors), len(weights), tuple(contents))
 
 
 def _verified(source: Path, info: CheckpointInfo) -> Saved:

@@ -44,7 +44,7 @@ class _Peer:
 
     def __init__(self, swarm: LocalSwarm, index: int) -> None:
         self.swarm, self.index, self.name = swarm, index, swarm.names[index]
-        self.storages = [MemoryStorage(effective_outer(swarm.settings)) for _ in range(swarm.fragments)]
+        self.storages = [MemoryStorage(effective_outer(swarm.settings)) for _ in range(swarm.settings.fragments)]
         self.process: NodeProcess | None = None
         self.member: LocalMember | None = None
         self.actor: Actor | None = None
@@ -97,7 +97,7 @@ class LocalSwarm:
     """``count`` peers named p0, p1, …; p0 founds the run. One object plays one run.
 
     ``latency_s`` one way, with up to ``jitter_s`` more; ``bandwidth_bytes_per_s`` of each link (0: without limit). ``sites``: the label
-    of each peer's place, for plans of two levels. ``fragments``: how many logs the model is cut into (its members are FragmentSwarms).
+    of each peer's place, for plans of two levels. Where ``settings`` cut the model into fragments, its members are FragmentSwarms.
     Faults are arranged before `run`, by virtual time; `world` and `network` are there for more.
     """
 
@@ -113,11 +113,10 @@ class LocalSwarm:
         timing: Timing | None = None,
         chunk_elements: int | None = None,
         sites: Sequence[str] = (),
-        fragments: int = 1,
     ) -> None:
         if count < 1:
             raise ConfigError(f"a swarm of {count} peers", key="count")
-        self.settings, self.fragments = settings or RunSettings(), fragments
+        self.settings = settings or RunSettings()
         self.world = World(seed)
         self.network = Network(self.world, latency_s=latency_s, jitter_s=jitter_s, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
         self.names = [PeerId(f"p{index}") for index in range(count)]

@@ -19,7 +19,6 @@ from ..collectives.plain import placed
 from ..collectives.swarm import Call, Outcome, PeerView, RunSettings, sample_count
 from ..optim.solo import Lease
 from .session import events as ev
-from .session.fragments import Fragments
 from .session.replica import ModelReplica, PlainSlots
 from .session.session import Session
 from .simulation.process import NodeProcess, Place
@@ -86,7 +85,7 @@ class LocalMember:
         self.peer, self.index = peer, index
         self.run_id: RunId = place.run_id
         self.settings: RunSettings = place.settings
-        self.closing = 0
+        self._closing: dict[int, int] = {}  # by fragment
         self.reports: list[dict[str, float]] = []
         self._place, self._rng = place, rng
         self._process: NodeProcess | None = None
@@ -138,8 +137,8 @@ class LocalMember:
                 pending.outcome = Outcome("committed", self._session(fragment).completed, reason=f"refused: {event.reason}")
             case ev.Timed():
                 telemetry.emit(event.timing)
-            case ev.RoundClosing() if fragment == 0:
-                self.closing = max(self.closing, event.round)
+            case ev.RoundClosing():
+                self._closing[fragment] = max(self.fragment_closing(fragment), event.round)
             case ev.OperationDone() | ev.OperationRefused() if event.op_id in self._operations:
                 self.ended(self._operations[event.op_id], event)
             case ev.ContributionRefused():
@@ -169,8 +168,7 @@ class LocalMember:
         return Outcome("open", self._node().session.completed + 1 if self._process else 0, reason=reason)
 
     def _session(self, fragment: int) -> Session:
-        run = self._node().run
-        sessions = run.sessions if isinstance(run, Fragments) else [run]
+        sessions = self._node().run.sessions
         if not 0 <= fragment < len(sessions):
             raise LocalProtocolError(f"fragment {fragment} of {len(sessions)}")
         return sessions[fragment]
@@ -217,12 +215,16 @@ class LocalMember:
             raise LocalProtocolError(f"this run is cut into {self.fragments} fragments", hint="contribute_fragment() offers one of them")
         return self.contribute_fragment(0, samples=samples, write=write, base=base)
 
+    @property
+    def closing(self) -> int:
+        """See Swarm."""
+        return self.fragment_closing(0)
+
     # ---- FragmentSwarm
     @property
     def fragments(self) -> int:
         """See FragmentSwarm."""
-        run = self._node().run
-        return len(run.sessions) if isinstance(run, Fragments) else 1
+        return self.settings.fragments
 
     def fragment_anchor(self, fragment: int) -> Lease:
         """See FragmentSwarm."""
@@ -233,6 +235,10 @@ class LocalMember:
         slots = cast(PlainSlots, replica.slots)
         assert slots.current is not None
         return Lease(slots.tensor(slots.current).clone(), session.rounds(replica.generation), lambda: None)
+
+    def fragment_closing(self, fragment: int) -> int:
+        """See FragmentSwarm."""
+        return self._closing.get(fragment, 0)
 
     def contribute_fragment(
         self, fragment: int, *, samples: int, write: Callable[[Tensor], None], base: int | None = None
@@ -254,6 +260,10 @@ class LocalMember:
         return pending
 
     # ---- Swarm
+    def buffer(self, numel: int) -> Tensor:
+        """See Swarm: an ordinary tensor."""
+        return torch.zeros(numel, dtype=torch.float32, device="cpu")
+
     def operate(self, call: Call, source: Tensor) -> LocalOperating:
         """See Swarm."""
         node = self._node()

@@ -18,6 +18,7 @@ from ..collectives.codecs.names import CODECS
 from ..collectives.errors import BadSignatureError, ConfigError, StorageError, VersionMismatchError
 from ..collectives.group import MAX_PEER_ID, TopologyKind
 from ..collectives.identifiers import PeerId, RunId
+from ..collectives.layout import MAX_FRAGMENTS
 from ..collectives.swarm import OuterSettings, RunSettings
 from .paths import Paths, make_private, storage_error, write_atomic
 from .strict_toml import convert, parse_toml
@@ -92,12 +93,14 @@ class TrainTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ExchangeTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``[exchange]``: how contributions travel. ``codecs``: other codecs for tensors whose names match a shell pattern.
 
-    ``plan``: on which ways they are added up (`collectives/trees.py`).
+    ``plan``: on which ways they are added up (`collectives/trees.py`). ``fragments``: how many logs the model is cut into, each with rounds
+    of its own (`collectives/layout.py`, `cut`).
     """
 
     codec: str = "int8"
     codecs: Annotated[dict[Annotated[str, msgspec.Meta(min_length=1, max_length=512)], str], msgspec.Meta(max_length=64)] = {}
     plan: TopologyKind = "butterfly"
+    fragments: Annotated[int, msgspec.Meta(ge=1, le=MAX_FRAGMENTS)] = 1
     deadline_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] | None = None  # None: from measured rates
 
 
@@ -141,7 +144,9 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A run's settings, all of them, defaults filled in. Two manifests with equal `encode` are the same run."""
 
     schema: int
-    name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+    name: Annotated[
+        str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="1 to 64 letters, digits, dots, dashes, underscores")
+    ]
     description: Text = ""
     contact: Text = ""
     model: ModelTable = ModelTable()
@@ -184,6 +189,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             codec=self.exchange.codec,
             codecs=self.exchange.codecs,
             plan=self.exchange.plan,
+            fragments=self.exchange.fragments,
             rounds=self.train.rounds,
             deadline_s=self.exchange.deadline_s,
         )
@@ -295,10 +301,29 @@ def _check(manifest: Manifest, name: str) -> None:
                 why="Codecs turn vectors into bytes.",
                 hint=f"Choose one of: {', '.join(CODECS)}",
             )
+    if exchange.fragments > 1:
+        _check_fragments(manifest, name)
     if model.entry == "builtin:gpt":
         gpt_config(model, name)
     if len(manifest.encode()) > MAX_MANIFEST_BYTES:
         raise ConfigError(f"{name} is longer than {MAX_MANIFEST_BYTES} bytes")
+
+
+def _check_fragments(manifest: Manifest, name: str) -> None:
+    if manifest.no_quorum.policy == "branch":
+        raise ConfigError(
+            f'{name}: a run with $.exchange.fragments = {manifest.exchange.fragments} cannot have $.no_quorum.policy = "branch"',
+            key="$.no_quorum.policy",
+            why="Every fragment would fork for itself, and be taken over or lost for itself.",
+            hint='Leave one of the two out: policy = "pause", or fragments = 1.',
+        )
+    if manifest.model.entry == "builtin:gpt":
+        raise ConfigError(
+            f"{name}: the built-in recipe does not train a model in {manifest.exchange.fragments} fragments",
+            key="$.exchange.fragments",
+            why="Its optimizer knows one round at a time, of the whole model.",
+            hint='For a script of your own: [model] entry = "local:NAME". Else leave fragments out.',
+        )
 
 
 class GptConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

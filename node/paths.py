@@ -49,9 +49,9 @@ class Paths:
         """The node's private key."""
         return self.data_dir / "identity.key"
 
-    def founded_file(self, run_id: str) -> Path:
-        """Says that this key has founded the run; beside the key, so that whoever keeps that does not found it again."""
-        return self.data_dir / "founded" / run_id
+    def founded_file(self, run_id: str, fragment: int | None = None) -> Path:
+        """Says that this key has founded the run (or a fragment); beside the key, so that whoever keeps that does not found it again."""
+        return self.data_dir / "founded" / (run_id if fragment is None else f"{run_id}.{fragment}")
 
     @property
     def control_socket(self) -> Path:
@@ -75,6 +75,11 @@ class Paths:
     def run_dir(self, run_id: str) -> Path:
         """Everything this node keeps about a run: the signed manifest, the journal, the checkpoint."""
         return self.runs_dir / run_id
+
+    def state_dirs(self, run_id: str, fragments: int) -> list[Path]:
+        """Where journal, results and checkpoint are: in the run's folder, or in one for each fragment of a model that is cut."""
+        folder = self.run_dir(run_id)
+        return [folder] if fragments == 1 else [folder / "fragments" / str(number) for number in range(fragments)]
 
     def ensure(self) -> None:
         """Make all folders, private to the user. Raises StorageError when that fails."""

@@ -201,8 +201,14 @@ class ReadOnlyFloats:
 
     def digest(self) -> str:
         """blake3 of all bytes, in hex."""
+        digest = blake3()
+        self.feed(digest)
+        return digest.hexdigest()
+
+    def feed(self, digest: blake3) -> None:
+        """Add all bytes to a digest."""
         with memoryview(self._memory) as view:
-            return blake3(view).hexdigest()
+            digest.update(view)
 
 
 def map_bytes(fd: int, nbytes: int, *, writable: bool, copy: bool = False) -> mmap.mmap:

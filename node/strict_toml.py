@@ -60,10 +60,13 @@ def _explain(text: str, kind: type[msgspec.Struct], name: str) -> ConfigError:
 
 
 def _choices(kind: Any, path: str) -> str:
-    """What a value at a path may be, where it is one of a few words."""
+    """What a value at a path may be, where it is one of a few words or its type describes it."""
     parent, _, name = path.rpartition(".")
     wanted = next((field.type for field in _fields_at(kind, parent) if field.name == name), None)
-    return f"Choose one of: {', '.join(map(str, get_args(wanted)))}" if get_origin(wanted) is Literal else ""
+    if get_origin(wanted) is Literal:
+        return f"Choose one of: {', '.join(map(str, get_args(wanted)))}"
+    described = next((meta.description for meta in getattr(wanted, "__metadata__", ()) if meta.description), "")
+    return f"Write {described}." if described else ""
 
 
 def _fields_at(kind: Any, path: str) -> Sequence[msgspec.structs.FieldInfo]:

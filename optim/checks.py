@@ -84,7 +84,14 @@ def check_ranks() -> None:
 
 
 def check_arguments(settings: RunSettings, given: dict[str, Any]) -> None:
-    """Raise ConfigError for an argument that differs from the run's manifest, which has authority. None means "as the run says"."""
+    """Raise ConfigError for an argument that differs from the run's manifest, which has authority (None means "as the run says"), and for
+    a run in fragments, which no optimizer here trains."""
+    if settings.fragments > 1:
+        raise ConfigError(
+            f"this run's model is cut into {settings.fragments} fragments, and no optimizer trains one yet",
+            key="$.exchange.fragments",
+            hint="Contribute by hand (swarm.contribute_fragment), or leave fragments out of the manifest: atoll new RUN.toml",
+        )
     for name, value in given.items():
         agreed = getattr(settings, name)
         if value is not None and value != agreed:

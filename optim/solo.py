@@ -219,6 +219,10 @@ class SoloSwarm:
         """See `Swarm`. Nobody else is here."""
         return 0
 
+    def buffer(self, numel: int) -> Tensor:
+        """See `Swarm`: an ordinary tensor."""
+        return torch.zeros(numel, dtype=torch.float32, device="cpu")
+
     def operate(self, call: Call, source: Tensor) -> Alone:
         """See `Swarm`: whatever the reduction, over one member it is ``source`` itself."""
         self._check_open()

@@ -80,12 +80,14 @@ class Worker:
         self.options = options
         self.rank, self.peers, self.elements = int(options["rank"]), int(options["peers"]), int(options["elements"])
         self.swarm = join(options["run"], home=options["home"], private=True, progress=lambda stage, done, total: None)
-        self.swarm.open(make_layout([("flat", (MODEL_ELEMENTS,))]), lambda initial: None).release()
+        self.durable = options["sync"] == "cache"
+        self.swarm.open(make_layout([("flat", (self.elements if self.durable else MODEL_ELEMENTS,))]), _zero).release()
         self.paths = find_paths(options["home"])
         node = read_node_file(self.paths)
         assert node is not None
         self.node_pid = node.pid
         self.source, self.flat = torch.empty(0), torch.empty(0)
+        self.anchor, self.before = torch.empty(0), torch.empty(0)
         self.cpu = (0.0, 0.0)
         self.baseline_kib = 0
         self.operation = 0
@@ -112,6 +114,9 @@ class Worker:
         if self.options["gloo"]:
             os.environ["GLOO_SOCKET_IFNAME"] = "lo"
             dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{self.options['gloo']}", rank=self.rank, world_size=self.peers)
+        if self.durable:
+            self.anchor = torch.empty(self.elements)
+            self._read_anchor(self.anchor)
         self.baseline_kib = memory_kib(self.node_pid, "VmRSS")
         Path(f"/proc/{self.node_pid}/clear_refs").write_text("5", encoding="ascii")  # the peak counts from here
         return {}
@@ -119,7 +124,9 @@ class Worker:
     def load(self, outliers: bool) -> dict[str, Any]:
         """Make the input."""
         self.source = values(self.rank, self.elements, outliers)
-        self.flat = torch.empty_like(self.source)
+        if not self.flat.numel():
+            shared = self.options["tensor"] == "shared" and not self.durable
+            self.flat = self.swarm.buffer(self.elements) if shared else torch.empty_like(self.source)
         return {}
 
     # ---- measuring
@@ -136,17 +143,30 @@ class Worker:
         return {"end": time.monotonic(), "ok": True}
 
     def ours(self, at: float) -> dict[str, Any]:
-        """The swarm's mean, in place, from end to end."""
+        """The swarm's mean, in place, from end to end; with durable votes that of a round, as the anchor that comes of it."""
         self.operation += 1
         _sleep_until(at)
         spun, began = self.spun(), time.monotonic()
-        pending = self.swarm.all_reduce(self.flat, weight=1, op_id=f"bench {self.operation}", deadline_s=DEADLINE_S)
-        outcome = pending.wait()
+        if self.durable:
+            outcome = self.swarm.contribute(samples=1, write=self._give).wait(DEADLINE_S)
+            self._read_anchor(self.flat)
+        else:
+            outcome = self.swarm.all_reduce(self.flat, weight=1, op_id=f"bench {self.operation}", deadline_s=DEADLINE_S).wait()
         end = time.monotonic()
+        if self.durable:
+            self.before, self.anchor = self.anchor, self.flat.clone()
         rate = (self.spun() - spun) / (end - at)
         ok = outcome.status == "committed" and len(outcome.contributors) == self.peers
         told = {"status": outcome.status, "reason": outcome.reason, "bytes_sent": outcome.bytes_sent}
         return {"end": end, "ok": ok, **told, "spun_per_s": rate, "late_s": began - at}
+
+    def _give(self, out: torch.Tensor) -> None:
+        out.copy_(self.flat)
+
+    def _read_anchor(self, out: torch.Tensor) -> None:
+        view = self.swarm.anchor()
+        view.copy_into(out)
+        view.release()
 
     # ---- a busy neighbour
     def busy(self, where: str) -> dict[str, Any]:
@@ -191,13 +211,14 @@ class Worker:
     def inside(self) -> dict[str, Any]:
         """What the node measured of the last operation."""
         with NodeClient.connect(self.paths) as client:
-            operation = client.status()["runs"][0]["last_operation"] or {}
+            operation = client.status()["runs"][0]["last_operation"] or {}  # of a round nothing is known
         return {key: operation.get(key) for key in ("reduce_s", "decision_s")}
 
     def check(self, outliers: bool) -> dict[str, Any]:
         """Digest of the result, and at rank 0 its error."""
         digest = blake3(self.flat.numpy().data.cast("B"), max_threads=1).hexdigest()
-        return {"digest": digest, "error": error(self.flat, self.peers, self.elements, outliers) if self.rank == 0 else None}
+        mean = self.before - self.flat if self.durable else self.flat  # plain averaging: the anchor less the mean is the next anchor
+        return {"digest": digest, "error": error(mean, self.peers, self.elements, outliers) if self.rank == 0 else None}
 
     def memory(self) -> dict[str, Any]:
         """Peak of the node's resident memory since `prepare`, less what it was then."""

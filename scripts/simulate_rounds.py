@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Thousands of seeded swarms in virtual time, with faults, checked by an oracle that recomputes every result.
 
-Each seed is one run of 5 to 9 members, on butterflies, rings or trees of two levels: the real session and data plane of every member on a
-network that loses, delays, doubles, reorders and partitions, with crashes (also between two writes or two sends), freezes, a lost journal,
-a member that leaves. After the faults all must be repaired: at least two more rounds, everybody back at the same round. A seed that fails is
-printed with its trace hash and fails again in the same way:
+Each seed is one run of 5 to 9 members, on butterflies, rings or trees of two levels, some with a model in 2 or 3 fragments: the real session
+and data plane of every member on a network that loses, delays, doubles, reorders and partitions, with crashes (also between two writes or
+two sends), freezes, a lost journal, a member that leaves. After the faults all must be repaired: at least two more rounds, everybody back
+at the same round. A seed that fails is printed with its trace hash and fails again in the same way:
 
     scripts/simulate_rounds.py --first SEED --seeds 1
 
@@ -55,6 +55,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     unknown = set(arguments.kinds) - set(FAULTS)
     if unknown or not 1 <= arguments.fewest <= arguments.most or arguments.seeds < 1 or not 0 <= arguments.grid <= 256:
         parser.error(f"unknown fault {sorted(unknown)[0]!r}" if unknown else "senseless --peers, --seeds or --grid")
+    if arguments.rounds < 1 or arguments.grid == 1 or not 0 <= arguments.churn < 1:
+        parser.error("--rounds is at least 1, --grid at least 2, --churn from 0 to below 1")
     return arguments
 
 

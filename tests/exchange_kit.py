@@ -15,6 +15,7 @@ from atoll.collectives.digest import chunk_hash, part_digest
 from atoll.collectives.exchange import Exchange, ExchangeEvent, Report, ResultComplete
 from atoll.collectives.group import BUTTERFLY, Contributor, Member, Part, Plan, Topology
 from atoll.collectives.identifiers import PeerId
+from atoll.collectives.pace import Lead
 from atoll.collectives.partition import parts_for
 from atoll.collectives.trees import senders_of
 
@@ -174,6 +175,7 @@ class Net:
     seed: int = 0
     loss: float = 0.0
     eager: bool = True
+    lead: Lead = Lead()
     result_buffer: Callable[[Plan], memoryview] | None = None
     peers: list[PeerId] = field(default_factory=list)
     nodes: dict[PeerId, Exchange] = field(default_factory=dict)
@@ -186,7 +188,8 @@ class Net:
         self.peers = peers_of(self.n)
         for peer in self.peers:
             self.events[peer] = []
-            self.nodes[peer] = Exchange(peer, emit=self.events[peer].append, result_buffer=self.result_buffer, eager=self.eager)
+            emit = self.events[peer].append
+            self.nodes[peer] = Exchange(peer, emit=emit, result_buffer=self.result_buffer, eager=self.eager, lead=lambda: self.lead)
         for peer in self.peers:
             for other in self.peers:
                 if peer != other:

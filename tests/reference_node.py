@@ -17,7 +17,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import trio
 from blake3 import blake3
@@ -126,14 +126,14 @@ class ReferenceSession:
         self.founding = run.slots is None
         if run.slots is None:
             run.slots = AnchorSlots(layout.numel)
-        self.anchors = run.slots
+        self.anchors = [run.slots]
         self.contribution = SharedBuffer(layout.numel * 4)
         self.metrics: dict[str, float] = {}
         self.left = False
         self.reductions: dict[str, tuple[Call, PooledBuffer]] = {}
         self.called: set[str] = set()
 
-    def rounds(self, entry: int) -> int:
+    def rounds(self, entry: int, fragment: int = 0) -> int:
         return entry  # nobody joins
 
     async def found(self) -> None:
@@ -142,7 +142,7 @@ class ReferenceSession:
         self.run.found(self.contribution.tensor().clone())
         self.founding = False
 
-    def contribute(self, cid: bytes, samples: int, base: int | None = None) -> None:
+    def contribute(self, cid: bytes, samples: int, base: int | None = None, fragment: int = 0) -> None:
         if self.run.frozen is not None:
             raise LocalProtocolError("one is frozen")
         now = len(self.run.log)
@@ -152,7 +152,7 @@ class ReferenceSession:
         self.run.waiting[cid] = self
         self.run.frozen = cid, self.contribution.tensor(), samples
 
-    def resume(self, cid: bytes) -> None:
+    def resume(self, cid: bytes, fragment: int = 0) -> None:
         self.run.waiting[cid] = self
         if self.run.frozen is None or self.run.frozen[0] != cid:
             self.run.tell(cid)
@@ -166,7 +166,13 @@ class ReferenceSession:
     async def leave(self) -> None:
         self.left = True
 
-    def reduce_open(self, call: Call, numel: int) -> ReduceMemory:
+    def buffer_open(self, numel: int) -> NoReturn:
+        raise LocalProtocolError("the reference node has no buffers")
+
+    def buffer_close(self, number: int) -> None:
+        del number
+
+    def reduce_open(self, call: Call, numel: int, buffer: int = 0) -> ReduceMemory:
         if call.op_id in self.called:
             raise LocalProtocolError(f"{call.op_id} was called already")
         shape = spec_of(call, numel, "fp32").shape((Member(PEER, 0),))

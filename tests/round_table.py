@@ -135,6 +135,9 @@ class TableSwarm:
                 self.table.decide(self.table.peers)
             return offer
 
+    def buffer(self, numel: int) -> Tensor:
+        return torch.zeros(numel)
+
     def operate(self, call: Call, source: Tensor) -> NoReturn:
         raise NotEnoughPeersError("the table has no free-standing operations")
 

@@ -4,6 +4,7 @@ settings    EngineSettings, socket options
 poller      poll, or selectors
 bucket      limits of bytes a second
 meter       how fast this node's links are
+congestion  which congestion control a lane needs
 packing     which records are compressed
 lane        one socket: records, heartbeats
 proxy       EngineExchange: commands from other threads

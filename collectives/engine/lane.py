@@ -18,6 +18,7 @@ from ..exchange.header import BEAT, BEAT_HEADER, HEADER_BYTES
 from ..identifiers import PeerId
 from ..record_layer import PLAIN, TAG_BYTES, LaneKeys, Opener, Sealer
 from .bucket import Bucket
+from .congestion import Path
 from .packing import Packer, full_length, unpack
 from .settings import on_this_machine
 
@@ -73,6 +74,7 @@ class Lane:
         self._broken = False
         self.waited_s = 0.0  # while the socket took no more, as far as somebody looked
         self.packer = Packer(time.perf_counter)
+        self.way = Path()
         self._packs = not on_this_machine(sock)
         self._rx = memoryview(bytearray(2 * BATCH_BYTES))
         self._have = 0

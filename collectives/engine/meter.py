@@ -14,9 +14,10 @@ import struct
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ..pace import Pace
+from ..pace import Lead, Pace
 
 WINDOW_S = 0.15
+AHEAD_S = 0.08  # of an uplink, besides the round trips: how long a part may take to come back as a result
 STRETCH_S = 0.4  # of them make an estimate of an uplink: acknowledgements come in bunches where the way back has a queue
 PAUSE_S = 1.0  # a window that became so long says nothing: this process was stopped
 BUSY, HELD_UP = 0.9, 0.1  # shares of a window
@@ -35,7 +36,10 @@ class Reading(NamedTuple):
     received: int
     busy_s: float
     held_up_s: float
-    rtt_s: float = 0.0
+    rtt_s: float = 0.0  # smoothed; it grows with what this node has in the queue of its link
+    least_rtt_s: float = 0.0  # the path alone
+    segments: int = 0  # with data, sent
+    again: int = 0  # of them sent again
 
 
 def read_socket(sock: socket.socket) -> Reading | None:
@@ -51,7 +55,7 @@ def read_socket(sock: socket.socket) -> Reading | None:
         return None
     fields = _INFO.unpack(raw)
     acked, received, busy_us, held_up_us = fields[26], fields[27], fields[35], fields[36]
-    return Reading(acked, received, busy_us / 1e6, held_up_us / 1e6, fields[15] / 1e6)
+    return Reading(acked, received, busy_us / 1e6, held_up_us / 1e6, fields[15] / 1e6, fields[31] / 1e6, fields[33], fields[23])
 
 
 class Meter:
@@ -60,9 +64,10 @@ class Meter:
     def __init__(self, max_up: int = 0, max_down: int = 0) -> None:
         self._max_up, self._max_down = max_up, max_down
         self._up = Peak()  # while the network was the limit
+        self._brief = Peak()  # the same in single windows: known sooner, and rather too much
         self._sent, self._received = Peak(), Peak()
         self._stretch = 0, 0.0  # bytes and seconds of windows in a row in which the network was the limit
-        self._rtt_s = 0.0
+        self._rtt_s = self._least_rtt_s = 0.0
         self._before: Mapping[int, Reading] = {}
         self._since = 0.0
 
@@ -72,12 +77,14 @@ class Meter:
         both = [(before, lanes[number]) for number, before in self._before.items() if number in lanes]
         self._since, self._before = now, dict(lanes)
         self._rtt_s = max((reading.rtt_s for reading in lanes.values()), default=0.0)
+        self._least_rtt_s = max((reading.least_rtt_s for reading in lanes.values()), default=0.0)
         if elapsed > PAUSE_S or not both:
             return
         acked, received = sum(new.acked - old.acked for old, new in both), sum(new.received - old.received for old, new in both)
         self._sent.sample(acked, elapsed)
         self._received.sample(received, elapsed)
         if any(new.busy_s - old.busy_s >= BUSY * elapsed and new.held_up_s - old.held_up_s <= HELD_UP * elapsed for old, new in both):
+            self._brief.sample(acked, elapsed)
             self._stretch = self._stretch[0] + acked, self._stretch[1] + elapsed
             if self._stretch[1] < STRETCH_S:
                 return
@@ -87,6 +94,14 @@ class Meter:
     def due(self, now: float) -> bool:
         """Whether it is time to `read`."""
         return now - self._since >= WINDOW_S
+
+    @property
+    def lead(self) -> Lead:
+        """How far contributions may run ahead so that the uplink stays busy; no limit where it is not known, or too fast to matter."""
+        up = self._brief.said
+        if self._max_up:
+            up = min(up or self._max_up, self._max_up)
+        return Lead(0 if up > FASTEST / 2 else up, AHEAD_S + 2 * self._least_rtt_s)
 
     @property
     def pace(self) -> Pace:
@@ -110,4 +125,4 @@ class Peak:
             return
         self._best = min(FASTEST, max(nbytes / elapsed_s, self._best * 0.5 ** (elapsed_s / HALF_LIFE_S)))
         if not self.said / SAME <= self._best <= self.said * SAME:
-            self.said = int(self._best)
+            self.said = round(self._best)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import socket
 import sys
@@ -49,6 +50,14 @@ def tune(sock: socket.socket, settings: EngineSettings) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, number, value)
         except OSError:
             continue  # not this kernel, or not permitted: the lane works without
+
+
+def control(sock: socket.socket, name: str) -> None:
+    """Use a TCP congestion control, such as "bbr", from now on; nothing where the system does not allow it."""
+    number = option_number("TCP_CONGESTION")
+    if number is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, number, name.encode())
 
 
 def on_this_machine(sock: socket.socket) -> bool:

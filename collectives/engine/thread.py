@@ -25,7 +25,7 @@ from .lane import Lane, PeerFaultError
 from .meter import Meter, Reading, read_socket
 from .poller import READ, WRITE, make_poller
 from .proxy import EngineExchange
-from .settings import EngineSettings, tune
+from .settings import EngineSettings, control, tune
 
 IDLE_S = 5.0
 
@@ -63,7 +63,7 @@ class EngineThread:
         self._emit = emit
         self._core = Exchange(
             me, emit=emit, result_buffer=result_buffer, reducers=reducers, eager=False, clock=time.monotonic,
-            resend_after_s=lambda: max(self.settings.resend_after_s, 2 * self.pace.rtt_s),
+            resend_after_s=lambda: max(self.settings.resend_after_s, 2 * self.pace.rtt_s), lead=lambda: self.meter.lead,
         )  # fmt: skip
         self._commands: deque[tuple[str, tuple[Any, ...], dict[str, Any]]] = deque()
         self._lanes: dict[tuple[PeerId, int], Lane] = {}
@@ -260,7 +260,9 @@ class EngineThread:
         for lane in self._order:
             if lane.wants_write:
                 lane.waited_s += now - self._measured_at
-            readings[lane.number] = read_socket(lane.sock) or Reading(lane.bytes_sent, lane.bytes_received, lane.waited_s, 0.0)
+            reading = readings[lane.number] = read_socket(lane.sock) or Reading(lane.bytes_sent, lane.bytes_received, lane.waited_s, 0.0)
+            if lane.way.read(reading):
+                control(lane.sock, "bbr")
         self._measured_at = now
         self.meter.read(now, readings)
 

@@ -22,6 +22,7 @@ from ..encoded import EncodedVector
 from ..errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from ..group import MAX_MEMBERS, Plan
 from ..identifiers import PeerId
+from ..pace import Lead
 from ..reduce import REDUCERS, Reducer
 from . import header as wire_header
 from .blobs import Blobs, Bounds
@@ -41,19 +42,14 @@ class Exchange:
     length, aligned to 4, a different one for every plan; by default it is allocated. ``reducers`` are those plans may name.
     ``eager``: reduce as soon as possible, inside the call that made it possible. With False the driver calls `work` in its idle time,
     so that no call takes longer than a few chunks. What a lane took is under way: not sent again within ``resend_after_s``.
+    ``lead``: how far contributions may run ahead of results (`PlanState.within`).
     """
 
     def __init__(
-        self,
-        me: PeerId,
-        *,
-        emit: Callable[[ExchangeEvent], None],
-        result_buffer: Callable[[Plan], memoryview] | None = None,
-        reducers: Mapping[str, Reducer] | None = None,
-        eager: bool = True,
-        clock: Callable[[], float] = lambda: 0.0,
-        resend_after_s: Callable[[], float] = lambda: 0.0,
-    ) -> None:
+        self, me: PeerId, *, emit: Callable[[ExchangeEvent], None], result_buffer: Callable[[Plan], memoryview] | None = None,
+        reducers: Mapping[str, Reducer] | None = None, eager: bool = True, clock: Callable[[], float] = lambda: 0.0,
+        resend_after_s: Callable[[], float] = lambda: 0.0, lead: Callable[[], Lead] = Lead,
+    ) -> None:  # fmt: skip
         self.me = me
         self._emit = emit
         self._result_buffer = result_buffer
@@ -70,7 +66,7 @@ class Exchange:
         self._incoming: tuple[PeerId, Callable[[], None], Callable[[], None] | None] | None = None
         self._events: deque[ExchangeEvent] = deque()
         self._blobs = Blobs(self._post)
-        self._sender = Sender(self._frozen, self._blobs, self._poison, self._forget_if_served, clock, resend_after_s)
+        self._sender = Sender(self._frozen, self._blobs, self._poison, self._forget_if_served, clock, resend_after_s, lead)
         self._delivering = False
 
     # ---- rounds
@@ -371,6 +367,7 @@ class Exchange:
         state.progress += 1
         state.accept(chunk, chunk_hash(wire.data))
         self._queue_results(state, state.below[state.part_of[chunk]], (chunk,))
+        self._sender.more(peer, state.slot)
         self._completed(state)
 
     # ---- reducing

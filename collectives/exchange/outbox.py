@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ..identifiers import PeerId
+from ..pace import Lead
 from . import header as wire_header
 from .blobs import Blobs
 from .header import HEADER_BYTES
 from .pool import Workspace
 from .slot import Frozen, RoundSlot
+
+if TYPE_CHECKING:
+    from .plans import PlanState
 
 LONG_AGO, NOT_YET = float("-inf"), float("inf")
 Handed = tuple[dict[int, float], int]
@@ -111,14 +116,14 @@ class Sender:
 
     def __init__(
         self, frozen: Mapping[bytes, Frozen], blobs: Blobs, poison: Callable[[bytes], None], served: Callable[[RoundSlot], None],
-        clock: Callable[[], float], patience_s: Callable[[], float],
+        clock: Callable[[], float], patience_s: Callable[[], float], lead: Callable[[], Lead],
     ) -> None:  # fmt: skip
         self.boxes: dict[PeerId, Outbox] = {}
         self._frozen = frozen
         self._blobs = blobs
         self._poison = poison  # a contribution is not finite
         self._served = served  # a closed round has nothing more for one peer
-        self._clock, self._patience_s = clock, patience_s
+        self._clock, self._patience_s, self._lead = clock, patience_s, lead
 
     def box(self, peer: PeerId) -> Outbox:
         """The outbox of a peer, made on first use."""
@@ -126,6 +131,12 @@ class Sender:
         if box is None:
             box = self.boxes[peer] = Outbox()
         return box
+
+    def more(self, peer: PeerId, slot: RoundSlot) -> None:
+        """A peer has room for more parts of a round: its result has come."""
+        flow = self.box(peer).flows.get(slot.id)
+        if flow is not None and flow.parts:
+            self.box(peer).wake(flow)
 
     def overdue(self, handed: Mapping[int, float], chunk: int) -> bool:
         """Whether a chunk, if it was handed out at all, should have come by now: a lane loses nothing while it lasts."""
@@ -161,16 +172,20 @@ class Sender:
         slot, state = flow.slot, flow.slot.plan
         if state is None:
             return None
-        while flow.results or flow.parts:
-            if flow.results and (flow.result_turn or not flow.parts):
+        while True:
+            part = self._next_part(flow, state)
+            if flow.results and (flow.result_turn or part is None):
                 flow.result_turn = False
                 chunk, _ = flow.results.popitem(last=False)
                 payload = state.view(chunk)
                 handed = flow.given
                 head = wire_header.pack(wire_header.RESULT, len(payload), chunk, state.plan_id, slot.id)
+            elif part is None:
+                return None
             else:
                 flow.result_turn = True
-                (cid, chunk), _ = flow.parts.popitem(last=False)
+                cid, chunk = part
+                del flow.parts[part]
                 found = self._encode(flow, box, cid, chunk)
                 if found is None:
                     continue
@@ -182,7 +197,11 @@ class Sender:
             flow.carried.setdefault(lane, []).append((handed, chunk))
             slot.bytes_sent += HEADER_BYTES + len(payload)
             return Outgoing(head, payload)
-        return None
+
+    def _next_part(self, flow: Flow, state: PlanState) -> tuple[bytes, int] | None:
+        """The first part that its owner has room for: see `PlanState.within`."""
+        lead = self._lead()
+        return next((part for part in flow.parts if state.within(part[1], lead)), None)
 
     def _encode(self, flow: Flow, box: Outbox, cid: bytes, chunk: int) -> memoryview | None:
         slot, frozen = flow.slot, self._frozen.get(cid)

@@ -10,6 +10,7 @@ from ..digest import part_digest
 from ..errors import LocalProtocolError, RemoteProtocolError
 from ..group import Plan
 from ..identifiers import PeerId
+from ..pace import Lead
 from ..partition import check_plan
 from ..reduce import Reducer
 from . import header as wire_header
@@ -18,6 +19,7 @@ from .header import Header
 from .slot import RoundSlot, spans
 from .ways import Job, ways_of
 
+LEAST_AHEAD = 3  # chunks: one on its way there, one on its way back, and one between
 Source = tuple[Literal["part", "result"], PeerId]
 
 
@@ -57,6 +59,8 @@ class PlanState:
         self.cids = frozenset([c.cid for c in plan.contributors] + [cid for way in self.ways if way.job for _, cid in way.job.others])
         self.hashes: list[bytes | None] = [None] * slot.chunks
         self.have = 0
+        self._returned = [0] * len(plan.parts)  # results here, by part
+        self._others = slot.chunks - sum(part.stop - part.first for part in plan.parts if part.owner == me)
         self.progress = 0
         self.resumed: set[PeerId] = set()  # whose lanes came up since the last report
         self.blocked = False  # a contribution turned out to be unusable: nothing more can be reduced under this plan
@@ -65,6 +69,7 @@ class PlanState:
         self._wires: dict[int, Wire] = {}
         self._me = me
         self._clock = clock
+        self._began = clock()
         self._due: dict[Source, int] = {}  # chunks still to come
         self._finished: dict[Source, float] = {}
         for index, part in enumerate(plan.parts):
@@ -149,6 +154,21 @@ class PlanState:
         self.below = [way.below(self._me, self.audience) for way in self.ways]
         return new
 
+    def within(self, chunk: int, lead: Lead) -> bool:
+        """Whether the owner of a chunk can use my contribution to it soon: not far ahead of the results that have come back from it.
+
+        Half of what a member sends are contributions; each owner has its share of them, and three chunks at least. At half that speed
+        they go in any case: a member to which results come slowly must not hold up all others.
+        Without a limit the senders that win the race for an owner's downlink run away from the one that loses it, whom all wait for
+        at the end, while their own uplinks stand idle. (Credits by the receiver, as in pHost and Homa, arXiv 1803.09615; a result is one.)
+        """
+        if lead.rate <= 0 or self.sums:
+            return True
+        part = self.plan.parts[self.part_of[chunk]]
+        speed = lead.rate / 2 / self.slot.grid.nbytes * self.slot.chunks * (part.stop - part.first) / self._others  # chunks/s to this owner
+        back = max(self._returned[self.part_of[chunk]], speed / 2 * (self._clock() - self._began))
+        return chunk - part.first - back < LEAST_AHEAD + speed * lead.seconds
+
     def ready(self) -> list[int]:
         """The chunks I add up that have all contributions of others."""
         return [chunk for chunk, lacking in self.waiting.items() if lacking == 0]
@@ -166,6 +186,7 @@ class PlanState:
         """The final bytes of a chunk are in place."""
         self.hashes[chunk] = digest
         self.have += 1
+        self._returned[self.part_of[chunk]] += 1
         self._wires.pop(chunk, None)
         if self.givers[chunk] != self._me:
             self._came("result", self.givers[chunk])

@@ -8,6 +8,7 @@ merging       entries that adopt a branch
 catching      asking for what was decided, and answering those who lag
 patience      how long a reduction may take, from measured rates
 pulling       who is asked again for what has not come
+readiness     what a member has for the open round
 ways          the trees of a plan, and who holds one up
 convener      the convener's side: collect, plan, revise, propose
 sealing       without a quorum for ever: the organiser seals the round and signs its entry

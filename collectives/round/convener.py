@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .machine import RoundMachine
 
 
+REPEAT_S = 0.5  # how often everybody hears the plan again
 LATE = 2.0  # times the transfer at the announced rates: then somebody is slower than it said
 
 
@@ -52,6 +53,8 @@ class Convening:
         self.slow: set[PeerId] = set()  # who lives, but is given no part
         self.due_at = 0.0  # when all bytes of the plan should be here
         self.stalls = 0  # how often a plan was late and nobody to blame
+        self.asking: set[Member] = set()  # who said Ready since the plan was last sent
+        self.repeated_at = 0.0  # when the plan was last sent to all
         self.trees: tuple[Tree, ...] = ()  # of the plan, where it has partial sums
         self.star = False  # a tree was held up and nobody was to blame: the next plan has none
         self.missing: dict[PeerId, set[bytes]] = {}  # owner (or who else adds up) -> cids it reports missing under the present plan
@@ -121,11 +124,25 @@ class Convening:
         elif self.phase is Phase.REDUCE and self.plan:
             self._consider_revision(now)
             if self.plan and self.phase is Phase.REDUCE:
-                self._broadcast(m.PlanMessage(self.plan))
+                self._repeat_plan(now, self.plan)
         elif self.phase is Phase.ACCEPT and self.entry:
             self._broadcast(m.Accept(self.ballot, self.entry))
 
+    def _repeat_plan(self, now: float, plan: Plan) -> None:
+        """To those who show that they may not have it, and now and then to all. Whoever has a contribution and no plan says so again and again."""
+        everybody = (plan.ballot, plan.revision) != (0, 0) or now - self.repeated_at >= REPEAT_S  # an older plan leaves its holder silent
+        for who in self.machine.config:
+            if everybody or who in self.asking or who not in self.machine.open.ready:
+                self._tell(who.peer, m.PlanMessage(plan))
+        self.asking.clear()
+        if everybody:
+            self.repeated_at = now
+
     # ---- inputs
+    def on_ready(self, who: Member) -> None:
+        """A member says Ready, perhaps since it knows no plan."""
+        self.asking.add(who)
+
     def on_promise(self, now: float, who: Member, promise: m.Promise) -> None:
         """An acceptor's answer to Prepare."""
         if self.phase is Phase.PREPARE and promise.ballot == self.ballot:
@@ -208,6 +225,7 @@ class Convening:
         self.phase, self.planned_at = Phase.REDUCE, now
         self.due_at = now + stuck_s(machine) + LATE * transfer_s(machine, self.plan)
         self.missing, self.reported_at = {}, {}
+        self.asking, self.repeated_at = set(), now
         self._broadcast(m.PlanMessage(self.plan))
 
     def _consider_revision(self, now: float) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Collection, Sequence
 from random import Random
 
 from .. import messages as m
-from ..errors import RemoteProtocolError
 from ..group import Certified, Config, Entry, Member, Plan, Vote, convener, is_quorum
 from ..identifiers import PeerId
 from ..trees import senders_of
@@ -21,7 +20,8 @@ from .convener import Convening
 from .journal import Journal
 from .merging import adopts
 from .patience import rtt_s, stuck_s
-from .pulling import ask_again, on_the_way
+from .pulling import ask_again, on_missing, on_the_way
+from .readiness import close_round, my_ready, on_ready, ready_fits, send_ready
 from .sealing import Sealing
 from .state import OpenRound, RoundActions, Shape
 from .timing import Timing
@@ -111,28 +111,21 @@ class RoundMachine:
         self.contribution = (cid, weight)
         if self.open.plan is None:
             self.open.progress_at = now
-        self._close_round(now)
+        close_round(self)
         self.convening.step(now)
-
-    def _close_round(self, now: float) -> None:
-        """Say to all that a contribution is there: whoever has something contributes it now."""
-        self._send_ready(now)
-        if self.contribution and self.is_member:
-            for peer in self.others:
-                self.tell(peer, self._offer(*self.contribution))
 
     def set_idle(self, now: float, idle: bool) -> None:
         """Say whether a contribution may come at all; an idle member is not waited for."""
         self.idle = idle
         if idle:
-            self._send_ready(now)
+            send_ready(self)
 
     def set_unsettled(self, now: float, unsettled: bool) -> None:
         """Say whether a script waits to hear what became of an earlier life's contribution: any entry tells, one without contributors, too."""
         self.unsettled = unsettled
         if unsettled:
             self._progress(now)
-            self._send_ready(now)
+            send_ready(self)
 
     def on_message(self, now: float, peer: PeerId, incarnation: int, round_: int, body: m.Body) -> None:
         """A control message of this log. Raises RemoteProtocolError when it breaks a rule."""
@@ -166,18 +159,18 @@ class RoundMachine:
     def _dispatch(self, now: float, who: Member, body: m.Body) -> None:
         match body:
             case m.Ready():
-                self._on_ready(now, who, body)
+                on_ready(self, now, who, body)
             case m.Prepare():
                 self._on_prepare(now, who, body.ballot)
             case m.Promise():
-                if body.ready and self._ready_fits(body.ready):
+                if body.ready and ready_fits(self, body.ready):
                     self.open.ready[who] = body.ready
                 if body.accepted is None or self.entry_fits(body.accepted.entry):
                     self.convening.on_promise(now, who, body)
             case m.PlanMessage():
                 self._on_plan(now, who, body.plan)
             case m.Missing():
-                self._on_missing(now, who, body)
+                on_missing(self, now, who, body)
             case m.Need():
                 self.actions.resend_results(who.peer, body.plan_id, body.chunks)
             case m.Accept():
@@ -256,7 +249,7 @@ class RoundMachine:
             self._try_vote(now)
         plan = opened.plan
         if plan is None or (self.contribution and all(c.cid != self.contribution[0] for c in plan.contributors)):
-            self._send_ready(now)
+            send_ready(self)
         if plan is not None and opened.lacking != 0:
             self.actions.report(plan.plan_id)
         self._repeat_vote()
@@ -273,7 +266,7 @@ class RoundMachine:
             self.journal.promise(ballot)
         self.ballot = max(self.ballot, ballot)
         accepted = self.journal.accepted
-        self.tell(who.peer, m.Promise(ballot, m.Accepted1(*accepted) if accepted else None, self._my_ready(), self.actions.tip()))
+        self.tell(who.peer, m.Promise(ballot, m.Accepted1(*accepted) if accepted else None, my_ready(self), self.actions.tip()))
 
     def _on_plan(self, now: float, who: Member, plan: Plan) -> None:
         current = self.open.plan
@@ -400,44 +393,6 @@ class RoundMachine:
         self.open.known[certified.entry.hash()] = certified.entry
         self._try_apply(now)
 
-    # ---- contributor
-    def _my_ready(self) -> m.Ready | None:
-        if self.contribution:
-            return self._offer(*self.contribution)
-        closing = self.open.first_ready_at is not None  # before that, a script may still attach and contribute to this round
-        silent = self.leaving or self.unsettled or (self.idle and closing)
-        return m.Ready(self.base, None, 0, self.leaving, self.unsettled) if silent else None
-
-    def _offer(self, cid: bytes, weight: int) -> m.Ready:
-        pace = self.actions.pace()
-        return m.Ready(self.base, cid, weight, self.leaving, site=self.site, up=pace.up, down=pace.down, proven=pace.proven)
-
-    def _send_ready(self, now: float) -> None:
-        ready = self._my_ready()
-        if ready and self.is_member and not self.open.decided:
-            self.tell(self.convener_of(self.ballot).peer, ready)
-
-    def _on_ready(self, now: float, who: Member, ready: m.Ready) -> None:
-        if not self._ready_fits(ready):
-            raise RemoteProtocolError(f"Ready for round {self.round} on another base", peer=who.peer)
-        if ready.cid is not None and self.open.first_ready_at is None:
-            self.open.first_ready_at = now
-            self.actions.closing(self.round)
-            if self.idle:
-                self._send_ready(now)
-        self.open.ready[who] = ready
-        self.convening.step(now)
-
-    def _ready_fits(self, ready: m.Ready) -> bool:
-        return ready.base == self.base and (ready.cid is None or ready.weight >= 1)
-
-    def _on_missing(self, now: float, who: Member, body: m.Missing) -> None:
-        self.convening.on_missing(now, who, body)
-        if self.open.plan and body.plan_id == self.open.plan.plan_id:
-            for cid, spans in body.lacking:
-                if spans and self.me.peer in self.open.senders.get(cid, ()):
-                    self.actions.resend_parts(who.peer, body.plan_id, cid, spans)
-
     # ---- ballots
     def _open(self, now: float) -> None:
         self.open = OpenRound(born=now, progress_at=now)
@@ -445,7 +400,7 @@ class RoundMachine:
         self.ballot = max(0, self.journal.promised)
         self.convening, self.sealing = Convening(self), Sealing(self)
         self.joiners = {who: seen for who, seen in self.joiners.items() if self.near(seen[0])}
-        self._close_round(now)
+        close_round(self)
 
     @property
     def engaged(self) -> bool:
@@ -481,7 +436,7 @@ class RoundMachine:
             self.convening.begin(now, self.ballot)
         else:
             self.convening.stop()
-            self._send_ready(now)
+            send_ready(self)
 
     def _progress(self, now: float) -> None:
         self.open.progress_at = now

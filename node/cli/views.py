@@ -47,7 +47,8 @@ def run_lines(terminal: Terminal, run: Document) -> list[str]:
         lines.append(f"  members  {len(members)}: {', '.join(short_peer(str(peer)) for peer in members)}")
     if last := run.get("last_round"):
         contributors = last.get("contributors") or {}
-        lines.append(f"  last     round {last.get('round')}: {len(contributors)} contributed, {sum(contributors.values())} samples")
+        where = f" of fragment {last.get('fragment')}" if run.get("fragments") else ""
+        lines.append(f"  last     round {last.get('round')}{where}: {len(contributors)} contributed, {sum(contributors.values())} samples")
     metrics = metrics_of(run)
     if metrics:
         lines.append("  script   " + "  ".join(f"{key} {value:.6g}" for key, value in sorted(metrics.items())))
@@ -66,9 +67,10 @@ def trouble_lines(terminal: Terminal, trouble: Any) -> list[str]:
 
 
 def round_text(run: Document) -> str:
-    """``12/35``; a dash before the run's state is known."""
-    round_ = int(run.get("round", -1))
-    return f"{round_ if round_ >= 0 else '–'}{'/' + str(run['rounds']) if run.get('rounds') else ''}"
+    """``12/35``; of a model in fragments ``12+11+12/35``, one number each. A dash before the state is known."""
+    rounds = [int(round_) for round_ in run.get("fragments") or [run.get("round", -1)]]
+    held = "+".join(str(round_) if round_ >= 0 else "–" for round_ in rounds)
+    return f"{held}{'/' + str(run['rounds']) if run.get('rounds') else ''}"
 
 
 def run_state(run: Document) -> str:

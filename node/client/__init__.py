@@ -4,6 +4,7 @@
 * find         the running node of a home, or a private one
 * eager        getting the interpreter soon while others compute in Python
 * memory       the mappings of an opened run, and the views of its anchor
+* shared       tensors that the node reads where they lie: `Swarm.buffer`
 * pending      what `contribute` and `all_reduce` return
 * swarm        RunSwarm, the Swarm of a run; survives its node
 * reattach     how it gets a node again

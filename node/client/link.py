@@ -27,7 +27,6 @@ HELLO_S = 10.0
 NOT_RUNNING = "E003"
 SEND_S = 30.0  # a node that does not read for so long is taken for dead
 MAX_UNSENT_BYTES = 64 << 10  # what `post` may leave behind before it drops
-_MAX_FDS = 8
 _READ_BYTES = 65_536
 _FULL_S = 0.02  # between two attempts to get into a full backlog: nothing tells when there is room
 _SLICE_S = 0.25  # how often a wait looks at its ``give_up``
@@ -187,7 +186,7 @@ class Link:
     def _read(self) -> None:
         while True:
             try:
-                data, ancillary, flags, _ = self._socket.recvmsg(_READ_BYTES, socket.CMSG_SPACE(_MAX_FDS * 4), _CLOEXEC)
+                data, ancillary, flags, _ = self._socket.recvmsg(_READ_BYTES, socket.CMSG_SPACE(p.MAX_FDS * 4), _CLOEXEC)
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:

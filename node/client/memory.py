@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
+from blake3 import blake3
+
 from ...collectives.errors import LocalProtocolError
-from ..control.protocol import OPENED_FDS
-from ..shared_memory import AnchorSlot, ReadOnlyFloats, WritableFloats, map_bytes, received
+from ..control.protocol import opened_fds
+from ..shared_memory import SLOTS, AnchorSlot, ReadOnlyFloats, WritableFloats, map_bytes, received
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,13 +22,16 @@ MAPPED = 8  # mappings kept: contribution and result of a few operations at once
 
 
 class RunMemory:
-    """The contribution buffer and the anchor slots of one session; float32, shape (numel,). Takes ``fds`` over."""
+    """The contribution buffer of one session, float32 of the whole model, and the anchor slots of each fragment. Takes ``fds`` over.
 
-    def __init__(self, fds: list[int], numel: int) -> None:
-        contribution, *slots = received(fds, OPENED_FDS)
-        self.numel = numel
-        self.contribution = WritableFloats(contribution, numel)
-        self.slots = [ReadOnlyFloats(fd, numel) for fd in slots]
+    ``numels``: length of each fragment.
+    """
+
+    def __init__(self, fds: list[int], numels: Sequence[int]) -> None:
+        contribution, *slots = received(fds, opened_fds(len(numels)))
+        self.contribution = WritableFloats(contribution, sum(numels))
+        self.bounds = [(stop - numel, stop) for numel, stop in zip(numels, accumulate(numels), strict=True)]
+        self.slots = [[ReadOnlyFloats(slots.pop(0), numel) for _ in range(SLOTS)] for numel in numels]
 
 
 class Grid(NamedTuple):
@@ -87,11 +93,11 @@ def copy_range(vector: EncodedVector, destination: Tensor, start: int) -> None:
 class SlotView:
     """An AnchorView on one leased slot. The node never writes it before `release`, not even when the connection is lost."""
 
-    def __init__(self, memory: RunMemory, slot: AnchorSlot, give_back: Callable[[], None]) -> None:
-        self.round = slot.round
+    def __init__(self, memory: RunMemory, slot: AnchorSlot, give_back: Callable[[], None], fragment: int = 0) -> None:
+        start, stop = memory.bounds[fragment]
+        self.round, self.fragment, self.start, self.numel = slot.round, fragment, start, stop - start
         self._digest = slot.digest
-        self.numel = memory.numel
-        self._floats: ReadOnlyFloats | None = memory.slots[slot.slot]
+        self._floats: ReadOnlyFloats | None = memory.slots[fragment][slot.slot]
         self._give_back = give_back
 
     @property
@@ -110,6 +116,10 @@ class SlotView:
         """See AnchorView. Raises LocalProtocolError after `release`, or when range or destination do not fit."""
         self._held().copy_into(destination, start)
 
+    def feed(self, digest: blake3) -> None:
+        """Add its bytes to a digest."""
+        self._held().feed(digest)
+
     def _held(self) -> ReadOnlyFloats:
         if self._floats is None:
             raise LocalProtocolError("this view of the anchor was released")
@@ -120,3 +130,36 @@ class SlotView:
         if self._floats is not None:
             self._floats = None
             self._give_back()
+
+
+class WholeView:
+    """An AnchorView on all fragments: its round is that of the one that is behind."""
+
+    def __init__(self, views: Sequence[SlotView]) -> None:
+        self._views = views
+        self.round = min(view.round for view in views)
+        self.numel = sum(view.numel for view in views)
+
+    @property
+    def digest(self) -> str:
+        """blake3 of all bytes, in hex; computed when asked for."""
+        digest = blake3()
+        for view in self._views:
+            view.feed(digest)
+        return digest.hexdigest()
+
+    def copy_into(self, destination: Tensor, start: int = 0) -> None:
+        """See AnchorView. Raises LocalProtocolError as `SlotView` does."""
+        stop = start + destination.numel()
+        if start < 0 or stop > self.numel:
+            raise LocalProtocolError(f"no elements [{start}, {stop}) of an anchor of {self.numel}")
+        flat = destination.detach().view(-1)
+        for view in self._views:
+            low, high = max(start, view.start), min(stop, view.start + view.numel)
+            if low < high:
+                view.copy_into(flat[low - start : high - start], low - view.start)
+
+    def release(self) -> None:
+        """See AnchorView."""
+        for view in self._views:
+            view.release()

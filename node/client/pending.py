@@ -43,6 +43,8 @@ class Hooks(NamedTuple):
     lost: Callable[[], bool]
     close: Callable[[], None]
     cancel: Callable[[], None]
+    settled: Callable[[bool], None] = lambda committed: None
+    """Before its caller hears that the operation is over, or gives it up: what was given is the caller's again."""
 
 
 class Ticket:
@@ -91,7 +93,7 @@ class ReduceTicket:
         self._swarm, self._memory, self._grid, self._hooks = swarm, memory, grid, hooks
         self._fd: tuple[int, int] | None = None  # number and descriptor of the result's memory, until it is mapped
         self._result: EncodedVector | None = None
-        self._open = True
+        self._open, self._settled = True, False
 
     def resolve(self, outcome: Outcome, number: int, fds: list[int]) -> None:
         """The node's last word."""
@@ -107,12 +109,20 @@ class ReduceTicket:
         """See Pending."""
         if not self.resolved():
             self._swarm.take_in()
-        return self.resolved()
+        return self.resolved() and self._settle()
+
+    def _settle(self) -> bool:
+        if not self._settled:
+            self._settled = True
+            self._hooks.settled(self.outcome is not None and self.outcome.status == "committed")
+        return True
 
     def wait(self, timeout_s: float | None = None) -> Outcome:
         """See Operating."""
         with eager():
             self._swarm.wait_until(self.resolved, timeout_s)
+        if self.resolved():
+            self._settle()
         if self.outcome is None and self.call is not None and self.call.refused and self.call.error is not None:
             self.release()
             raise self.call.error
@@ -133,6 +143,7 @@ class ReduceTicket:
         if self._fd is not None:
             os.close(self._fd[1])
         self._fd = self._result = None
+        self._settle()
         if self._open:
             self._open = False
             self._hooks.close()

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 from ...collectives.errors import AtollError, ConfigError
-from ...collectives.layout import Layout
+from ...collectives.layout import Layout, cut
 from ..control import protocol as p
 from .find import Dial, GiveUp
 from .link import Link
@@ -51,12 +51,14 @@ class Entry:
 
 
 def open_session(
-    link: Link, run_id: p.RunId, layout: Layout, progress: Progress | None = None, give_up: GiveUp | None = None
+    link: Link, run_id: p.RunId, layout: Layout, fragments: int, progress: Progress | None = None, give_up: GiveUp | None = None
 ) -> tuple[RunMemory, bool]:
-    """Attach to the run: its memory, and whether this script founds it. Waits for the state as long as it takes."""
+    """Attach to the run: its memory, and whether this script founds it. Waits for the state as long as it takes. Raises ConfigError where
+    the model cannot be cut into so many fragments."""
+    numels = [part.numel for part in cut(layout, fragments)]
     call = link.submit(lambda id_: p.Open(id_, run_id, layout), progress)
     opened = link.finish(call, p.Opened, timeout_s=None, give_up=give_up)
-    return RunMemory(call.fds, opened.numel), opened.founding
+    return RunMemory(call.fds, numels), opened.founding
 
 
 class Reattach:

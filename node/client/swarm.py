@@ -25,6 +25,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -37,9 +38,10 @@ from ..control import protocol as p
 from ..shared_memory import AnchorSlot, received
 from .eager import eager
 from .link import Link, closed
-from .memory import Grid, ReductionMemory, RunMemory, SlotView
+from .memory import Grid, ReductionMemory, RunMemory, SlotView, WholeView
 from .pending import Hooks, ReduceTicket, Ticket
 from .reattach import Entry, Reattach, open_session
+from .shared import Buffers, SharedFloats
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,6 +60,10 @@ class _Attached:
         self.link = link
         self.memory = memory
         self.reductions = ReductionMemory()
+
+
+def _resume(cid: bytes, fragment: int, id_: int) -> p.Resume:
+    return p.Resume(id_, cid, fragment)
 
 
 def _as_closed(error: AtollError) -> SwarmClosedError:
@@ -85,10 +91,11 @@ class RunSwarm:
         self._at: _Attached | None = None  # after it, while there is a node
         self._layout: Layout | None = None  # of the first `open` that succeeded
         self._round = 0
-        self._closing = 0
+        self._closing: dict[int, int] = {}  # by fragment
         self._progress = progress
-        self._ticket: Ticket | None = None
+        self._tickets: dict[int, Ticket] = {}  # the newest of each fragment
         self._reductions: dict[str, ReduceTicket] = {}
+        self._buffers = Buffers()
         self._views: set[SlotView] = set()  # not yet released, of this node or an earlier one
         self._members: tuple[PeerView, ...] = ()
         self._metrics: dict[str, float] = {}
@@ -101,7 +108,7 @@ class RunSwarm:
 
     # ── entering ──
 
-    def open(self, layout: Layout, initial: Callable[[Tensor], None]) -> SlotView:
+    def open(self, layout: Layout, initial: Callable[[Tensor], None]) -> SlotView | WholeView:
         """See Swarm. The first time it waits for the run's state as long as that takes; Ctrl-C may interrupt it. Raises
         ModelMismatchError, and what `join` raises. Later it is `anchor`: SwarmClosedError at once while there is no node."""
         self._check_open()
@@ -128,7 +135,7 @@ class RunSwarm:
         """Open the run on ``link`` and take it into use; on failure the link is closed."""
         link.on_push = self._pushed
         try:
-            memory, founding = open_session(link, self.run_id, layout, progress, give_up)
+            memory, founding = open_session(link, self.run_id, layout, self.fragments, progress, give_up)
             if founding:
                 initial(memory.contribution.tensor())
                 leased = link.finish(link.submit(p.Found), p.Leased, timeout_s=None, give_up=give_up)
@@ -136,9 +143,9 @@ class RunSwarm:
             with self._lock:
                 self._check_open()
                 again = self._layout is not None
-                if self._ticket is not None and not self._ticket.resolved():
-                    cid = self._ticket.cid
-                    self._ticket.call = link.submit(lambda id_: p.Resume(id_, cid))
+                for fragment, ticket in self._tickets.items():
+                    if not ticket.resolved():
+                        ticket.call = link.submit(partial(_resume, ticket.cid, fragment))
                 self._at, self._layout = _Attached(link, memory), layout
                 self.reattached += again
                 self._gone = None
@@ -158,17 +165,36 @@ class RunSwarm:
         """Whether there is a node now, as far as the last call saw."""
         return self._at is not None
 
-    def anchor(self) -> SlotView:
+    def anchor(self) -> SlotView | WholeView:
         """See Swarm. Raises SwarmClosedError without a node, LocalProtocolError before `open` or with too many leases."""
-        at = self._ready()
-        leased = self._ask(at, p.Lease, p.Leased)
+        if self.fragments == 1:
+            return self.fragment_anchor(0)
+        views = list[SlotView]()
+        try:
+            for fragment in range(self.fragments):
+                views.append(self.fragment_anchor(fragment))
+        except BaseException:
+            for view in views:
+                view.release()
+            raise
+        return WholeView(views)
+
+    @property
+    def fragments(self) -> int:
+        """See FragmentSwarm."""
+        return self.settings.fragments
+
+    def fragment_anchor(self, fragment: int) -> SlotView:
+        """See FragmentSwarm. Raises as `anchor` does."""
+        at = self._ready(fragment)
+        leased = self._ask(at, lambda id_: p.Lease(id_, fragment), p.Leased)
         self._round = max(self._round, leased.round)
 
         def give_back() -> None:
             self._views.discard(view)
-            at.link.post(p.Release(leased.slot), may_drop=False)
+            at.link.post(p.Release(leased.slot, fragment), may_drop=False)
 
-        view = SlotView(at.memory, AnchorSlot(leased.slot, leased.round, leased.digest), give_back)
+        view = SlotView(at.memory, AnchorSlot(leased.slot, leased.round, leased.digest), give_back, fragment)
         self._views.add(view)
         return view
 
@@ -184,17 +210,24 @@ class RunSwarm:
     def contribute(self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None) -> Ticket:
         """See Swarm. Does not wait for the node; an exception in ``write`` leaves nothing frozen. Raises SwarmClosedError
         without a node (``write`` is then not called), LocalProtocolError while another contribution is undecided."""
+        if self.fragments > 1:
+            raise LocalProtocolError(f"this run is cut into {self.fragments} fragments", hint="contribute_fragment() offers one of them")
+        return self.contribute_fragment(0, samples=samples, write=write, base=base)
+
+    def contribute_fragment(self, fragment: int, *, samples: int, write: Callable[[Tensor], None], base: int | None = None) -> Ticket:
+        """See FragmentSwarm. Waits and raises as `contribute` does."""
         if not 1 <= (samples := sample_count(samples)) < 1 << 48:
             raise LocalProtocolError(f"a contribution of {samples} samples")
-        at = self._ready()
+        at = self._ready(fragment)
         with self._lock:
-            if self._ticket is not None and not self._ticket.resolved():
+            earlier = self._tickets.get(fragment)
+            if earlier is not None and not earlier.resolved():
                 raise LocalProtocolError("a contribution is still undecided", hint="wait() for it, or try again when it is done()")
             self._flush_report(at)
-            write(at.memory.contribution.tensor())
-            ticket = self._ticket = Ticket(self, os.urandom(16))
+            write(at.memory.contribution.tensor()[slice(*at.memory.bounds[fragment])])
+            ticket = self._tickets[fragment] = Ticket(self, os.urandom(16))
             try:
-                ticket.call = at.link.submit(lambda id_: p.Contribute(id_, ticket.cid, samples, base))
+                ticket.call = at.link.submit(lambda id_: p.Contribute(id_, ticket.cid, samples, base, fragment))
             except SwarmClosedError as error:  # perhaps sent, perhaps not: the next node will know
                 self._lose(at, error)
             return ticket
@@ -202,8 +235,17 @@ class RunSwarm:
     @property
     def closing(self) -> int:
         """See Swarm. Looks at what has come from the node; never waits."""
+        return self.fragment_closing(0)
+
+    def fragment_closing(self, fragment: int) -> int:
+        """See FragmentSwarm."""
         self.take_in()
-        return self._closing
+        return self._closing.get(fragment, 0)
+
+    def buffer(self, numel: int) -> Tensor:
+        """See Swarm. On other systems than Linux an ordinary tensor."""
+        self._check_open()
+        return self._buffers.make(numel)
 
     def operate(self, call: Call, source: Tensor) -> ReduceTicket:
         """See Swarm. Raises SwarmClosedError without a node."""
@@ -215,19 +257,25 @@ class RunSwarm:
 
     def _operate(self, at: _Attached, call: Call, values: Tensor) -> ReduceTicket:
         try:
-            asked = at.link.submit(lambda id_: p.ReduceOpen(id_, call, values.numel()))
+            shared = self._shared(at, call, values)
+            number = shared.number if shared is not None else 0
+            asked = at.link.submit(lambda id_: p.ReduceOpen(id_, call, values.numel(), number))
             opened = at.link.finish(asked, p.ReduceOpened, timeout_s=ANSWER_S)
             grid = Grid(opened.codec, opened.numel, opened.chunk_elements)
             hooks = Hooks(
                 lambda: at.link.lost is not None,
                 lambda: self._end_reduction(at, call.op_id),
                 lambda: self._tell(at, lambda id_: p.ReduceCancel(id_, call.op_id)),
+                lambda committed: self._settled(at, shared, committed),
             )
             ticket = ReduceTicket(self, at.reductions, grid, opened.members, hooks)
             try:
-                memory = at.reductions.contribution(opened.number, received(asked.fds, p.REDUCE_FDS)[0], grid)
-                if call.weight:
-                    memory.encode(placed(values, opened.numel, opened.members, self.peer))
+                if shared is not None:
+                    shared.ticket = ticket
+                else:
+                    memory = at.reductions.contribution(opened.number, received(asked.fds, p.REDUCE_FDS)[0], grid)
+                    if call.weight:
+                        memory.encode(placed(values, opened.numel, opened.members, self.peer))
                 self._reductions[call.op_id] = ticket
                 ticket.call = at.link.submit(lambda id_: p.ReduceStart(id_, call.op_id))
             except BaseException:
@@ -236,6 +284,30 @@ class RunSwarm:
         except DeadlineExceededError as error:
             raise self._lose(at, closed(error.message)) from None
         return ticket
+
+    def _shared(self, at: _Attached, call: Call, values: Tensor) -> SharedFloats | None:
+        """The buffer that a call's values are all of, in memory of the present node. Raises LocalProtocolError when it is in use."""
+        for home, number in self._buffers.ended():
+            self._close_buffer(home, number)
+        shared = self._buffers.of(call, values)
+        if shared is not None and shared.home is not at:
+            asked = at.link.submit(lambda id_: p.BufferOpen(id_, values.numel()))
+            opened = at.link.finish(asked, p.BufferOpened, timeout_s=ANSWER_S)
+            shared.move_to(at, opened.number, received(asked.fds, p.REDUCE_FDS)[0])
+        return shared
+
+    def _settled(self, at: _Attached, shared: SharedFloats | None, committed: bool) -> None:
+        """An operation is over, as far as the script is concerned. One that is open may still read what it was given."""
+        if shared is not None:
+            number, shared.ticket = shared.number, None
+            if not committed:
+                shared.detach()
+                self._close_buffer(at, number)
+
+    def _close_buffer(self, home: object, number: int) -> None:
+        at = self._at
+        if at is not None and home is at:
+            self._tell(at, lambda id_: p.BufferClose(id_, number))
 
     def all_reduce(
         self, flat: Tensor, *, op_id: str, op: Literal["mean", "sum", "max"] = "mean", weight: int = 1, deadline_s: float = 60.0,
@@ -348,11 +420,12 @@ class RunSwarm:
         return Outcome("open", self._round + 1, reason=self.trouble or "not decided yet")
 
     def _pushed(self, push: p.Push, fds: list[int]) -> None:
-        ticket = self._ticket
-        if isinstance(push, p.Decided) and ticket is not None and push.cid == ticket.cid:
-            ticket.outcome = push.outcome
+        if isinstance(push, p.Decided):
+            for ticket in self._tickets.values():
+                if ticket.cid == push.cid:
+                    ticket.outcome = push.outcome
         elif isinstance(push, p.Closing):
-            self._closing = max(self._closing, push.round)
+            self._closing[push.fragment] = max(self._closing.get(push.fragment, 0), push.round)
         elif isinstance(push, p.Reduced) and push.op_id in self._reductions:
             self._reductions[push.op_id].resolve(push.outcome, push.number, fds)
             return
@@ -368,9 +441,11 @@ class RunSwarm:
                 hint="Use it in the process that joined; data loader workers need no swarm.",
             )
 
-    def _ready(self) -> _Attached:
-        """The session. Raises SwarmClosedError while the node is lost, LocalProtocolError before `open`."""
+    def _ready(self, fragment: int = 0) -> _Attached:
+        """The session. Raises SwarmClosedError while the node is lost, LocalProtocolError before `open` or for a fragment that is none."""
         self._check_open()
+        if not 0 <= fragment < self.fragments:
+            raise LocalProtocolError(f"fragment {fragment} of {self.fragments}")
         self.take_in()
         if self._at is None:
             if self._layout is None:
@@ -399,10 +474,11 @@ class RunSwarm:
 
     def _copy_newest_view(self, destination: Tensor) -> None:
         """The whole run has lost its state: found it again from what this script still holds."""
-        views = sorted(self._views, key=lambda view: view.round)
-        if not views:
+        newest = {view.fragment: view for view in sorted(self._views, key=lambda view: view.round)}
+        if len(newest) < self.fragments:
             raise closed("the run has lost its state and this script holds no anchor")
-        views[-1].copy_into(destination)
+        for view in newest.values():
+            view.copy_into(destination[view.start : view.start + view.numel])
 
     def _failed_again(self, error: AtollError) -> None:
         self._gone = _as_closed(error)

@@ -20,20 +20,28 @@ from ...collectives import errors
 from ...collectives.errors import AtollError, LocalProtocolError, RemoteProtocolError
 from ...collectives.group import MAX_MEMBERS, Cid, Peer
 from ...collectives.identifiers import PeerId, RunId
-from ...collectives.layout import Layout
+from ...collectives.layout import MAX_FRAGMENTS, Layout
 from ...collectives.swarm import Call, Outcome, PeerView, RunSettings
 from ..shared_memory import SLOTS
 
 VERSION = 1
 MAX_FRAME_BYTES = 1 << 20
-OPENED_FDS = 1 + SLOTS  # contribution, anchor slots
 REDUCE_FDS = 1
+
+
+def opened_fds(fragments: int) -> int:
+    """Descriptors that come with Opened: the contribution, the anchor slots of each fragment."""
+    return 1 + SLOTS * fragments
+
+
+MAX_FDS = opened_fds(MAX_FRAGMENTS)
 _LENGTH = struct.Struct(">I")
 
 Id = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
 Name = Annotated[str, msgspec.Meta(max_length=256)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=1 << 48)]
+Fragment = Annotated[int, msgspec.Meta(ge=0, lt=MAX_FRAGMENTS)]
 
 
 class JoinRequest(msgspec.Struct, frozen=True):
@@ -146,19 +154,21 @@ class Found(msgspec.Struct, frozen=True, tag="found"):
 
 
 class Lease(msgspec.Struct, frozen=True, tag="lease"):
-    """→ Leased: the newest anchor, kept from being overwritten."""
+    """→ Leased: the newest anchor of a fragment, kept from being overwritten."""
 
     id: Id
+    fragment: Fragment = 0
 
 
 class Release(msgspec.Struct, frozen=True, tag="release"):
     """No answer. One lease of ``slot`` ends."""
 
     slot: Annotated[int, msgspec.Meta(ge=0, lt=SLOTS)]
+    fragment: Fragment = 0
 
 
 class Contribute(msgspec.Struct, frozen=True, tag="contribute"):
-    """→ Done; later one Decided push. The contribution buffer is written and frozen until that push.
+    """→ Done; later one Decided push. The fragment's part of the contribution buffer is written and frozen until that push.
 
     The client makes the cid, so that its outcome can be asked for even when the node died before it answered.
     """
@@ -167,6 +177,7 @@ class Contribute(msgspec.Struct, frozen=True, tag="contribute"):
     cid: Cid
     samples: Positive
     base: int | None = None  # the round of the anchor it was made on; refused when that is no longer the newest
+    fragment: Fragment = 0
 
 
 class Resume(msgspec.Struct, frozen=True, tag="resume"):
@@ -174,6 +185,7 @@ class Resume(msgspec.Struct, frozen=True, tag="resume"):
 
     id: Id
     cid: Cid
+    fragment: Fragment = 0
 
 
 class Members(msgspec.Struct, frozen=True, tag="members"):
@@ -194,12 +206,29 @@ class Depart(msgspec.Struct, frozen=True, tag="depart"):
     id: Id
 
 
+class BufferOpen(msgspec.Struct, frozen=True, tag="buffer_open"):
+    """→ BufferOpened with a descriptor: memory for float32 (numel,) that operations read as it lies."""
+
+    id: Id
+    numel: Positive
+
+
+class BufferClose(msgspec.Struct, frozen=True, tag="buffer_close"):
+    """→ Done. The script writes no more to a buffer and calls nothing with it; what is under way with it goes on."""
+
+    id: Id
+    number: Positive
+
+
 class ReduceOpen(msgspec.Struct, frozen=True, tag="reduce_open"):
-    """→ ReduceOpened with a descriptor: memory for what this script gives to a free-standing operation, float32 (numel,)."""
+    """→ ReduceOpened with a descriptor: memory for what this script gives to a free-standing operation, float32 (numel,).
+
+    With a ``buffer`` of this length, what it gives lies there already, and there is no descriptor."""
 
     id: Id
     call: Call
     numel: Positive
+    buffer: Annotated[int, msgspec.Meta(ge=0, le=1 << 48)] = 0
 
 
 class ReduceStart(msgspec.Struct, frozen=True, tag="reduce_start"):
@@ -225,7 +254,7 @@ class ReduceClose(msgspec.Struct, frozen=True, tag="reduce_close"):
 
 Request = (
     Hello | Status | Runs | Peers | Join | FindRun | Leave | Recertify | Down | Subscribe | Open | Found | Lease | Release | Contribute | Resume
-    | Members | Report | Depart | ReduceOpen | ReduceStart | ReduceCancel | ReduceClose
+    | Members | Report | Depart | BufferOpen | BufferClose | ReduceOpen | ReduceStart | ReduceCancel | ReduceClose
 )  # fmt: skip
 
 # ── replies ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -263,12 +292,12 @@ class Joined(msgspec.Struct, frozen=True, tag="joined"):
 
 
 class Opened(msgspec.Struct, frozen=True, tag="opened"):
-    """The shared memory of the run comes beside this: contribution (read-write), anchor slots (read-only)."""
+    """The shared memory of the run comes beside this: contribution of the whole model (read-write), anchor slots of each fragment (read-only)."""
 
     id: Id
     numel: int
     founding: bool
-    fds: int = OPENED_FDS
+    fds: int
 
 
 class Leased(msgspec.Struct, frozen=True, tag="leased"):
@@ -287,9 +316,17 @@ class MemberList(msgspec.Struct, frozen=True, tag="members"):
     members: tuple[PeerView, ...]
 
 
+class BufferOpened(msgspec.Struct, frozen=True, tag="buffer_opened"):
+    """The memory comes beside this (read-write)."""
+
+    id: Id
+    number: int
+    fds: int = REDUCE_FDS
+
+
 class ReduceOpened(msgspec.Struct, frozen=True, tag="reduce_opened"):
-    """The contribution's memory comes beside this (read-write): encode it there, chunk after chunk. The same memory whenever ``number``
-    is the same. ``numel``: length of the whole vector; of a gather, a slot for each of ``members``, who have been asked."""
+    """The contribution's memory comes beside this (read-write), unless it is a buffer: encode it there, chunk after chunk. The same memory
+    whenever ``number`` is the same. ``numel``: length of the whole vector; of a gather, a slot for each of ``members``, who have been asked."""
 
     id: Id
     number: int
@@ -338,6 +375,7 @@ class Closing(msgspec.Struct, frozen=True, tag="closing"):
     """Another member has finished ``round``: contribute what there is."""
 
     round: int
+    fragment: Fragment = 0
 
 
 class Reduced(msgspec.Struct, frozen=True, tag="reduced"):
@@ -362,7 +400,7 @@ class Ending(msgspec.Struct, frozen=True, tag="ending"):
     reason: str
 
 
-Reply = Welcome | Done | Document | Joined | Opened | Leased | MemberList | ReduceOpened | Failure
+Reply = Welcome | Done | Document | Joined | Opened | Leased | MemberList | BufferOpened | ReduceOpened | Failure
 Push = Progress | Decided | Closing | Reduced | Event | Ending
 Answer = Reply | Push
 

@@ -50,6 +50,8 @@ class Requests:
             p.Members: self._members,
             p.Report: self._report,
             p.Depart: self._depart,
+            p.BufferOpen: self._buffer_open,
+            p.BufferClose: self._buffer_close,
             p.ReduceOpen: self._reduce_open,
             p.ReduceStart: self._reduce_start,
             p.ReduceCancel: self._reduce_cancel,
@@ -87,16 +89,17 @@ class Requests:
         self._closed = True
         session, self._session = self._session, None
         if session is not None:
-            session.anchors.abandon()
+            for anchors in session.anchors:
+                anchors.abandon()
             session.detached()
 
     def decided(self, cid: bytes, outcome: Outcome) -> None:
         """See ScriptEvents."""
         self._push(p.Decided(cid, outcome))
 
-    def closing(self, round_: int) -> None:
+    def closing(self, round_: int, fragment: int = 0) -> None:
         """See ScriptEvents."""
-        self._push(p.Closing(round_))
+        self._push(p.Closing(round_, fragment))
 
     def reduced(self, op_id: str, outcome: Outcome, result: NumberedBuffer | None = None) -> None:
         """See ScriptEvents."""
@@ -124,6 +127,12 @@ class Requests:
         if self._session is None:
             raise LocalProtocolError("no run is open on this connection")
         return self._session
+
+    def _of(self, fragment: int) -> ScriptSession:
+        session = self._attached()
+        if fragment >= len(session.anchors):
+            raise LocalProtocolError(f"fragment {fragment} of {len(session.anchors)}")
+        return session
 
     # ── the node ──
 
@@ -165,31 +174,33 @@ class Requests:
             raise LocalProtocolError(f"layout: {fault}")
         session = await self._service.open_script(request.run_id, request.layout, self._pid, self, self._progress(request.id))
         self._session = session
-        session.anchors.renew()
-        fds = [session.contribution.fd, *session.anchors.reader_fds()]
-        self._post(p.Opened(request.id, session.anchors.numel, session.founding), fds)
+        fds = [session.contribution.fd]
+        for anchors in session.anchors:
+            anchors.renew()
+            fds += anchors.reader_fds()
+        self._post(p.Opened(request.id, request.layout.numel, session.founding, len(fds)), fds)
 
     async def _found(self, request: p.Found) -> None:
         session = self._attached()
         await session.found()
-        self._leased(request.id, session)
+        self._leased(request.id, session, 0)
 
     async def _lease(self, request: p.Lease) -> None:
-        self._leased(request.id, self._attached())
+        self._leased(request.id, self._of(request.fragment), request.fragment)
 
-    def _leased(self, id_: int, session: ScriptSession) -> None:
-        slot = session.anchors.lease()
-        self._post(p.Leased(id_, slot.slot, session.rounds(slot.round), slot.digest), ())
+    def _leased(self, id_: int, session: ScriptSession, fragment: int) -> None:
+        slot = session.anchors[fragment].lease()
+        self._post(p.Leased(id_, slot.slot, session.rounds(slot.round, fragment), slot.digest), ())
 
     async def _release(self, request: p.Release) -> None:
-        self._attached().anchors.release(request.slot)
+        self._of(request.fragment).anchors[request.fragment].release(request.slot)
 
     async def _contribute(self, request: p.Contribute) -> None:
-        self._attached().contribute(request.cid, request.samples, request.base)
+        self._of(request.fragment).contribute(request.cid, request.samples, request.base, request.fragment)
         self._done(request.id)
 
     async def _resume(self, request: p.Resume) -> None:
-        self._attached().resume(request.cid)
+        self._of(request.fragment).resume(request.cid, request.fragment)
         self._done(request.id)
 
     async def _members(self, request: p.Members) -> None:
@@ -202,10 +213,19 @@ class Requests:
         await self._attached().leave()
         self._done(request.id)
 
+    async def _buffer_open(self, request: p.BufferOpen) -> None:
+        buffer = self._attached().buffer_open(request.numel)
+        self._post(p.BufferOpened(request.id, buffer.number), [buffer.fd])
+
+    async def _buffer_close(self, request: p.BufferClose) -> None:
+        self._attached().buffer_close(request.number)
+        self._done(request.id)
+
     async def _reduce_open(self, request: p.ReduceOpen) -> None:
-        memory = self._attached().reduce_open(request.call, request.numel)
+        memory = self._attached().reduce_open(request.call, request.numel, request.buffer)
         number, grid = memory.source.number, memory.grid
-        self._post(p.ReduceOpened(request.id, number, *grid, members=memory.members), [memory.source.fd])
+        fds = [] if request.buffer else [memory.source.fd]
+        self._post(p.ReduceOpened(request.id, number, *grid, members=memory.members, fds=len(fds)), fds)
 
     async def _reduce_start(self, request: p.ReduceStart) -> None:
         self._attached().reduce_start(request.op_id)

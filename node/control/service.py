@@ -34,8 +34,8 @@ class ScriptEvents(Protocol):
         """
         ...
 
-    def closing(self, round_: int) -> None:
-        """Another member has finished ``round_``, to which this script has contributed nothing yet."""
+    def closing(self, round_: int, fragment: int = 0) -> None:
+        """Another member has finished ``round_`` of a fragment, to which this script has contributed nothing yet."""
         ...
 
     def reduced(self, op_id: str, outcome: Outcome, result: NumberedBuffer | None = None) -> None:
@@ -81,35 +81,35 @@ class ScriptSession(Protocol):
     """The run has no state and this member may found it: the script writes the initial parameters, then calls `found`."""
 
     contribution: SharedBuffer
-    """float32 (numel,), written by this script alone. A fresh one a session: what an earlier script froze stays frozen
-    in its own buffer until it is decided."""
+    """float32 (numel,) of the whole model, written by this script alone. A fresh one a session: what an earlier script froze stays
+    frozen in its own buffer until it is decided."""
 
-    anchors: AnchorSlots
-    """The run's anchor slots; the server calls `renew`, `reader_fds`, `lease`, `release` and `abandon` on them, for this script.
-    They outlive the session: one AnchorSlots a run."""
+    anchors: Sequence[AnchorSlots]
+    """The anchor slots of each fragment (a model that is not cut is one); the server calls `renew`, `reader_fds`, `lease`, `release` and
+    `abandon` on them, for this script. They outlive the session: one AnchorSlots a fragment of a run."""
 
-    def rounds(self, entry: int) -> int:
+    def rounds(self, entry: int, fragment: int = 0) -> int:
         """How many rounds are in the anchor after log entry ``entry``, as `anchors` number them: what the script is told."""
         ...
 
     async def found(self) -> None:
-        """``contribution`` holds the initial parameters (copy them before returning). Afterwards ``anchors.current`` is set.
+        """``contribution`` holds the initial parameters (copy them before returning). Afterwards ``current`` of all anchors is set.
 
         Raises LocalProtocolError when the session is not founding. When another member founded the run meanwhile, adopt
         that state and return normally.
         """
         ...
 
-    def contribute(self, cid: bytes, samples: int, base: int | None = None) -> None:
-        """``contribution`` is written and stays frozen until `ScriptEvents.decided`; offer it under ``cid`` (16 random bytes,
+    def contribute(self, cid: bytes, samples: int, base: int | None = None, fragment: int = 0) -> None:
+        """The fragment's part of ``contribution`` is written and stays frozen until `ScriptEvents.decided`; offer it under ``cid`` (16 random bytes,
         made by the client) to the open round, or to the next one where an earlier script's contribution is frozen in it.
 
-        Raises LocalProtocolError when this session has an undecided one.
+        Raises LocalProtocolError when this session has an undecided one of this fragment.
         """
         ...
 
-    def resume(self, cid: bytes) -> None:
-        """Say (`ScriptEvents.decided`) what became of a contribution of an earlier session, perhaps of an earlier node.
+    def resume(self, cid: bytes, fragment: int = 0) -> None:
+        """Say (`ScriptEvents.decided`) what became of a contribution to a fragment, of an earlier session, perhaps of an earlier node.
 
         * Known and undecided: when it is decided.
         * In an entry of the log: committed, counted, that entry's round.
@@ -131,8 +131,17 @@ class ScriptSession(Protocol):
         """Finish or hand over the open round, contribute no more, keep seeding. Idempotent."""
         ...
 
-    def reduce_open(self, call: Call, numel: int) -> ReduceMemory:
-        """Memory for a contribution. Raises StorageError, and what `Swarm.operate` raises."""
+    def buffer_open(self, numel: int) -> NumberedBuffer:
+        """Memory for float32 (numel,) that operations read as it lies. Raises StorageError, and LocalProtocolError for too many."""
+        ...
+
+    def buffer_close(self, number: int) -> None:
+        """The script does not use a buffer any more; an operation under way goes on with it. Idempotent."""
+        ...
+
+    def reduce_open(self, call: Call, numel: int, buffer: int = 0) -> ReduceMemory:
+        """Memory for a contribution, or the number of the buffer that holds it. Raises StorageError, what `Swarm.operate` raises, and
+        LocalProtocolError for a buffer that is unknown, of another length, or in use."""
         ...
 
     def reduce_cancel(self, op_id: str) -> None:

@@ -65,8 +65,8 @@ def set_options(sock: trio.socket.SocketType) -> None:
                 sock.setsockopt(socket.IPPROTO_TCP, option, value)
     congestion = getattr(socket, "TCP_CONGESTION", None)
     if congestion is not None:
-        with contextlib.suppress(OSError):  # bbr where it may be used: at 1 % loss it carries thirty times what cubic does
-            sock.setsockopt(socket.IPPROTO_TCP, congestion, b"bbr")
+        with contextlib.suppress(OSError):  # the engine goes over to bbr where a path needs it
+            sock.setsockopt(socket.IPPROTO_TCP, congestion, b"cubic")
 
 
 def detach(sock: trio.socket.SocketType) -> socket.socket:

@@ -1,5 +1,6 @@
 """The node process's own work: it drives sessions with sockets, threads, files and clocks.
 
+lanes        which lanes a node keeps open
 context      what all runs of a node share
 buffers      memory for results of free-standing operations, used again
 troubles     what is wrong with a run, and how an exception becomes a coded error
@@ -7,6 +8,8 @@ asking       whom a newcomer asks for a run's manifest, and when
 ports        SessionPorts over libp2p streams, the engine thread, files and worker threads
 phases       how far each reduction is at this node, for subscribers
 timings      where the time of each reduction went, for subscribers
+chronicle    what happened in a run: published, and kept for its status
+views        a run as documents for people and tools
 run          RunService: one run
 reductions   free-standing reductions of a script
 scripts      AttachedScript: the node's side of a script's Swarm

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import trio
 
 from ...collectives.engine import EngineThread
+from ...collectives.identifiers import PeerId
 from ...security.identity import Identity
 from ..net.network import PeerNetwork
 from ..paths import Paths
 from .buffers import BufferPool
+from .lanes import LaneKeeper
 
 
 @dataclass(slots=True)
@@ -32,3 +34,14 @@ class NodeContext:
     """Memory that the engine receives results of free-standing operations in; scripts read them there."""
     site: str = ""
     """The label of the place where this node is."""
+    lanes_per_peer: int = 1
+    """What the run wants that wants most."""
+    lanes: LaneKeeper = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Lanes are kept by this node's network and engine."""
+        self.lanes = LaneKeeper(lambda peer: self.network.ensure_lane(peer, self.lanes_per_peer), self._let_go)
+
+    def _let_go(self, peer: PeerId) -> None:
+        self.network.release_lane(peer)
+        self.engine.drop_lane(peer)

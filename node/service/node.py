@@ -21,10 +21,12 @@ from ..invite import make_invite, parse_invite
 from ..manifest import SignedManifest, decode_signed, list_runs, load_run
 from ..paths import Paths, make_private, write_atomic
 from ..session import Session
+from ..session.recertifying import recertify
 from .context import NodeContext
 from .run import RunService
 from .scripts import AttachedScript
 from .troubles import described
+from .views import sealed
 
 EVENT_QUEUE = 1024
 MANIFEST_PATIENCE_S = 20.0  # how long `join` waits for a member to hand over the manifest
@@ -177,9 +179,7 @@ class Node:
 
     def _info(self, run: RunService) -> RunInfo:
         assert run.manifest is not None
-        return RunInfo(
-            run.run_id, run.manifest.name, self.peer, run.manifest.settings(), max(0, run.session.completed if run.session else 0)
-        )
+        return RunInfo(run.run_id, run.manifest.name, self.peer, run.manifest.settings(), max(0, run.whole.completed if run.whole else 0))
 
     # ---- joining and leaving
     def _left_file(self, run_id: RunId) -> Path:
@@ -277,14 +277,16 @@ class Node:
     async def recertify(self, run: str, without: Sequence[PeerId]) -> dict[str, Any]:
         """Go on without members that never vote again."""
         service = self._find(run)
-        if service.session is None:
+        if service.error is not None:
+            raise service.error
+        if service.whole is None:
             raise RecertifyError("the run's state is not here yet")
-        service.session.recertifying.ask(trio.current_time(), without)
+        recertify(service.whole.sessions, trio.current_time(), without)
         service.wake()
-        return service.sealed() or {"removed": list(without), "awaited": []}
+        return sealed(service) or {"removed": list(without), "awaited": []}
 
     async def _depart(self, service: RunService, patience_s: float) -> None:
-        session = service.session
+        session = service.whole
         if session is None or service.error is not None:
             return
         service.guard(lambda: session.detach(trio.current_time()))
@@ -322,7 +324,7 @@ class Node:
         run = self.by_id.get(RunId(run_id))
         if run is not None and run.error is not None:
             raise run.error
-        if run is None or run.session is None:
+        if run is None or run.whole is None:
             raise ConfigError(f"this node is not in run {run_id}", hint="Join it first: atoll join INVITE")
         if run.run_id in self._scripts:
             raise ConfigError(
@@ -339,7 +341,7 @@ class Node:
         run.wake()
         try:
             if not founding:  # its model is the run's: only now a private node asks to be let in
-                await self._await_admission(run.session, progress)
+                await self._await_admission(run.whole.sessions, progress)
         except BaseException:
             script.detached()
             raise
@@ -347,9 +349,8 @@ class Node:
 
     async def _await_state(self, run: RunService, progress: ProgressSink) -> bool:
         """Wait for the state; True: there is none and this member founds the run."""
-        session, storage = run.session, run.storage
+        session = run.whole
         assert session is not None
-        assert storage is not None
         since = trio.current_time()
         while session.phase != "running":
             waited_s = trio.current_time() - since
@@ -357,20 +358,21 @@ class Node:
                 raise refusal
             alone = not self.context.network.members(run.run_id)
             silent = session.phase == "seeking" and alone and waited_s > REFUSED_S
-            progress(*(("finding members: nobody who knows the run answers yet", 0, 0) if silent else run.progress))
+            progress(*(("finding members: nobody who knows the run answers yet", 0, 0) if silent else run.chronicle.progress))
             if self.peer == run.organiser and session.phase == "seeking" and waited_s > FOUND_PATIENCE_S * (1 if alone else 4):
-                if not storage.was_founded:
+                lost = run.lost
+                if not lost:
                     return True
                 if alone and waited_s > 4 * FOUND_PATIENCE_S:
-                    raise storage.lost()
+                    raise lost[0].lost()
             await trio.sleep(POLL_S)
             if run.error is not None:
                 raise run.error
         return False
 
-    async def _await_admission(self, session: Session, progress: ProgressSink) -> None:
+    async def _await_admission(self, sessions: Sequence[Session], progress: ProgressSink) -> None:
         with trio.move_on_after(ADMISSION_PATIENCE_S):  # what is trained before cannot be counted in the round that is open
-            while not (session.machine and session.machine.is_member):
+            while not all(session.machine and session.machine.is_member for session in sessions):
                 progress("waiting to be admitted", 0, 0)
                 await trio.sleep(POLL_S / 2)
 

@@ -12,6 +12,7 @@ from ...collectives.identifiers import PeerId
 from ...collectives.pace import Pace
 from ...security.identity import verify
 from ..session.ports import DataPlane, Storage
+from .lanes import LanedPlane
 
 if TYPE_CHECKING:
     from .run import RunService
@@ -25,7 +26,7 @@ class RunPorts:
 
     def __init__(self, run: RunService, storage: Storage) -> None:
         self._run = run
-        self.exchange: DataPlane = run.node.engine.exchange
+        self.exchange: DataPlane = LanedPlane(run.node.engine.exchange, run.node.lanes, run.node.identity.peer)
         self.storage = storage
         self._jobs: deque[tuple[Callable[[], Any], Callable[[float, Any], None]]] = deque()
         self._work = trio.Event()

@@ -157,7 +157,8 @@ async def _main(
 def _engine_event(nodes: Sequence[Node], network: PeerNetwork, lanes: Mapping[tuple[PeerId, int], int], event: Any) -> None:
     if isinstance(event, LaneDown):
         for (peer, index), number in lanes.items():
-            if (peer, number) == (event.peer, event.number):  # else another has replaced it
+            newest = (peer, number) == (event.peer, event.number)  # else another has replaced it
+            if newest and (not nodes or nodes[0].context.lanes.lost(trio.current_time(), peer)):
                 network.lane_lost(peer, index)
     for node in nodes:
         if isinstance(event, CommandFailed):
@@ -177,7 +178,8 @@ def _command_failed(node: Node, event: CommandFailed) -> None:
 
 
 def _result_buffer(nodes: Sequence[Node], pool: BufferPool, plan: Plan) -> memoryview:
-    run = nodes[0].by_id.get(RunId(plan.log.removeprefix("main/"))) if nodes else None
+    of_run = bool(nodes) and plan.log.startswith("main/")
+    run = nodes[0].by_id.get(RunId(plan.log.rpartition("/")[2])) if of_run else None
     nbytes = plan_bytes(plan)
     return run.result_buffer(plan, nbytes) if run is not None else pool.take(nbytes)
 
@@ -205,6 +207,7 @@ def _connect(network: PeerNetwork, engine: EngineThread, node: Node, lanes: dict
         transcript = "|".join((*sorted((node.peer, peer)), str(index))).encode()
         keys = derive_lane_keys(mine, theirs, transcript, initiator=initiator, cipher=PLAIN if plain else DEFAULT_CIPHER)
         lanes[peer, index] = engine.add_lane(peer, sock, keys, path, index)
+        node.context.lanes.came(trio.current_time(), peer)
 
     network.on_member = on_member
     network.on_lane = on_lane

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, field
 
 import trio
+from torch import Tensor
 
 from ...collectives.codec import Grid
 from ...collectives.encoded import EncodedVector
@@ -14,15 +15,18 @@ from ...collectives.errors import LocalProtocolError
 from ...collectives.swarm import Call, Outcome
 from ..control.service import ReduceMemory, ScriptEvents
 from ..session import events as ev
-from .buffers import BufferPool
+from .buffers import BufferPool, PooledBuffer
 from .run import RunService
+
+MAX_BUFFERS = 64
 
 
 @dataclass(eq=False)
 class _Reduction:
     call: Call
     numel: int  # of what the script gives
-    source: EncodedVector
+    source: Tensor | EncodedVector
+    buffer: int = 0  # where the source lies as it is
     result: memoryview | None = None  # lent to the script
     cid: bytes = b""
     started_at: float = 0.0
@@ -37,16 +41,42 @@ class Reductions:
     def __init__(self, run: RunService, events: ScriptEvents) -> None:
         self.run, self.events = run, events
         self._open: dict[str, _Reduction] = {}
+        self._buffers: dict[int, PooledBuffer] = {}
         self._sources = BufferPool(run.node.paths.run_dir(run.run_id))
 
-    def open(self, call: Call, numel: int) -> ReduceMemory:
-        """Memory for a contribution. Raises StorageError, and what `Operations.prepare` raises."""
+    def buffer_open(self, numel: int) -> PooledBuffer:
+        """Memory for float32 (numel,) that operations read as it lies. Raises StorageError, LocalProtocolError."""
+        if len(self._buffers) >= MAX_BUFFERS:
+            raise LocalProtocolError(f"the script holds {MAX_BUFFERS} buffers already", hint="let go of the tensors of some")
+        buffer = PooledBuffer(4 * numel, self.run.node.paths.run_dir(self.run.run_id))
+        self._buffers[buffer.number] = buffer
+        return buffer
+
+    def buffer_close(self, number: int) -> None:
+        """The script does not use it any more; the engine keeps what it reads."""
+        self._buffers.pop(number, None)
+
+    def _buffer(self, numel: int, number: int) -> PooledBuffer:
+        buffer = self._buffers.get(number)
+        if buffer is None or buffer.nbytes != 4 * numel:
+            raise LocalProtocolError(f"there is no buffer {number} of {numel} elements")
+        if any(reduction.buffer == number and reduction.running for reduction in self._open.values()):
+            raise LocalProtocolError(f"buffer {number} is in use by another operation")
+        return buffer
+
+    def open(self, call: Call, numel: int, number: int = 0) -> ReduceMemory:
+        """Memory for a contribution, or buffer ``number``, that holds it. Raises StorageError, and what `Operations.prepare` raises."""
         if call.op_id in self._open:
             raise LocalProtocolError(f"{call.name} is open already", hint="give every operation its own op_id")
         session = self.run.session
         assert session is not None
         operation = session.operations.prepare(trio.current_time(), call, numel)
+        self.run.node.lanes.soon(trio.current_time(), frozenset(operation.peers) - {self.run.node.identity.peer})
         shape = operation.machine.shape
+        if number:
+            shared = self._buffer(shape.numel, number)
+            self._open[call.op_id] = _Reduction(call, numel, shared.tensor(), number)
+            return ReduceMemory(shared, (shape.codec, shape.chunk_elements, shape.numel), tuple(operation.peers))
         grid = Grid(shape.codec, shape.numel, shape.chunk_elements)
         memory = self._sources.take(grid.nbytes)
         buffer = self._sources.buffer_of(memory)
@@ -131,7 +161,7 @@ class Reductions:
         assert buffer is not None
         sent, received = self._traffic(reduction)
         counted, elapsed = event.cid == reduction.cid, now - reduction.started_at
-        self.run.note_operation(
+        self.run.chronicle.note_operation(
             {
                 "op_id": event.op_id, "contributors": {share.peer: share.samples for share in event.contributors}, "counted": counted,
                 "elapsed_s": elapsed, "reduce_s": event.reduce_s, "decision_s": event.decision_s,
@@ -157,3 +187,4 @@ class Reductions:
                 self.run.node.results.abandon(reduction.result)
             self._give_up(op_id, reduction, "the script has ended")
         self._open.clear()
+        self._buffers.clear()

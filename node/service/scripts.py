@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 
 import trio
 
 from ...collectives.errors import LocalProtocolError, ModelMismatchError, StorageError
-from ...collectives.layout import Layout
+from ...collectives.layout import Layout, cut
 from ...collectives.swarm import Call, Outcome, PeerView
 from ..control.service import ReduceMemory, ScriptEvents
 from ..manifest import Manifest
 from ..session import Session
 from ..session import events as ev
+from ..session.fragments import Fragments
 from ..shared_memory import AnchorSlots, SharedBuffer
+from .buffers import PooledBuffer
 from .reductions import Reductions
 from .run import RunFailed, RunService
 
@@ -44,8 +47,10 @@ class AttachedScript:
             check_size(run.manifest, layout)
         folder = run.node.paths.run_dir(run.run_id)
         self.contribution = SharedBuffer(FLOAT_BYTES * layout.numel, folder=folder)
-        self.anchors: AnchorSlots = run.slots(layout.numel)
-        self._frozen: tuple[bytes, float] | None = None
+        parts = cut(layout, len(run.files))
+        self.anchors: Sequence[AnchorSlots] = [run.slots(part.numel, number) for number, part in enumerate(parts)]
+        self._stops = list(accumulate(part.numel for part in parts))  # where each fragment ends in the flat vector
+        self._frozen: dict[int, tuple[bytes, float]] = {}  # by fragment
         self._reductions = Reductions(run, events)
         self._told = run.traffic()
         self._ended = ended
@@ -54,12 +59,12 @@ class AttachedScript:
         run.listeners.append(self._on_event)
 
     @property
-    def session(self) -> Session:
+    def whole(self) -> Session | Fragments:
         """The run's session. Raises the error the run failed of."""
         if self.run.error is not None:
             raise self.run.error
-        assert self.run.session is not None
-        return self.run.session
+        assert self.run.whole is not None
+        return self.run.whole
 
     # ---- ScriptSession
     async def found(self) -> None:
@@ -67,40 +72,41 @@ class AttachedScript:
         if not self.founding:
             raise LocalProtocolError("this session does not found the run")
         await trio.lowlevel.checkpoint()
-        if self.session.machine is None:
-            self.session.found(trio.current_time(), self.layout, self.contribution.tensor())
+        if self.whole.phase == "seeking":
+            self.whole.found(trio.current_time(), self.layout, self.contribution.tensor())
             self._attach()
         self.founding = False
 
     def _attach(self) -> None:
         try:
-            self.session.attach(trio.current_time(), self.layout)
+            self.whole.attach(trio.current_time(), self.layout)
         except StorageError as error:  # it is attached; what could not be written will be tried again
             self.run.troubles.tell(error)
 
-    def contribute(self, cid: bytes, samples: int, base: int | None = None) -> None:
+    def contribute(self, cid: bytes, samples: int, base: int | None = None, fragment: int = 0) -> None:
         """Offer what the script wrote."""
-        if self._frozen is not None:
+        if fragment in self._frozen:
             raise LocalProtocolError("one contribution is frozen already")
-        now = trio.current_time()
-        self._frozen = (cid, now)
+        now, stop = trio.current_time(), self._stops[fragment]
+        vector = self.contribution.tensor()[stop - self.anchors[fragment].numel : stop]
+        self._frozen[fragment] = (cid, now)
         try:
-            self.session.contribute(now, cid, samples, self.contribution.tensor(), base)
+            self.whole.sessions[fragment].contribute(now, cid, samples, vector, base)
         except StorageError as error:  # it is frozen and will be offered again
             self.run.troubles.tell(error)
         except BaseException:
-            self._frozen = None
+            del self._frozen[fragment]
             raise
         self.run.wake()
 
-    def resume(self, cid: bytes) -> None:
+    def resume(self, cid: bytes, fragment: int = 0) -> None:
         """Say what became of an earlier contribution."""
-        self.run.guard(lambda: self.session.earlier.ask(trio.current_time(), cid))
+        self.run.guard(lambda: self.whole.sessions[fragment].earlier.ask(trio.current_time(), cid))
         self.run.wake()
 
-    def rounds(self, entry: int) -> int:
-        """Rounds in the state after a log entry."""
-        return self.session.rounds(entry)
+    def rounds(self, entry: int, fragment: int = 0) -> int:
+        """Rounds in the state of a fragment after a log entry."""
+        return self.whole.sessions[fragment].rounds(entry)
 
     def members(self) -> Sequence[PeerView]:
         """The members of the configuration."""
@@ -118,13 +124,13 @@ class AttachedScript:
     async def leave(self) -> None:
         """Contribute no more once the frozen contribution is decided, or cannot be for want of a quorum; keep seeding."""
         with trio.move_on_after(LEAVE_S):
-            while self._frozen is not None and self.run.decidable:
+            while self._frozen and self.run.decidable:
                 with trio.move_on_after(LOOK_S):
                     await self._changed()
         self._detach()
 
     def _detach(self) -> None:
-        self.run.guard(lambda: self.session.detach(trio.current_time()))
+        self.run.guard(lambda: self.whole.detach(trio.current_time()))
         self.run.wake()
 
     async def _changed(self) -> None:
@@ -149,19 +155,21 @@ class AttachedScript:
 
     # ---- events
     def _on_event(self, event: object) -> None:
+        fragment, event = (event.fragment, event.event) if isinstance(event, ev.InFragment) else (0, event)
         match event:
             case ev.RoundCommitted():
-                self._on_round(event)
+                self._on_round(fragment, event)
             case ev.BranchAdvanced():
-                self._on_round(event)
-            case ev.ContributionRefused() if self._frozen and self._frozen[0] == event.cid:
-                self._frozen = None
-                self.events.decided(event.cid, Outcome("committed", self.session.completed, reason=f"refused: {event.reason}"))
+                self._on_round(fragment, event)
+            case ev.ContributionRefused() if self._frozen.get(fragment, (b"",))[0] == event.cid:
+                del self._frozen[fragment]
+                completed = self.whole.sessions[fragment].completed
+                self.events.decided(event.cid, Outcome("committed", completed, reason=f"refused: {event.reason}"))
             case ev.EarlierSettled():
                 reason = "" if event.counted else "it was lost with the node"
                 self.events.decided(event.cid, Outcome("committed", event.round, event.contributors, event.counted, reason=reason))
             case ev.RoundClosing():
-                self.events.closing(event.round)
+                self.events.closing(event.round, fragment)
             case ev.ContributionRefused():
                 self._reductions.refused(event.cid)
             case ev.OperationDone():
@@ -173,10 +181,10 @@ class AttachedScript:
             case _:
                 pass
 
-    def _on_round(self, event: ev.RoundCommitted | ev.BranchAdvanced) -> None:
-        if self._frozen is None or self._frozen[0] != event.cid:
+    def _on_round(self, fragment: int, event: ev.RoundCommitted | ev.BranchAdvanced) -> None:
+        if self._frozen.get(fragment, (b"",))[0] != event.cid:
             return
-        (cid, since), self._frozen, before = self._frozen, None, self._told
+        (cid, since), before = self._frozen.pop(fragment), self._told
         sent, received = self._told = self.run.traffic()  # each outcome has what came since the last: they add up
         moved = sent - before[0], received - before[1]
         elapsed = trio.current_time() - since
@@ -187,9 +195,17 @@ class AttachedScript:
         self.events.decided(cid, outcome)
 
     # ---- free-standing reductions
-    def reduce_open(self, call: Call, numel: int) -> ReduceMemory:
+    def buffer_open(self, numel: int) -> PooledBuffer:
+        """Memory that operations read as it lies."""
+        return self._reductions.buffer_open(numel)
+
+    def buffer_close(self, number: int) -> None:
+        """The script does not use a buffer any more."""
+        self._reductions.buffer_close(number)
+
+    def reduce_open(self, call: Call, numel: int, buffer: int = 0) -> ReduceMemory:
         """Memory for a contribution."""
-        return self._reductions.open(call, numel)
+        return self._reductions.open(call, numel, buffer)
 
     def reduce_start(self, op_id: str) -> None:
         """Begin."""

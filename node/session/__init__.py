@@ -9,7 +9,7 @@ serving         answering other members, from copies
 timeline        where the time of a reduction goes
 actions         what the log's state machine asks of the session
 naming          names of free-standing operations: what all their callers must agree in
-volatile        their journal, which is not kept
+volatile        what logs beside the run have in common; their journal, which is not kept
 operation       one free-standing operation
 operations      all of them
 record          what must not be forgotten of branches
@@ -18,6 +18,7 @@ branching       without a quorum: forks, the branch, and its end
 offering        contributions of the script, until they are frozen
 recertifying    the organiser's word that members are lost for ever: checked, and how far it is
 earlier         what became of contributions of an earlier life
+applying        what follows the outer step of a decided entry
 installing      a fetched state replaces the own one
 others          whom to ask; who is on another history of the run
 beginning       the genesis; what the last life left on disk; whose model it is

@@ -126,7 +126,7 @@ class LogActions:
             return None
         if machine.root is not None and machine.root != entry.base_state:
             machine.open.applying = False
-            return session.diverged(session.clock(), entry, machine.root)
+            return session.applying.diverged(entry, machine.root)
         data = self.results.get(entry.part_digests) if entry.contributors else None
         self._decided_at = session.clock()
 

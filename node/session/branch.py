@@ -6,7 +6,7 @@ holds its tip, from which the members fork once more. Each of its rounds moves t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ...collectives import exchange as x
@@ -15,9 +15,9 @@ from ...collectives.codec import Grid
 from ...collectives.digest import chunk_hash, part_digest
 from ...collectives.group import MAX_PATH, Certified, Contributor, Entry, Plan
 from ...collectives.identifiers import HASH_BYTES, PeerId
-from ...collectives.pace import Pace
 from ...collectives.round import MemoryJournal, RoundMachine, Shape, tip_entry
 from . import events as ev
+from .volatile import BesideRun
 
 if TYPE_CHECKING:
     from .branching import Branching
@@ -33,8 +33,8 @@ def measured(log: str, round_: int, blank: m.Tip, shape: Shape, state: memoryvie
     return m.Tip(blank.log, blank.base, blank.length, blank.contributors, part_digest(entry, entry.parts[0], hashes))
 
 
-class Branch:
-    """Implements `RoundActions`."""
+class Branch(BesideRun):
+    """One branch at this member."""
 
     def __init__(self, branching: Branching, genesis: Certified, path: m.Tip | None, now: float) -> None:
         session = branching.session
@@ -93,25 +93,6 @@ class Branch:
         """Carry out a plan."""
         self.session.ports.emit(ev.PlanTaken(plan, self.machine.convener_of(plan.ballot).peer))
         self.session.ports.exchange.execute(plan, audience)
-
-    def report(self, plan_id: bytes) -> None:
-        """Ask the data plane."""
-        self.session.ports.exchange.report(plan_id)
-
-    def resend_parts(self, peer: PeerId, plan_id: bytes, cid: bytes, spans: m.Spans) -> None:
-        """Send parts again."""
-        self.session.ports.exchange.resend_parts(peer, plan_id, cid, spans)
-
-    def resend_results(self, peer: PeerId, plan_id: bytes, spans: m.Spans) -> None:
-        """Send results again."""
-        self.session.ports.exchange.resend_results(peer, plan_id, spans)
-
-    def fetch_result(self, entry: Entry, holders: Sequence[PeerId]) -> None:
-        """Fetch result bytes."""
-        self.session.transfer.fetch_result(self.session.clock(), entry, [peer for peer in holders if peer != self.session.me])
-
-    def keep(self, entry: Entry) -> None:
-        """Votes of a branch are volatile."""
 
     def apply(self, entry: Entry) -> None:
         """Outer step of a decided round of the branch; its state is kept before anybody hears of it."""
@@ -181,27 +162,3 @@ class Branch:
     def results_from(self) -> int:
         """Those who lag further fork again."""
         return max(0, self.machine.round - self.session.timing.keep_rounds)
-
-    def tip(self) -> m.Tip | None:
-        """Nobody adopts a branch within a branch."""
-        return None
-
-    def nodes(self) -> Collection[PeerId]:
-        """Nobody seals this log."""
-        return ()
-
-    def suspected(self, peer: PeerId) -> bool:
-        """Whether the peer is believed dead."""
-        return self.session.actions.suspected(peer)
-
-    def pace(self) -> Pace:
-        """How fast this node's links are."""
-        return self.session.ports.pace()
-
-    def sign(self, payload: bytes) -> bytes:
-        """Sign as this peer."""
-        return self.session.ports.sign(payload)
-
-    def verify(self, peer: PeerId, payload: bytes, signature: bytes) -> bool:
-        """Check a signature."""
-        return self.session.ports.verify(peer, payload, signature)

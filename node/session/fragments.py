@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ...collectives import exchange as x
 from ...collectives import messages as m
-from ...collectives.errors import ConfigError
+from ...collectives.errors import ConfigError, StorageError
 from ...collectives.exchange import Bounds
 from ...collectives.group import LogName
 from ...collectives.identifiers import HASH_BYTES, PeerId, RunId
@@ -30,6 +30,8 @@ from ...collectives.messages import Spans
 from ...collectives.round import Timing
 from ...collectives.swarm import RunSettings
 from . import events as ev
+from .actions import main_log
+from .beginning import check_model
 from .ports import DataPlane, SessionPorts, Storage
 from .session import ROUND, Phase, Session
 
@@ -51,14 +53,20 @@ def fragment_log(run: str, number: int) -> str:
     return f"main/{number}/{run}"[:64]
 
 
+def logs_of(run: str, fragments: int) -> list[str]:
+    """The logs of a run that is cut into so many fragments."""
+    return [main_log(run)] if fragments == 1 else [fragment_log(run, number) for number in range(fragments)]
+
+
 class FragmentPlane:
     """The data plane as one fragment sees it: content has names of its own, since states of two fragments may hold the same bytes."""
 
     def __init__(self, plane: DataPlane, number: int) -> None:
         self._plane = plane
+        self._wanted = set[bytes]()
         self._mask = int.from_bytes(blake3(f"atoll/fragment/1/{number}".encode()).digest(HASH_BYTES), "big")
         self.open_round, self.freeze, self.release, self.execute = plane.open_round, plane.freeze, plane.release, plane.execute
-        self.close_round, self.report = plane.close_round, plane.report
+        self.close_round = plane.close_round
         self.resend_parts, self.resend_results = plane.resend_parts, plane.resend_results
 
     def named(self, name: bytes) -> bytes:
@@ -79,11 +87,17 @@ class FragmentPlane:
 
     def want(self, name: bytes, destination: memoryview, bounds: Bounds, hashes: Sequence[bytes], sources: Sequence[PeerId]) -> None:
         """See DataPlane."""
+        self._wanted.add(name)
         self._plane.want(self.named(name), destination, bounds, hashes, sources)
 
     def unwant(self, name: bytes) -> None:
         """See DataPlane."""
+        self._wanted.discard(name)
         self._plane.unwant(self.named(name))
+
+    def report(self, plan_id: bytes) -> None:
+        """See DataPlane: of a plan, or of content on its way."""
+        self._plane.report(self.named(plan_id) if plan_id in self._wanted else plan_id)
 
 
 class FragmentPorts:
@@ -130,11 +144,6 @@ class Fragments:
 
     # ---- views
     @property
-    def first(self) -> Session:
-        """The session of the first fragment, whose operations are the run's."""
-        return self.sessions[0]
-
-    @property
     def phase(self) -> Phase:
         """Where the fragment stands that is behind all others."""
         return PHASES[min(PHASES.index(session.phase) for session in self.sessions)]
@@ -143,6 +152,16 @@ class Fragments:
     def cut(self) -> dict[int, int]:
         """Rounds in each fragment's current anchor; -1 before there is a state."""
         return {number: session.completed for number, session in enumerate(self.sessions)}
+
+    @property
+    def completed(self) -> int:
+        """Rounds in the anchor of the fragment that is behind; -1 before there is a state of all."""
+        return min(self.cut.values())
+
+    @property
+    def script(self) -> Layout | None:
+        """Layout of the first fragment of the attached script's model, if there is one."""
+        return self.sessions[0].script
 
     def config_peers(self) -> list[PeerId]:
         """The members of any fragment's newest configuration."""
@@ -162,14 +181,20 @@ class Fragments:
         self._each(lambda session, _: session.start(now))
 
     def found(self, now: float, layout: Layout, initial: Tensor) -> None:
-        """See Session: all fragments, each with its part of ``initial``."""
+        """See Session: all fragments, each with its part of ``initial``, but those that an earlier life has founded before it was killed."""
         parts, bounds = cut(layout, len(self.sessions)), self.bounds(layout)
-        self._each(lambda session, number: session.found(now, parts[number], initial[slice(*bounds[number])]))
+        for number, session in enumerate(self.sessions):
+            if session.machine is None:
+                session.found(now, parts[number], initial[slice(*bounds[number])])
 
     def attach(self, now: float, layout: Layout) -> bool:
         """See Session: False where some fragment has no state yet."""
-        known = [session.attach(now, part) for session, part in zip(self.sessions, cut(layout, len(self.sessions)), strict=True)]
-        return all(known)
+        mine = list(zip(self.sessions, cut(layout, len(self.sessions)), strict=True))
+        for session, part in mine:  # all of them or none
+            if session.replica is not None:
+                check_model(part, session.replica.layout)
+        self._each(lambda session, number: session.attach(now, mine[number][1]))
+        return all(session.replica for session in self.sessions)
 
     def detach(self, now: float) -> None:
         """See Session."""
@@ -191,11 +216,11 @@ class Fragments:
 
     def on_link(self, now: float, peer: PeerId, up: bool) -> None:
         """See Session. Membership is common to all."""
-        self.first.on_link(now, peer, up)
+        self.sessions[0].on_link(now, peer, up)
 
     def on_gone(self, now: float, peer: PeerId) -> None:
         """See Session."""
-        self.first.on_gone(now, peer)
+        self.sessions[0].on_gone(now, peer)
 
     def on_message(self, now: float, peer: PeerId, data: bytes) -> None:
         """See Session: what belongs to a fragment's log goes there, anything else to the first."""
@@ -203,11 +228,11 @@ class Fragments:
 
     def _of(self, data: bytes) -> Session:
         if data[:1] != ROUND or len(data) > m.MAX_MESSAGE_BYTES:
-            return self.first
+            return self.sessions[0]
         try:
-            return self._by_log.get(_head.decode(data[1:]).log, self.first)
+            return self._by_log.get(_head.decode(data[1:]).log, self.sessions[0])
         except (msgspec.MsgspecError, ValueError, RecursionError):
-            return self.first  # which says what is wrong with it
+            return self.sessions[0]  # which says what is wrong with it
 
     def on_exchange(self, now: float, event: Any) -> None:
         """See Session. Plans and content are known by their names; a fault of a peer is told once."""
@@ -222,11 +247,11 @@ class Fragments:
             case x.NonFinite():
                 self._giver(event.cid).on_exchange(now, event)
             case _:
-                self.first.on_exchange(now, event)
+                self.sessions[0].on_exchange(now, event)
 
     def _giver(self, cid: bytes) -> Session:
         owners = [s for s in self.sessions if s.machine and s.machine.contribution and s.machine.contribution[0] == cid]
-        return owners[0] if owners else self.first
+        return owners[0] if owners else self.sessions[0]
 
     def tick(self, now: float) -> None:
         """See Session."""
@@ -237,5 +262,12 @@ class Fragments:
         return min(session.next_due() for session in self.sessions)
 
     def _each(self, act: Callable[[Session, int], object]) -> None:
+        """Where the disk refuses one, the others go on; then it is raised."""
+        failed: StorageError | None = None
         for number, session in enumerate(self.sessions):
-            act(session, number)
+            try:
+                act(session, number)
+            except StorageError as error:
+                failed = error
+        if failed is not None:
+            raise failed

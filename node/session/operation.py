@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -13,13 +13,12 @@ from ...collectives import messages as m
 from ...collectives.encoded import EncodedVector
 from ...collectives.group import Certified, Config, Entry, Plan
 from ...collectives.identifiers import HASH_BYTES, PeerId
-from ...collectives.pace import Pace
 from ...collectives.round import RoundMachine
 from ...collectives.swarm import Share
 from . import events as ev
 from .naming import Spec, config_key, describe, parse
 from .timeline import Timeline
-from .volatile import VolatileJournal, patient
+from .volatile import BesideRun, VolatileJournal, patient
 
 if TYPE_CHECKING:
     from .session import Session
@@ -29,8 +28,8 @@ Given = tuple[bytes, int, Tensor | EncodedVector]
 """cid, weight, vector."""
 
 
-class Operation:
-    """One free-standing operation at this member. Implements `RoundActions`."""
+class Operation(BesideRun):
+    """One free-standing operation at this member."""
 
     def __init__(self, session: Session, spec: Spec, key: str, config: Config, now: float) -> None:
         self.session, self.spec, self.key, self.touched_at = session, spec, key, now
@@ -173,25 +172,6 @@ class Operation:
         self.session.ports.emit(ev.PlanTaken(plan, self.machine.convener_of(plan.ballot).peer, self.op_id or ""))
         self.session.ports.exchange.execute(plan, audience)
 
-    def report(self, plan_id: bytes) -> None:
-        """Ask the data plane."""
-        self.session.ports.exchange.report(plan_id)
-
-    def resend_parts(self, peer: PeerId, plan_id: bytes, cid: bytes, spans: m.Spans) -> None:
-        """Send parts again."""
-        self.session.ports.exchange.resend_parts(peer, plan_id, cid, spans)
-
-    def resend_results(self, peer: PeerId, plan_id: bytes, spans: m.Spans) -> None:
-        """Send results again."""
-        self.session.ports.exchange.resend_results(peer, plan_id, spans)
-
-    def fetch_result(self, entry: Entry, holders: Sequence[PeerId]) -> None:
-        """Fetch result bytes."""
-        self.session.transfer.fetch_result(self.session.clock(), entry, [peer for peer in holders if peer != self.session.me])
-
-    def keep(self, entry: Entry) -> None:
-        """Votes of an operation are volatile."""
-
     def apply(self, entry: Entry) -> None:
         """Deliver the result."""
         session, data = self.session, self.results.get(entry.part_digests)
@@ -221,27 +201,3 @@ class Operation:
     def results_from(self) -> int:
         """The one result is kept as long as the operation."""
         return 0
-
-    def tip(self) -> m.Tip | None:
-        """An operation has no branches."""
-        return None
-
-    def nodes(self) -> Collection[PeerId]:
-        """Nobody seals this log."""
-        return ()
-
-    def suspected(self, peer: PeerId) -> bool:
-        """Whether the peer is believed dead."""
-        return self.session.actions.suspected(peer)
-
-    def pace(self) -> Pace:
-        """How fast this node's links are."""
-        return self.session.ports.pace()
-
-    def sign(self, payload: bytes) -> bytes:
-        """Sign as this peer."""
-        return self.session.ports.sign(payload)
-
-    def verify(self, peer: PeerId, payload: bytes, signature: bytes) -> bool:
-        """Check a signature."""
-        return self.session.ports.verify(peer, payload, signature)

@@ -1,8 +1,8 @@
-"""Recertify at one session: who may be removed on the organiser's word, and how far the seal is (`collectives.round.sealing`)."""
+"""Recertify: who may be removed on the organiser's word, and how far the seal is (`collectives.round.sealing`)."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,8 +24,36 @@ class SealView:
     awaited: tuple[PeerId, ...]
 
 
+def recertify(sessions: Sequence[Session], now: float, peers: Collection[PeerId]) -> None:
+    """The organiser's user says: these never vote again, go on without them. Nothing is known here that could prove it.
+
+    ``sessions``: of all fragments of the run. The word holds for the logs of all of them, or is refused for all: one that can be decided
+    without these members goes on and evicts them. Raises RecertifyError (E306) where it cannot be right, StorageError.
+    """
+    first = sessions[0]
+    if first.me != first.organiser:
+        raise RecertifyError("only the run's organiser can recertify it", why=f"its organiser is {first.organiser}")
+    if any(session.machine is None or session.machine.stateless for session in sessions):
+        raise RecertifyError("the run's state is not here yet", why="what is recertified goes on from this node's state")
+    if not peers or first.me in peers:
+        raise RecertifyError("name the members that are lost for ever, not this node itself")
+    lives = [session.recertifying.lives(peers) for session in sessions]
+    lost = [[who for who in found if not session.recertifying.there(now, who)] for session, found in zip(sessions, lives, strict=True)]
+    for peer in peers:
+        if not any(who.peer == peer for found in lives for who in found):
+            raise RecertifyError(f"{peer} was never a member of this run", why="only members can be removed")
+        if not any(who.peer == peer for found in lost for who in found):
+            raise RecertifyError(f"{peer} is alive", why="it answers at this moment: a member that may vote must not be removed")
+    enough = [session.recertifying.enough(removed) for session, removed in zip(sessions, lost, strict=True)]
+    if all(enough):
+        raise RecertifyError("there is nothing to recertify", why=enough[0])
+    for session, removed in zip(sessions, lost, strict=True):
+        if removed:
+            session.recertifying.ask(now, removed)
+
+
 class Recertifying:
-    """What the organiser's user asks for, checked."""
+    """Of one log."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -42,32 +70,34 @@ class Recertifying:
         awaited = sealing.awaited() - {machine.me.peer} if sealing.leading else ()
         return SealView(tuple(member.peer for member in removed), tuple(sorted(awaited)))
 
-    def ask(self, now: float, peers: Collection[PeerId]) -> tuple[Member, ...]:
-        """These never vote again: go on without them. Nothing is known here that could prove it.
+    def lives(self, peers: Collection[PeerId]) -> list[Member]:
+        """The newest life of each of these peers that was ever a member of this log."""
+        machine, found = self.session.machine, dict[PeerId, Member]()
+        assert machine is not None
+        for certified in machine.journal.entries:
+            found.update((who.peer, who) for who in certified.entry.next_config if who.peer in peers)
+        return sorted(found.values())
 
-        Raises RecertifyError (E306) where it cannot be right, StorageError. Returns who is removed, as members.
-        """
-        session, machine = self.session, self.session.machine
-        if session.me != session.organiser:
-            raise RecertifyError("only the run's organiser can recertify it", why=f"its organiser is {session.organiser}")
-        if machine is None or machine.stateless:
-            raise RecertifyError("the run's state is not here yet", why="what is recertified goes on from this node's state")
-        if not peers or session.me in peers:
-            raise RecertifyError("name the members that are lost for ever, not this node itself")
-        removed = tuple(sorted(self._life(peer) for peer in peers))
-        for member in removed:
-            if session.membership.live(now, member.peer) and session.others.there(now, member.peer):
-                raise RecertifyError(f"{member.peer} is alive", why="it answers at this moment: a member that may vote must not be removed")
-        going = machine.sealing.record.removed if machine.sealing.leading else ()
-        rest = [member for member in machine.config if member not in (*removed, *going)]
-        if machine.quorum(rest) and not going:
-            raise RecertifyError(
-                "there is nothing to recertify",
-                why=f"the other {len(rest)} of {len(machine.config)} members are enough to decide: they go on, and evict who is silent",
-            )
+    def there(self, now: float, who: Member) -> bool:
+        """Whether this life answers at this moment. (A member that lost this log's journal is in another one.)"""
+        session = self.session
+        return session.membership.live(now, who.peer) and bool(session.others.there(now, who.peer))
+
+    def enough(self, removed: Collection[Member]) -> str:
+        """Why there is nothing to recertify: the others decide; "" where they do not, or a seal is under way."""
+        machine = self.session.machine
+        assert machine is not None
+        rest = [member for member in machine.config if member not in removed]
+        if machine.sealing.leading or not machine.quorum(rest):
+            return ""
+        return f"the other {len(rest)} of {len(machine.config)} members are enough to decide: they go on, and evict who is silent"
+
+    def ask(self, now: float, removed: Collection[Member]) -> None:
+        """The organiser's word, for this log."""
+        machine = self.session.machine
+        assert machine is not None
         machine.sealing.ask(removed)
-        session.settle(now)
-        return removed
+        self.session.settle(now)
 
     def decided(self, certified: Certified) -> None:
         """An entry is applied: tell where it was certified without votes, and whether this member is removed by it."""
@@ -82,13 +112,3 @@ class Recertifying:
         """Whether this member's present life was removed from the run."""
         machine = self.session.machine
         return machine is not None and gone(machine.me, machine.removed)
-
-    def _life(self, peer: PeerId) -> Member:
-        """The newest life of a peer that was ever a member."""
-        machine = self.session.machine
-        assert machine is not None
-        for certified in reversed(machine.journal.entries):
-            for member in certified.entry.next_config:
-                if member.peer == peer:
-                    return member
-        raise RecertifyError(f"{peer} was never a member of this run", why="only members can be removed")

@@ -1,14 +1,21 @@
-"""What the round of a free-standing operation has instead of a run's: a journal that is not kept, and perhaps all the time of the world."""
+"""What the rounds of logs beside a run's have instead of the run's: votes that are not kept, and perhaps all the time of the world."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from ...collectives import messages as m
 from ...collectives.group import Entry
+from ...collectives.identifiers import PeerId
+from ...collectives.pace import Pace
 from ...collectives.round import MemoryJournal, Timing
+
+if TYPE_CHECKING:
+    from .session import Session
 
 
 def patient(timing: Timing) -> Timing:
@@ -38,3 +45,52 @@ class VolatileJournal(MemoryJournal):
         if not self.spent:
             self.spent = True
             self._spend()
+
+
+class BesideRun:
+    """The part of `RoundActions` that is the same for every log beside the run's: branches and operations."""
+
+    session: Session
+
+    def report(self, plan_id: bytes) -> None:
+        """Ask the data plane."""
+        self.session.ports.exchange.report(plan_id)
+
+    def resend_parts(self, peer: PeerId, plan_id: bytes, cid: bytes, spans: m.Spans) -> None:
+        """Send parts again."""
+        self.session.ports.exchange.resend_parts(peer, plan_id, cid, spans)
+
+    def resend_results(self, peer: PeerId, plan_id: bytes, spans: m.Spans) -> None:
+        """Send results again."""
+        self.session.ports.exchange.resend_results(peer, plan_id, spans)
+
+    def fetch_result(self, entry: Entry, holders: Sequence[PeerId]) -> None:
+        """Fetch result bytes."""
+        self.session.transfer.fetch_result(self.session.clock(), entry, [peer for peer in holders if peer != self.session.me])
+
+    def keep(self, entry: Entry) -> None:
+        """Votes are volatile."""
+
+    def tip(self) -> m.Tip | None:
+        """Nothing beside the run has branches of its own."""
+        return None
+
+    def nodes(self) -> Collection[PeerId]:
+        """Nobody seals such a log."""
+        return ()
+
+    def suspected(self, peer: PeerId) -> bool:
+        """Whether the peer is believed dead."""
+        return self.session.actions.suspected(peer)
+
+    def pace(self) -> Pace:
+        """How fast this node's links are."""
+        return self.session.ports.pace()
+
+    def sign(self, payload: bytes) -> bytes:
+        """Sign as this peer."""
+        return self.session.ports.sign(payload)
+
+    def verify(self, peer: PeerId, payload: bytes, signature: bytes) -> bool:
+        """Check a signature."""
+        return self.session.ports.verify(peer, payload, signature)

@@ -3,7 +3,8 @@
 storage   what a simulated member keeps over the life of its process
 script    a training script reduced to what the round protocol sees of it: units of work
 process   one life of a node: Session and Exchange on a World and a Network
-member    one peer: a disk, and while it lives a process and a script
+member    one peer: its disks, and while it lives a process and its scripts
+watch     one log as it is watched: its checker, and what its scripts share
 checker   the oracle: predicates that must hold whatever happens
 removal   a quorum is lost for ever, and the organiser recertifies
 swarm     members, world, network, faults and checker: one seed, one run

@@ -146,6 +146,7 @@ class _RepeatIsProgress(machine_module.RoundMachine):
         if self.open.plan == plan:
             self._progress(now)
             self.convening.bulk_progress(now)
+            self.convening.due_at = float("inf")  # its deadline never comes either
 
 
 class RepeatedPlanAsProgress(Plant):

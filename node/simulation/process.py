@@ -14,7 +14,7 @@ from blake3 import blake3
 
 from ...collectives.exchange import Exchange
 from ...collectives.identifiers import PeerId, RunId
-from ...collectives.pace import Pace
+from ...collectives.pace import Lead, Pace
 from ...collectives.round import Timing
 from ...collectives.simulation import Network, ProcessDied, Timer, World
 from ...collectives.swarm import RunSettings
@@ -78,6 +78,7 @@ class NodeProcess:
             emit=lambda event: self._events.append(event),
             clock=lambda: place.world.now,
             resend_after_s=lambda: 8 * place.timing.pull_s,
+            lead=lambda: Lead(self.pace().up or 1, 0.1),  # where nothing is known as little as can be: three chunks an owner
         )
         self.exchange = cast(DataPlane, self.plane)
         make = partial(Fragments, storages=[storage, *others]) if others else Session
@@ -87,7 +88,7 @@ class NodeProcess:
             branch_after_s=place.branch_after_s,
             site=place.sites.get(peer, ""),
         )  # fmt: skip
-        self.session = self.run.first if isinstance(self.run, Fragments) else self.run
+        self.session = self.run.sessions[0]
         self._rng, self._emit, self._died = rng, emit, died
         self._events: deque[Any] = deque()
         self._lanes: list[PeerId] = []

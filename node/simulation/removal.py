@@ -8,13 +8,17 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ...collectives.errors import RecertifyError
-from ...collectives.group import Config, is_quorum
+from ...collectives.group import is_quorum
 from ...collectives.identifiers import PeerId
 from ...collectives.simulation.faults import FaultKind
+from ..session.recertifying import recertify
 from .member import SimMember
+from .process import NodeProcess
 
 if TYPE_CHECKING:
     from .swarm import SimSwarm
+
+AGAIN_S = 0.5
 
 
 class Removal:
@@ -24,7 +28,7 @@ class Removal:
     def __init__(self, swarm: SimSwarm, rng: random.Random) -> None:
         self.swarm, self.rng = swarm, rng
         self.at_s: float | None = None
-        self.done = False
+        self.lost: Sequence[SimMember] = ()
 
     @property
     def planned(self) -> bool:
@@ -46,9 +50,9 @@ class Removal:
                 self.swarm.world.at(plan.start_s + (self.at_s + wait) * span, self.ask)
 
     def strike(self) -> None:
-        """Members die, until those left are no quorum."""
+        """Members die, until those left are no quorum (of one of the fragments)."""
         swarm = self.swarm
-        config = swarm.config()
+        config = self.rng.choice(swarm.watches).config
         lost = [member for member in config if member.peer != swarm.organiser]
         self.rng.shuffle(lost)
         doomed: list[PeerId] = []
@@ -66,34 +70,50 @@ class Removal:
 
     def ask(self) -> None:
         """Whoever is dead now is lost, and the organiser is told so, if the others are no quorum."""
-        swarm = self.swarm
-        organiser = swarm.members[swarm.organiser]
-        process = organiser.process
-        if self.done or swarm.faults.healed or swarm.wiped or process is None or process.frozen or process.session.machine is None:
+        swarm, process = self.swarm, self._organiser()
+        if self.lost or swarm.faults.healed or swarm.wiped or process is None or not self._known_to(process):
             return
         dead = [member for member in swarm.members.values() if member.process is None and member.life >= 0]
-        config = process.session.machine.config
-        known = {organiser.peer, *(member.peer for member in config), *process.session.actions.nodes()}
-        alive = {member.peer for member in swarm.members.values() if member.process is not None}
-        if not dead or not self._refuses(config, dead) or not alive <= known:  # its user knows the swarm, and waits until the node does
+        if not self._say(process, dead):
             return
-        removed = [member.me for member in dead]
-        try:
-            with process.alive():
-                process.session.recertifying.ask(swarm.world.now, [who.peer for who in removed])
-        except RecertifyError:
-            return  # one of them still seems to be there, or was never a member
-        if process.ended:  # a trap struck before its word was written down: nobody has heard it
-            return
-        self.done = True
+        self.lost = dead
         swarm.count("recertify asked")
-        swarm.checker.retired.update(removed)
+        for watch in swarm.watches:
+            watch.checker.retired.update(member.me for member in dead)
         for member in dead:
             swarm.wipe(member)
-            member.units.destroyed.update(member.units.produced)
-            member.undecided.clear()
+            for disk in member.disks:
+                disk.units.destroyed.update(disk.units.produced)
+                disk.undecided.clear()
 
-    def _refuses(self, config: Config, dead: Sequence[SimMember]) -> bool:
-        """Whether those that live are no quorum."""
-        lost = {member.me for member in dead}
-        return bool(lost & set(config)) and not is_quorum(config, set(config) - lost, self.swarm.organiser)
+    def _say(self, process: NodeProcess, dead: Sequence[SimMember]) -> bool:
+        """Whether the word was given, for one fragment at least: where the organiser died before it was for all, its user repeats it."""
+        try:
+            with process.alive():
+                recertify(process.run.sessions, self.swarm.world.now, [member.peer for member in dead])
+        except RecertifyError:
+            return False  # the others are enough, or one of the dead still seems to be there, or was never a member
+        if process.ended:
+            self.swarm.world.after(AGAIN_S, self._repeat)
+        disks = self.swarm.members[self.swarm.organiser].disks
+        return any((record := disk.storage.journal().sealed) is not None and record.asked for disk in disks)
+
+    def _repeat(self) -> None:
+        process = self._organiser()
+        if self.lost and process is not None:
+            self._say(process, self.lost)
+        elif self.lost:
+            self.swarm.world.after(AGAIN_S, self._repeat)
+
+    def _organiser(self) -> NodeProcess | None:
+        process = self.swarm.members[self.swarm.organiser].process
+        return None if process is None or process.frozen else process
+
+    def _known_to(self, process: NodeProcess) -> bool:
+        """Its user knows the swarm, and waits until the node does."""
+        alive = {member.peer for member in self.swarm.members.values() if member.process is not None}
+        for session in process.run.sessions:
+            config = session.machine.config if session.machine is not None else ()
+            if not alive <= {session.me, *(member.peer for member in config), *session.actions.nodes()}:
+                return False
+        return True

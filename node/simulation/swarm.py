@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any, get_args
 
 import torch
-from torch import Tensor
 
 from ...collectives import messages as m
 from ...collectives.exchange import header as record_header
-from ...collectives.group import Config, Entry, Member, TopologyKind
+from ...collectives.group import Member, TopologyKind
 from ...collectives.identifiers import PeerId, RunId
-from ...collectives.layout import make_layout
+from ...collectives.layout import cut, make_layout
 from ...collectives.round import Timing
 from ...collectives.simulation import Faults, Network, World, quiet_plan, random_plan
 from ...collectives.simulation.faults import ALL_FAULTS, FaultKind, shatter_plan
@@ -29,11 +28,13 @@ from ..session.events import (
     StateReady,
 )
 from .checker import Checker, Violation
-from .member import SimMember
+from .member import Disk, SimMember
 from .plant import Plant
 from .process import Place
 from .removal import Removal
+from .watch import Watch
 
+CUTS = (1, 1, 1, 2, 3)  # in how many fragments the model is, in seeds without branches
 RECERTIFIED = 0.15  # share of the seeds in which a quorum is lost for ever, and the organiser recertifies
 BRANCHED = 0.4  # share of the seeds in which members without a quorum go on in branches
 RECORD_KINDS = {
@@ -48,7 +49,7 @@ TIMING = Timing(pull_s=0.1, heartbeat_s=0.25, keep_rounds=4)
 @dataclass(frozen=True, slots=True)
 class Options:
     """What a seed is run with. ``rounds``: entries that must be decided; ``patience_s``: how long after healing, virtual; ``plan``: the
-    topology of its plans, by the seed where it is None."""
+    topology of its plans, ``fragments``: into how many the model is cut; both by the seed where they are None."""
 
     peers: tuple[int, int] = (5, 9)
     rounds: int = 10
@@ -56,6 +57,7 @@ class Options:
     horizon_s: float = 8.0
     patience_s: float = 90.0
     plan: TopologyKind | None = None
+    fragments: int | None = None
 
 
 @dataclass(slots=True)
@@ -84,6 +86,10 @@ class SimSwarm:
         self.train_s = self.rng.choice((0.1, 0.3, 0.6))
         count = self.rng.randint(*self.options.peers)
         self.names = [PeerId(f"p{index}") for index in range(count)]
+        kinds, policy = self.options.faults, self.world.stream("policy")
+        branching = "shatter" in kinds and policy.random() < branches and self.options.fragments in (None, 1)
+        drawn = self.world.stream("fragments").choice(CUTS) if kinds and plant is None and not branching else 1
+        fragments = self.options.fragments or drawn
         self.organiser = self.names[0]
         self.run_id = RunId(f"run{seed}")
         ways = self.world.stream("ways")
@@ -91,31 +97,33 @@ class SimSwarm:
             codec=self.rng.choice(("fp32", "int8")),
             outer=OuterSettings(lr=0.7, momentum=0.5),
             plan=self.options.plan or ways.choice(get_args(TopologyKind)),
+            fragments=fragments,
         )
-        self.layout = make_layout([("w", (self.rng.choice((1, 40, 90, 140)),))])
+        length = self.rng.choice((1, 40, 90, 140))
+        self.layout = make_layout([("w" if fragments == 1 else f"w{number}", (length,)) for number in range(fragments)])
         self.initial = torch.randn(self.layout.numel, generator=torch.Generator().manual_seed(seed))
         self.place = Place(
             self.world, self.network, self.names, self.run_id, self.organiser, self.settings, TIMING,
             chunk_elements=16, exchange=self.plant.exchange, sites={peer: ways.choice(("", "a", "b")) for peer in self.names},
         )  # fmt: skip
         self.stats: dict[str, int] = {}
-        self.checker = Checker(organiser=self.organiser, outer=self.settings.outer, holders=self._holders)
+        self.watches = [Watch(self, number, part) for number, part in enumerate(cut(self.layout, fragments))]
         self.members = {peer: SimMember(self, peer) for peer in self.names}
         self.wiped: set[Member] = set()
-        self._votes: dict[bytes, set[Member]] = {}
-        self._first_ballot: dict[bytes, int] = {}
-        self._unchecked: dict[PeerId, tuple[int, Tensor]] = {}
         self.left = False
-        kinds = self.options.faults
         plan = random_plan(self.world.stream("plan"), self.names, horizon_s=self.options.horizon_s, kinds=kinds) if kinds else quiet_plan()
-        policy = self.world.stream("policy")
-        if "shatter" in kinds and policy.random() < branches:
+        if branching:
             self.place.branch_after_s = policy.choice((0.5, 0.8, 1.5))
             shatter_plan(policy, self.names, plan)
         self.removal = Removal(self, self.world.stream("removal"))
         self.removal.plan(RECERTIFIED if plant is None else plant.recertified, kinds)
         self.faults = Faults(self.world, self.network, self, plan, self.world.stream("faults"))
         self.network.tap = self._tap
+
+    @property
+    def checker(self) -> Checker:
+        """Of the first log."""
+        return self.watches[0].checker
 
     # ---- a run
     def run(self) -> Verdict:
@@ -125,22 +133,21 @@ class SimSwarm:
             self._start()
             horizon = self.faults.plan.heal_s
             self.world.run(until=horizon)
-            top = len(self.checker.entries)
+            top = max(len(watch.checker.entries) for watch in self.watches)
             target = max(top + 2, self.options.rounds + 1)
             if not self.world.run(until=horizon + self.options.patience_s, stop=lambda: self._settled(target)):
                 unfinished = True
                 raise Violation("liveness", self._stuck(target))
-            self._finish()
+            for watch in self.watches:
+                watch.finish()
         except Violation as violation:
             problem = str(violation)
         finally:
             for member in self.members.values():
                 if member.process is not None:
                     member.process.end()
-        return Verdict(
-            self.world.seed if isinstance(self.world.seed, int) else 0, problem, unfinished, self.world.now, len(self.checker.entries) - 1,
-            self.world.trace(), self.faults.struck, self.stats,
-        )  # fmt: skip
+        seed, entries = self.world.seed if isinstance(self.world.seed, int) else 0, [len(watch.checker.entries) for watch in self.watches]
+        return Verdict(seed, problem, unfinished, self.world.now, min(entries) - 1, self.world.trace(), self.faults.struck, self.stats)
 
     def _start(self) -> None:
         self.members[self.organiser].boot()
@@ -151,51 +158,28 @@ class SimSwarm:
         self.removal.start()
 
     def _settled(self, target: int) -> bool:
-        if self.world.events % 16:
-            return False
-        top = self.checker.entries[-1].entry.next_config if self.checker.entries else ()
-        for member in self.members.values():
-            if member.leaving and member.me not in top:
-                continue
-            if len(member.log) < target or (member.me not in top and not member.leaving):
-                return False
-        return True
+        return not self.world.events % 16 and all(watch.settled(target) for watch in self.watches)
 
     def _stuck(self, target: int) -> str:
-        where = ", ".join(
-            f"{peer}:{len(member.log)}{'' if self.checker.entries and member.me in self.checker.entries[-1].entry.next_config else '!'}"
-            for peer, member in self.members.items()
-        )
+        where = "; ".join(watch.where() for watch in self.watches)
         return (
             f"not all reached {target} entries within {self.options.patience_s:g} s after healing ({where}; ! = not in the configuration)"
         )
 
-    def _finish(self) -> None:
-        self.count("branches absorbed", self.checker.absorbed)
-        self.count("entries recertified", self.checker.recertified)
-        self.count("chosen values lost with all who held them", self.checker.revoked)
-        self.count("rounds of branches", self.checker.branch_rounds)
-        for peer, member in self.members.items():
-            units, held = member.units, set(member.script.held if member.script is not None else ())
-            if member.leaving:  # it may have left before its branch was over
-                held.update(unit for staked in units.staked.values() for unit in staked if unit not in self.checker.used)
-            destroyed = units.destroyed | units.lost
-            self.checker.finished(peer, produced=units.produced, held=held, destroyed=destroyed, log=len(member.log))
-
     # ---- what members report
-    def heard(self, member: SimMember, event: object) -> None:
+    def heard(self, disk: Disk, event: object) -> None:
         """An event of a session."""
         if isinstance(event, StateDiverged):
-            raise Violation("agreement", f"{member.peer}'s state before entry {event.entry} is not the decided one")
+            raise Violation("agreement", f"{disk.peer}'s state before entry {event.entry} is not the decided one")
         if isinstance(event, PeerMisbehaved):
-            raise Violation("honest peers", f"{member.peer} accuses {event.peer}: {event.reason}")
+            raise Violation("honest peers", f"{disk.peer} accuses {event.peer}: {event.reason}")
         if isinstance(event, BranchBegun):
             self.count("branch begun")
         if isinstance(event, BranchEnded):
             self.count("branch adopted" if event.adopted else "branch left")
             self.count("contribution lost with a branch", len(event.lost))
         if isinstance(event, RoundCommitted):
-            self.checker.called_committed(member.peer, event.entry, event.entry_hash)
+            disk.checker.called_committed(disk.peer, event.entry, event.entry_hash)
             self.count("contribution counted" if event.counted else "contribution left out" if event.cid else "nothing contributed")
             if event.lost:
                 self.count("eviction or leave")
@@ -205,39 +189,6 @@ class SimSwarm:
             self.count(f"earlier contribution {'counted' if event.counted else 'lost'}")
         if isinstance(event, StateReady):
             self.count("state ready")
-
-    def published(self, peer: PeerId, round_: int, anchor: Tensor) -> None:
-        """An anchor became current; the entry may be recorded a moment later."""
-        if round_ < len(self.members[peer].log):
-            self.checker.published(peer, round_, anchor)
-        else:
-            self._unchecked[peer] = (round_, anchor.clone())
-
-    def recorded(self, peer: PeerId) -> None:
-        """An entry was recorded: check the anchor that was published before it."""
-        waiting = self._unchecked.pop(peer, None)
-        if waiting is not None:
-            self.checker.published(peer, *waiting)
-
-    def voted(self, who: Member, ballot: int, entry: Entry) -> None:
-        """A vote was recorded."""
-        self.count("votes")
-        if ballot > 0:
-            self.count("votes above ballot 0")
-        first = self._first_ballot.setdefault(entry.hash(), ballot)
-        if first != ballot:
-            self.count("votes for an adopted value")
-        self._votes.setdefault(entry.hash(), set()).add(who)
-
-    def _holders(self, entry: Entry) -> set[Member]:
-        digest = entry.hash()
-        found = {who for who in self._votes.get(digest, ()) if who in self.wiped}  # it did hold it, and will never vote again
-        for member in self.members.values():
-            journal = member.storage.journal()
-            accepted = journal.accepted is not None and journal.accepted[1].hash() == digest and len(journal.entries) == entry.round
-            if accepted and member.storage.holds(entry):
-                found.add(member.me)
-        return found
 
     def count(self, what: str, by: int = 1) -> None:
         """Statistics."""
@@ -267,10 +218,6 @@ class SimSwarm:
         """All peers."""
         return self.names
 
-    def config(self) -> Config:
-        """The acceptors of the open round."""
-        return self.checker.entries[-1].entry.next_config if self.checker.entries else ()
-
     def crash(self, peer: PeerId, *, amnesia: bool = False) -> bool:
         """Kill a process; with amnesia its disk is lost too (once a run, and only where a quorum is left)."""
         member = self.members[peer]
@@ -284,16 +231,14 @@ class SimSwarm:
         return True
 
     def wipe(self, member: SimMember) -> None:
-        """The disk of a dead member is lost, and with it what it gave to branches."""
+        """The disks of a dead member are lost."""
         self.wiped.add(member.me)
-        member.storage.wipe()
-        member.units.destroyed.update(unit for staked in member.units.staked.values() for unit in staked)
+        for disk in member.disks:
+            disk.wipe()
 
     def _expendable(self, peer: PeerId) -> bool:
-        """Whether a majority of the configuration holds all that was decided without this peer's disk (the organiser may decide alone)."""
-        config, top = self.config(), len(self.checker.entries)
-        fresh = [member for member in config if member.peer != peer and len(self.members[member.peer].log) >= top]
-        return 2 * len(fresh) > len(config) >= 3
+        """Whether majorities of all configurations hold all that was decided without this peer's disks (the organiser may decide alone)."""
+        return all(2 * len(watch.holding(peer)) > len(watch.config) >= 3 for watch in self.watches)
 
     def died(self, peer: PeerId, back_after_s: float) -> None:
         """A trap killed the process inside a call."""
@@ -302,7 +247,8 @@ class SimSwarm:
 
     def _kill(self, member: SimMember) -> None:
         member.die()
-        self._unchecked.pop(member.peer, None)
+        for watch in self.watches:
+            watch.died(member.peer)
         for other in self.members.values():
             if other is not member and other.process is not None and self.rng.random() < 0.5:
                 process = other.process
@@ -336,9 +282,9 @@ class SimSwarm:
     def leave(self, peer: PeerId) -> bool:
         """Leave in good order (once a run)."""
         member = self.members[peer]
-        config = self.config()
+        configs = [watch.config for watch in self.watches]
         refused = member.process is None or member.process.frozen or self.left or self.wiped or peer == self.organiser
-        if refused or member.me not in config or len(config) < 4:
+        if refused or any(member.me not in config or len(config) < 4 for config in configs):
             return False
         self.left = True
         member.leave()

@@ -33,7 +33,7 @@ def ledger(swarm: Peers) -> Ledger:
 
 @pytest.mark.parametrize(
     ("kind", "target", "phase"),
-    [("blackhole", "owner", "reduce"), ("reset", "convener", "gather"), ("corrupt", "owner", "reduce"), ("slow", "member", "gather")],
+    [("blackhole", "owner", "reduce"), ("reset", "convener", "gather"), ("corrupt", "owner", "reduce"), ("slow", "member", "reduce")],
 )
 def test_the_network_of_one_peer_fails(swarm: Peers, ledger: Ledger, kind: Kind, target: Target, phase: Phase) -> None:
     for attempt in range(TRIES):

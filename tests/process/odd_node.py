@@ -6,6 +6,7 @@ job       a job in its worker thread does
 engine    its data plane does
 install   taking over a fetched state does
 fsize     it can write no byte to any file meanwhile
+lanes     it keeps no lane that it does not need now, as in a very large configuration
 patient   leaving a run, it would wait for an hour
 counting  nothing but the reference count frees memory: no garbage collector; and operations are soon forgotten
 """
@@ -22,8 +23,8 @@ from typing import Any
 from atoll.collectives.exchange import Exchange
 from atoll.node.__main__ import main
 from atoll.node.net.network import PeerNetwork
+from atoll.node.service import lanes, scripts
 from atoll.node.service import node as service
-from atoll.node.service import scripts
 from atoll.node.session import Session, operations
 from atoll.node.session.replica import ModelReplica
 
@@ -67,6 +68,8 @@ if __name__ == "__main__":
         fail_in(ModelReplica, "apply")
     elif what == "install":
         fail_in(ModelReplica, "install")
+    elif what == "lanes":
+        lanes.KEPT, lanes.HOLD_S = 0, 0.5
     elif what == "patient":
         scripts.LEAVE_S = service.DRAIN_S = service.LEAVE_S = 3600.0
     elif what == "counting":

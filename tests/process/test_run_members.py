@@ -151,3 +151,17 @@ def test_a_run_that_was_founded_twice_says_so_at_both_nodes(tmp_path: Path) -> N
             assert member.log().count(told) == 1
         one_round(a)  # alone it was before, and is now
         assert a.state()["trouble"]["code"] == "E305"
+
+
+@pytest.mark.slow
+def test_in_a_large_configuration_lanes_are_opened_on_demand_and_let_go(tmp_path: Path) -> None:
+    """What is large is made small here: no lane is kept that is not in use."""
+    run, few = new_run(tmp_path), odd("lanes")
+    with ended(a := run.organiser(command=few)), ended(b := run.member("b", command=few)), ended(c := run.member("c", command=few)):
+        members = [a, b, c]
+        for _ in range(2):
+            one_round(*members)
+            soon(lambda: not any(member.status()["network"]["lanes"] for member in members), "idle lanes are let go of")
+        with ended(d := run.member("d", command=few)):
+            assert d.anchor() == a.anchor()
+            one_round(*members, d)

@@ -18,7 +18,7 @@ from atoll.collectives.identifiers import PeerId
 
 pytestmark = pytest.mark.slow
 
-NUMEL = 30_000  # one chunk, so that the plan has one part, whoever owns it
+NUMEL = 16_000  # one chunk, so that the plan has one part, whoever owns it
 assert chunk_elements("fp32", NUMEL) >= NUMEL
 SITES = ("lab-1", "lab-2", "lab-1", "lab-2")
 

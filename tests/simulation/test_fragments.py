@@ -9,16 +9,17 @@ import pytest
 import torch
 
 from atoll.collectives.api import all_reduce
-from atoll.collectives.errors import ConfigError, LocalProtocolError
+from atoll.collectives.errors import ConfigError, LocalProtocolError, ModelMismatchError
 from atoll.collectives.layout import Layout, cut, make_layout
 from atoll.collectives.swarm import FragmentSwarm, Outcome, OuterSettings, RunSettings
 from atoll.node.local import LocalSwarm
 from atoll.node.local_member import LocalMember
 from atoll.node.session.fragments import Fragments, fragment_log
+from atoll.optim import attach
 
 LAYOUT = make_layout([("a", (4,)), ("b", (4,)), ("c", (2, 2))])
-SETTINGS = RunSettings(codec="fp32", outer=OuterSettings(kind="sgd", lr=1.0, momentum=0.0))
 P = 3
+SETTINGS = RunSettings(codec="fp32", fragments=P, outer=OuterSettings(kind="sgd", lr=1.0, momentum=0.0))
 
 
 def run_of(member: LocalMember) -> Fragments:
@@ -45,7 +46,7 @@ def give(member: LocalMember, fragment: int, value: float, base: int | None = No
 
 def play(count: int, body: Callable[[LocalMember], Any], arrange: Callable[[LocalSwarm], object] = lambda swarm: None) -> list[Any]:
     ended = set[int]()
-    swarm = LocalSwarm(count, settings=SETTINGS, fragments=P)
+    swarm = LocalSwarm(count, settings=SETTINGS)
     arrange(swarm)
 
     def script(member: Any) -> Any:
@@ -91,6 +92,8 @@ def test_a_layout_that_cannot_be_cut_so_says_so(fragments: int) -> None:
 
 def test_rounds_of_all_fragments_are_under_way_at_once_and_each_counts_for_itself() -> None:
     def body(member: LocalMember) -> Any:
+        with pytest.raises(ConfigError, match="cut into 3 fragments, and no optimizer trains one"):
+            attach(torch.nn.Linear(2, 2), None, member)
         enter(member, 3)
         assert isinstance(member, FragmentSwarm)
         assert (member.fragments, run_of(member).bounds(LAYOUT)) == (3, [(0, 4), (4, 8), (8, 12)])
@@ -122,6 +125,8 @@ def test_a_fragment_that_waits_does_not_hold_the_others_up() -> None:
         if member.index < 2:
             outcomes += [give(member, 1, float(turn)) for turn in (1, 2)]
         member.sleep(20.0)
+        if member.index == 2:
+            assert (member.fragment_closing(1), member.fragment_closing(2)) == (2, 0)
         return outcomes, anchors(member), run_of(member).cut
 
     results = play(3, body)
@@ -218,3 +223,20 @@ def test_nan_in_one_fragment_is_refused_there_also_the_conveners(odd: int) -> No
     for index, (outcome, other, held, logs) in enumerate(play(2, body)):
         assert (outcome, other, held) == (("committed", index != odd), True, [[0.0], [-4.0], [-1.0]])
         assert logs == [fragment_log("local", number) for number in range(P)]
+
+
+def test_a_script_of_another_model_is_attached_to_no_fragment() -> None:
+    """The first fragment is the same in both models, the last is not."""
+
+    def body(member: LocalMember) -> Any:
+        enter(member, 2)
+        odd = make_layout([("a", (4,)), ("b", (4,)), ("c", (4,))])
+        with member._node().alive():
+            run_of(member).detach(member.clock())
+        with pytest.raises(ModelMismatchError, match="c  yours"):
+            run_of(member).attach(member.clock(), odd)
+        held = [session.script for session in run_of(member).sessions]
+        member.open(LAYOUT, lambda initial: None)
+        return held, give(member, 0, 1.0).counted
+
+    assert play(2, body) == [([None] * P, True)] * 2

@@ -13,6 +13,7 @@ from atoll.collectives.group import Certified
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.round import adopted_rounds
 from atoll.collectives.simulation import ProcessDied
+from atoll.node.session.recertifying import recertify
 from atoll.node.session.session import Session
 from atoll.node.simulation.plant import Plant
 from atoll.node.simulation.seal_plants import SEAL_PLANTS
@@ -103,7 +104,7 @@ def ask(stage: Stage, *peers: PeerId) -> None:
     process = stage.swarm.members[ORGANISER].process
     assert process is not None
     with process.alive():
-        process.session.recertifying.ask(stage.swarm.world.now, peers)
+        recertify(process.run.sessions, stage.swarm.world.now, peers)
 
 
 def test_what_cannot_be_right_is_refused() -> None:
@@ -185,17 +186,17 @@ def test_a_planted_bug_of_recertifying_loses_that_value(plant: str, after_s: flo
 def test_a_kill_before_any_write_of_a_seal_changes_nothing(who: PeerId, nth: int) -> None:
     """One signature an entry, however often the organiser dies; a sealed member stays sealed."""
     stage = Stage(FIVE, peers=5)
-    member, count = stage.swarm.members[who], 0
-    before = type(member).before_write
+    disk, count = stage.swarm.members[who].disks[0], 0
+    before = type(disk).before_write
 
     def write(kind: str) -> None:
         nonlocal count
         count += kind == "seal"
         if kind == "seal" and count == nth:
             raise ProcessDied(who, 0.5)
-        before(member, kind)
+        before(disk, kind)
 
-    member.before_write = write  # type: ignore[method-assign]
+    disk.before_write = write  # type: ignore[method-assign]
     stage.at(QUIET, lambda: stage.die(P2, P3, P4))
     for wait in (2, 4, 6):
         stage.at(QUIET + wait, stage.swarm.removal.ask)

@@ -44,6 +44,7 @@ def test_without_faults_nobody_needs_a_second_ballot(seed: int) -> None:
 
 def test_the_faults_of_these_seeds_are_all_there_are() -> None:
     """What a seed may bring is decided before it is played; the seeds above must not be harmless."""
+    assert {SimSwarm(seed).settings.fragments for seed in range(FIRST, FIRST + FAULTY_SEEDS)} == {1, 2, 3}
     kinds = {fault.kind for seed in range(FIRST, FIRST + FAULTY_SEEDS) for fault in SimSwarm(seed).faults.plan.faults}
     traps = {trap.action for seed in range(FIRST, FIRST + FAULTY_SEEDS) for trap in SimSwarm(seed).faults.plan.traps}
     assert kinds == set(Options().faults)
@@ -60,10 +61,16 @@ def test_a_seed_is_the_same_in_every_process() -> None:
     assert len(set(traces)) == 5
 
 
-def found_by(plant: str, seeds: range) -> tuple[int, str] | None:
+@pytest.mark.parametrize("seed", [1, 5])
+def test_lost_content_of_a_fragment_is_asked_for_again(seed: int) -> None:
+    """These seeds found a member that waited for ever for the state of one fragment, and was whole in the other."""
+    assert run_seed(seed, Options(fragments=2)).problem == ""
+
+
+def found_by(plant: str, seeds: range, options: Options | None = None) -> tuple[int, str] | None:
     """The first seed that finds a plant."""
     for seed in seeds:
-        verdict = run_seed(seed, plant=PLANTS[plant]())
+        verdict = run_seed(seed, options, PLANTS[plant]())
         if verdict.problem:
             return seed, verdict.problem
     return None
@@ -79,6 +86,10 @@ def found_by(plant: str, seeds: range) -> tuple[int, str] | None:
 )  # fmt: skip
 def test_a_planted_bug_that_shows_soon_is_found(plant: str) -> None:
     assert found_by(plant, range(40)) is not None
+
+
+def test_a_planted_bug_is_found_in_a_fragment() -> None:
+    assert found_by("early-apply", range(40), Options(fragments=3)) is not None
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -364,7 +365,7 @@ def diverge(peer: Peer) -> None:
     replica = peer.session.replica
     assert isinstance(replica, ModelReplica)
     replica.anchor[3] += 1.0
-    peer.do(lambda session, now: session.hash_state(peer.machine.round))
+    peer.do(lambda session, now: session.applying.hash_state(peer.machine.round))
     peer.table.wait(0.1)
 
 
@@ -458,4 +459,32 @@ def test_a_convener_does_not_propose_what_was_reduced_before_its_own_state_is_ha
     first.do(lambda session, now: first.machine.on_root(now, first.machine.round, root))
     table.until(lambda: all(peer.session.completed == 1 for peer in table.peers))
     assert {vote.ballot for vote in first.machine.journal.entries[-1].votes} == {0}
+    table.end()
+
+
+def test_a_plan_is_said_again_to_whom_it_did_not_reach() -> None:
+    """Bulk bytes stand still meanwhile: ten times a second everybody looks what is lacking."""
+    table = Table(3)
+    table.all_in()
+    _, heard, unheard = in_order(table)
+    said = Counter[PeerId]()
+
+    def tap(sender: PeerId, receiver: PeerId, channel: str, payload: Any) -> bool:
+        if channel == "control" and payload[:1] == b"R" and isinstance(m.decode(payload[1:], sender).body, m.PlanMessage):
+            said[receiver] += 1
+            return receiver == unheard.name and said[receiver] == 1
+        return channel == "record"
+
+    table.network.tap = tap
+    for peer in table.peers:
+        peer.contribute(f"of {peer.name}")
+    table.until(lambda: heard.machine.open.plan is not None)
+    table.wait(0.4)
+    assert unheard.machine.open.plan == heard.machine.open.plan
+    assert said[heard.name] <= 2  # once more when a Ready of it was on its way
+    assert 2 <= said[unheard.name] <= 3
+    table.wait(0.4)
+    assert 2 <= said[heard.name] <= 3  # twice a second everybody hears it
+    table.network.tap = None
+    table.until(lambda: all(peer.session.completed == 1 for peer in table.peers))
     table.end()

@@ -422,6 +422,9 @@ def test_views_take_documents_that_lack_things() -> None:
     ):
         assert words in text
     assert "–" in runs_table(terminal, [{"run_id": "b" * 26, "name": "x", "phase": "stored"}])
+    cut = {**run_, "round": -1, "fragments": [4, -1, 5], "last_round": {"round": 5, "fragment": 2, "contributors": {"p": 8}}}
+    assert "  4+–+5/9  " in runs_table(terminal, [cut])
+    assert "round 5 of fragment 2: 1 contributed" in status_text(terminal, {"runs": [cut]})
     assert runs_table(terminal, []) == "no runs"
     assert "fetching state 50%" in runs_table(terminal, [{"phase": "fetching", "progress": ["fetching state", 1, 2]}])
     assert "no lane" in peers_table(terminal, [{"peer": "p", "path": ""}])

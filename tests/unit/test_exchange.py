@@ -24,6 +24,7 @@ from atoll.collectives.exchange import (
 from atoll.collectives.exchange import header as wire_header
 from atoll.collectives.group import Part
 from atoll.collectives.identifiers import PeerId
+from atoll.collectives.pace import Lead
 
 
 def start(net, plan, vectors, *, audience=None, open_all=True):
@@ -598,3 +599,48 @@ def test_a_report_names_lanes_that_came_up_once():
     net.nodes[a].report(plan.plan_id)
     net.nodes[a].report(plan.plan_id)
     assert [report.resumed for report in net.of(a, Report)] == [{b}, set()]
+
+
+def test_an_owner_gets_parts_a_little_ahead_of_its_results():
+    net = Net(3, lead=Lead(1, 0))
+    a, b, c = net.peers
+    vectors = {cid_of(i): vector(1500, i) for i in range(3)}
+    plan = make_plan([(p, cid_of(i), 1) for i, p in enumerate(net.peers)], net.peers, 1500, 100, "fp32")
+    start(net, plan, vectors)
+
+    def sent(one, other):
+        """(part or result, chunk) of what ``one`` sends the other now."""
+        found = []
+        for record in iter(lambda: net.nodes[one].next_record(other), None):
+            net.deliver(one, other, record.header, bytes(record.payload))
+            head = wire_header.parse(record.header, one)
+            found.append((head.kind == wire_header.PART, head.chunk))
+        return found
+
+    assert sent(a, b) == [(True, 5), (True, 6), (True, 7)]  # of b's part, and no more before c gave its own to these
+    assert sent(a, b) == []
+    assert sent(c, b) == [(True, 5), (True, 6), (True, 7)]
+    assert sent(b, a) == [(True, 0), (False, 5), (True, 1), (False, 6), (True, 2), (False, 7)]
+    assert sent(a, b) == [(True, 8), (True, 9)]
+    net.run()
+    check(net, plan, vectors)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_short_of_room_records_get_lost_and_plans_change_and_the_bits_stay(seed):
+    net = Net(4, seed=seed, loss=0.2, eager=seed % 2 == 0, lead=Lead(1, 0))
+    vectors = {cid_of(i): vector(4000, i) for i in range(4)}
+    contributors = [(p, cid_of(i), i + 1) for i, p in enumerate(net.peers)]
+    first = make_plan(contributors, net.peers, 4000, 100, "int8")
+    start(net, first, vectors)
+    net.run(limit=40)
+    net.cut(net.peers[0], net.peers[1])
+    net.run(limit=20)
+    gone = net.peers[3]
+    net.kill(gone)
+    plan = make_plan(contributors[:3], net.peers[:3], 4000, 100, "int8", revision=1)
+    start(net, plan, vectors, open_all=False)
+    for _ in range(40):
+        net.run()
+        net.repair(plan)
+    check(net, plan, vectors, net.peers[:3])

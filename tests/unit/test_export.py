@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from atoll.collectives.digest import chunk_hash, merkle_root
 from atoll.collectives.errors import StorageError
-from atoll.collectives.layout import make_layout
+from atoll.collectives.layout import cut, make_layout
 from atoll.node.cli import run
 from atoll.node.export import export_run
 from atoll.node.manifest import SignedManifest, parse_manifest, save_run, sign_manifest
@@ -98,3 +98,26 @@ def test_without_a_checkpoint(atoll_home: Path, tmp_path: Path) -> None:
     save_run(paths, signed)
     with pytest.raises(StorageError, match="no checkpoint"):
         export_run(paths, signed, tmp_path / "out")
+
+
+def test_a_model_in_fragments_is_one_model(atoll_home: Path, tmp_path: Path) -> None:
+    paths = find_paths(atoll_home)
+    paths.ensure()
+    text = 'schema = 1\nname = "cut"\n[model]\nentry = "local:x"\n[exchange]\nfragments = 2\n'
+    signed = sign_manifest(parse_manifest(text), Identity.generate())
+    save_run(paths, signed)
+    parts = cut(make_layout([("a", (2, 3)), ("b", (4,)), ("c", (1,))]), 2)
+    roots = list[str]()
+    for number, (part, folder) in enumerate(zip(parts, paths.state_dirs(signed.run_id, 2), strict=True)):
+        anchor, momentum = torch.arange(part.numel) + 10.0 * number, torch.zeros(part.numel)
+        root = merkle_root([chunk_hash(anchor.numpy().tobytes() + momentum.numpy().tobytes())])
+        saved = Saved(9, 7 - number, root, anchor, momentum)
+        save(folder / "checkpoint", part, saved, run_id=signed.run_id, entry_hash=bytes(32))
+        roots.append(root.hex())
+    done = export_run(paths, signed, tmp_path / "out")
+    assert (done.round, done.parameters, done.tensors) == (6, 11, ("a", "b", "c"))
+    weights = load_file(tmp_path / "out" / "model.safetensors")
+    assert {name: tensor.tolist() for name, tensor in weights.items()} == {"a": [[0, 1, 2], [3, 4, 5]], "b": [10, 11, 12, 13], "c": [14]}
+    origin = json.loads((tmp_path / "out" / "atoll.json").read_text())
+    expected = [{"round": 7 - number, "state_root": root} for number, root in enumerate(roots)]
+    assert (origin["round"], origin["fragments"], "state_root" in origin) == (6, expected, False)

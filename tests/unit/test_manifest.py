@@ -48,6 +48,7 @@ manifests = st.builds(
         codec=st.sampled_from(m.CODECS),
         codecs=st.dictionaries(names, st.sampled_from(m.CODECS), max_size=3),
         deadline_s=st.none() | floats,
+        fragments=st.integers(1, 16),
     ),
     network=st.builds(m.NetworkTable, bootstrap=st.lists(st.text(min_size=1, max_size=9), max_size=3).map(tuple)),
 )
@@ -60,8 +61,21 @@ def test_defaults_and_settings() -> None:
     assert m.parse_manifest('schema = 1\nname = "x"').train.sync_every == 100
     mixed = m.parse_manifest('schema = 1\nname = "x"\n[exchange]\ncodec = "int4"\n[exchange.codecs]\n"*.norm.*" = "fp16"').settings()
     assert (mixed.codec, mixed.codecs) == ("int4", {"*.norm.*": "fp16"})
+    assert m.parse_manifest('schema = 1\nname = "x"\nmodel = { entry = "local:y" }\nexchange = { fragments = 3 }').settings().fragments == 3
     timed = m.parse_manifest('schema = 1\nname = "x"\ntrain = { round_s = 2.5 }').settings()
     assert (timed.sync_every, timed.round_s) == (None, 2.5)
+
+
+@pytest.mark.parametrize(("text", "key"), [
+    ("exchange = { fragments = 0 }", "$.exchange.fragments"),
+    ("exchange = { fragments = 17 }", "$.exchange.fragments"),
+    ("exchange = { fragments = 2 }\nmodel = { entry = 'builtin:gpt' }", "$.exchange.fragments"),
+    ("exchange = { fragments = 2 }\nmodel = { entry = 'local:x' }\nno_quorum = { policy = 'branch' }", "$.no_quorum.policy"),
+])  # fmt: skip
+def test_fragments_that_cannot_be(text: str, key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        m.parse_manifest(f'schema = 1\nname = "x"\n{text}')
+    assert caught.value.key == key
 
 
 def test_run_id_is_the_hash_of_everything() -> None:
@@ -110,6 +124,12 @@ def test_what_is_wrong_is_named(text: str, key: str, words: str) -> None:
     assert caught.value.key == key
     assert key in caught.value.message
     assert words in caught.value.hint
+
+
+def test_a_value_that_its_type_describes_is_described() -> None:
+    with pytest.raises(ConfigError) as caught:
+        m.parse_manifest('schema = 1\nname = "my run"')
+    assert (caught.value.key, caught.value.hint) == ("$.name", "Write 1 to 64 letters, digits, dots, dashes, underscores.")
 
 
 @pytest.mark.parametrize(("text", "key"), [("schema = 1", "$.name"), ('name = "x"', "$.schema"), ('schema = 2\nname = "x"', "$.schema")])

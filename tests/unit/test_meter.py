@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import socket
 
-from atoll.collectives.engine.meter import STRETCH_S, Meter, Reading, read_socket
+from atoll.collectives.engine.meter import AHEAD_S, Meter, Reading, read_socket
 from atoll.collectives.pace import Pace
 
-STEP = 0.5
-"""A whole stretch, exact in binary."""
+STEP = 0.2
 
 
 class Recorded:
@@ -23,28 +22,19 @@ class Recorded:
     def window(
         self, *acked: int, busy: tuple[int, ...] = (), held_up: tuple[int, ...] = (), received: int = 0, step_s: float = STEP
     ) -> Pace:
-        self.now += step_s
-        for number, count in enumerate(acked):
-            old = self.lanes[number]
-            self.lanes[number] = Reading(
-                old.acked + count, old.received + received, old.busy_s + step_s * (number in busy), old.held_up_s + step_s * (number in held_up), 0.05
-            )  # fmt: skip
-        self.meter.read(self.now, self.lanes)
+        for _ in range(2):  # a stretch
+            self.now += step_s
+            for number, count in enumerate(acked):
+                old = self.lanes[number]
+                busy_s, held_up_s = old.busy_s + step_s * (number in busy), old.held_up_s + step_s * (number in held_up)
+                self.lanes[number] = Reading(old.acked + count, old.received + received, busy_s, held_up_s, 0.05, 0.04)
+            self.meter.read(self.now, self.lanes)
         return self.meter.pace
 
 
 def test_busy_lanes_together_give_the_uplink() -> None:
     found = Recorded().window(800_000, 900_000, 700_000, busy=(0, 1, 2), received=500_000)
-    assert found == Pace(up=4_800_000, down=0, proven=3_000_000, rtt_s=0.05)
-
-
-def test_windows_in_a_row_make_a_stretch_and_one_alone_says_nothing() -> None:
-    swarm, step = Recorded(), STRETCH_S * 0.625
-    assert swarm.window(500_000, busy=(0,), step_s=step).up == 0
-    assert swarm.window(500_000, busy=(0,), step_s=step).up == 2_000_000
-    for _ in range(4):  # faster, but never for as long as a stretch
-        assert swarm.window(800_000, busy=(0,), step_s=step).up == 2_000_000
-        assert swarm.window(800_000, step_s=step).up == 2_000_000
+    assert found == Pace(up=12_000_000, down=0, proven=7_500_000, rtt_s=0.05)
 
 
 def test_a_member_that_waits_for_others_is_not_slow() -> None:
@@ -69,16 +59,16 @@ def test_a_link_that_became_slow_is_believed_in_time() -> None:
     swarm = Recorded()
     swarm.window(800_000, 800_000, 800_000, busy=(0, 1, 2))
     seconds = 0.0
-    while swarm.window(100_000, 100_000, 100_000, busy=(0, 1, 2)).up > 800_000:
-        seconds += STEP
+    while swarm.window(100_000, 100_000, 100_000, busy=(0, 1, 2)).up > 2_000_000:
+        seconds += 2 * STEP
     assert 20 < seconds < 80
 
 
 def test_noise_is_not_announced() -> None:
     swarm = Recorded()
     said = {swarm.window(800_000 + noise, 800_000, 800_000, busy=(0, 1, 2)).up for noise in (0, 90_000, -200_000, 150_000, 30_000)}
-    assert said == {4_800_000}
-    assert swarm.window(1_200_000, 1_200_000, 1_200_000, busy=(0, 1, 2)).up == 7_200_000
+    assert said == {12_000_000}
+    assert swarm.window(1_200_000, 1_200_000, 1_200_000, busy=(0, 1, 2)).up == 18_000_000
 
 
 def test_a_pause_of_the_process_and_a_new_lane_say_nothing() -> None:
@@ -88,14 +78,24 @@ def test_a_pause_of_the_process_and_a_new_lane_say_nothing() -> None:
     swarm.now += STEP
     swarm.meter.read(swarm.now, swarm.lanes)
     assert swarm.meter.pace.proven == 0
-    assert swarm.window(100_000, 100_000, 100_000, busy=(0,)).up == 600_000
+    assert swarm.window(100_000, 100_000, 100_000, busy=(0,)).up == 1_500_000
+
+
+def test_how_far_contributions_may_run_ahead() -> None:
+    swarm = Recorded()
+    assert swarm.meter.lead.rate == 0
+    swarm.window(800_000, 800_000, 800_000, busy=(0, 1, 2))
+    assert swarm.meter.lead == (12_000_000, AHEAD_S + 2 * 0.04)
+    swarm.window(8_000_000, 8_000_000, 8_000_000, busy=(0, 1, 2))  # the processor is the limit
+    assert swarm.meter.lead.rate == 0
+    assert Recorded(max_up=2_000_000).meter.lead.rate == 2_000_000
 
 
 def test_a_limit_holds_from_the_beginning_and_bounds_what_is_measured() -> None:
     swarm = Recorded(max_up=2_000_000, max_down=5_000_000)
     assert swarm.meter.pace[:2] == (2_000_000, 5_000_000)
     assert swarm.window(800_000, 800_000, 800_000, busy=(0, 1, 2))[:2] == (2_000_000, 5_000_000)
-    assert Recorded(max_up=2_000_000).window(100_000, 100_000, 0, busy=(0, 1)).up == 400_000
+    assert Recorded(max_up=2_000_000).window(100_000, 100_000, 0, busy=(0, 1)).up == 1_000_000
 
 
 def test_the_kernel_counts_what_a_connection_carried() -> None:

@@ -1,0 +1,103 @@
+"""A run at this node as documents: for `atoll status`, `atoll peers` and whoever else asks. JSON-able."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from ...collectives.identifiers import PeerId
+from ..quorum import quorum_of
+from .chronicle import SEEKING
+from .troubles import described, founded_twice
+
+if TYPE_CHECKING:
+    from .run import RunService
+
+
+def status_of(run: RunService) -> dict[str, Any]:
+    """One run. ``fragments``: rounds in the anchor of each, where the model is cut into several; ``round`` is that of the one behind."""
+    session, progress = run.whole, run.chronicle.progress
+    config = session.config_peers() if session else []
+    fetching = session is not None and session.phase == "fetching"
+    last = next((row for row in reversed(run.chronicle.rounds) if row["contributors"]), None)
+    unsaved = next((files.unsaved for files in run.files.values() if files.unsaved), None)
+    trouble = run.error or run.troubles.current or unsaved or founded_twice(run.foreign)
+    return {
+        "run_id": run.run_id,
+        "name": run.manifest.name if run.manifest else "",
+        "organiser": run.organiser,
+        "phase": "failed" if run.error else session.phase if session else "seeking",
+        "round": session.completed if session else -1,
+        "fragments": [part.completed for part in session.sessions] if session and len(session.sessions) > 1 else [],
+        "entry": run.session.round if run.session else -1,
+        "rounds": run.manifest.train.rounds if run.manifest else None,
+        "members": config,
+        "member": run.node.identity.peer in config,
+        "quorum": None if run.error else quorum(run),
+        "branch": _branch(run),
+        "seal": sealed(run),
+        "script": bool(session and session.script),
+        "progress": ["waiting for the state", 0, 0] if fetching and progress == SEEKING else list(progress),
+        "metrics": dict(run.metrics),
+        "last_round": last,
+        "last_operation": run.chronicle.operation,
+        "bytes_sent": run.traffic()[0],
+        "bytes_received": run.traffic()[1],
+        "refused": {peer: list(why) for peer, why in run.refusals.items()},
+        "trouble": described(trouble) if trouble else None,
+        "troubles": run.troubles.past(),
+    }
+
+
+def quorum(run: RunService) -> dict[str, Any] | None:
+    """Of the open round; of a run in fragments, of one that cannot be decided, if there is one. None where this node cannot tell."""
+    rows, sessions = run.peers(), run.whole.sessions if run.whole is not None else []
+    configs = [set(session.config_peers()) for session in sessions]
+    there = [quorum_of([{**row, "member": row["peer"] in config} for row in rows]) for config in configs]
+    return next((found for found in there if found is not None and not found["held"]), there[0] if there else None)
+
+
+def sealed(run: RunService) -> dict[str, Any] | None:
+    """Without whom open rounds are being recertified, and whose answers the organiser waits for; None where none is."""
+    views = [view for session in (run.whole.sessions if run.whole else ()) if (view := session.recertifying.view()) is not None]
+    if not views:
+        return None
+    return {name: sorted({peer for view in views for peer in getattr(view, name)}) for name in ("removed", "awaited")}
+
+
+def _branch(run: RunService) -> dict[str, Any]:
+    """Rounds in the anchor that are uncertified, with whom; and what branches have cost this member so far."""
+    if run.session is None:
+        return {"rounds": 0, "members": [], "lost": 0, "lost_samples": 0}
+    branching = run.session.branching
+    branch, record = branching.branch, branching.record
+    members = [who.peer for who in branch.machine.config] if branch is not None else []
+    return {"rounds": branching.rounds, "members": members, "lost": record.lost, "lost_samples": record.lost_samples}
+
+
+def peers_of(run: RunService) -> list[dict[str, Any]]:
+    """One a member or known peer. ``live`` and ``round`` are None where this node cannot tell."""
+    session, me, now = run.session, run.node.identity.peer, trio.current_time()
+    if session is None or run.whole is None:
+        return []
+    lanes = run.node.network.status()["lanes"]
+    membership = session.membership
+    records = {record.peer: record for record in membership.records()}
+    config = run.whole.config_peers()
+    listed: Sequence[PeerId] = list(dict.fromkeys([*config, *records]))
+    return [
+        {
+            "peer": peer,
+            "you": peer == me,
+            "member": peer in config,
+            "organiser": peer == run.organiser,
+            "live": session.others.there(now, peer),
+            "other_history": peer in membership.foreign,
+            "path": "self" if peer == me else lanes.get(peer, ""),
+            "round": (records[peer].round or None) if peer in records else None,
+            "addresses": list(records[peer].addresses) if peer in records else [],
+        }
+        for peer in listed
+    ]

@@ -1,0 +1,35 @@
+"""When a lane's connection goes over to bbr, from recorded counters."""
+
+from __future__ import annotations
+
+import pytest
+
+from atoll.collectives.engine.congestion import DEEP_S, Path
+from atoll.collectives.engine.meter import Reading
+
+
+def play(*readings: tuple[int, int], rtt_s: float = 0.06) -> list[bool]:
+    """What a path says after each reading: (segments, of them again) since the one before."""
+    path, found, sent, lost = Path(), list[bool](), 0, 0
+    for segments, again in readings:
+        sent, lost = sent + segments, lost + again
+        found.append(path.read(Reading(0, 0, 0.0, 0.0, rtt_s, 0.05, sent, lost)))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("readings", "found"),
+    [
+        (((500, 5), (500, 5), (500, 5)), [False, True, False]),  # random loss: said once
+        (((500, 100), (500, 0), (500, 5)), [False, False, False]),  # a queue that was full once
+        (((500, 2), (500, 2), (500, 2)), [False, False, False]),
+        (((100, 5),) * 9, [False] * 7 + [True, False]),  # little by little: judged by the stretch
+    ],
+)
+def test_losses_that_last(readings: tuple[tuple[int, int], ...], found: list[bool]) -> None:
+    assert play(*readings) == found
+
+
+def test_a_deep_queue() -> None:
+    assert play((10, 0), rtt_s=0.05 + DEEP_S) == [False]
+    assert play((10, 0), rtt_s=0.051 + DEEP_S) == [True]
