@@ -277,11 +277,9 @@ class Node:
     async def recertify(self, run: str, without: Sequence[PeerId]) -> dict[str, Any]:
         """Go on without members that never vote again."""
         service = self._find(run)
-        if service.error is not None:
-            raise service.error
-        if service.whole is None:
+        if service.whole is None and service.error is None:
             raise RecertifyError("the run's state is not here yet")
-        recertify(service.whole.sessions, trio.current_time(), without)
+        recertify(service.driven.sessions, trio.current_time(), without)
         service.wake()
         return sealed(service) or {"removed": list(without), "awaited": []}
 
