@@ -24,6 +24,8 @@ def resting(session: Session) -> bool:
         return False
     if any(who not in machine.config for who in machine.joiners):
         return False
-    if machine.open.first_ready_at is not None or machine.voted >= machine.round or session.unrecorded is not None:
+    if machine.open.first_ready_at is not None or machine.voted >= machine.round or session.applying.unrecorded:
+        return False
+    if session.recertifying.view() is not None:
         return False
     return not (session.installing.busy or transfer.fetching or transfer.seeking_state or session.operations.under_way)
