@@ -12,7 +12,15 @@ from typing import Any
 
 import trio
 
-from ...collectives.errors import AtollError, ConfigError, NotAdmittedError, StateError, StorageError, VersionMismatchError
+from ...collectives.errors import (
+    AtollError,
+    ConfigError,
+    NotAdmittedError,
+    StateError,
+    StorageError,
+    SwarmClosedError,
+    VersionMismatchError,
+)
 from ...collectives.group import Plan
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import MAX_FRAGMENTS
@@ -71,6 +79,7 @@ class RunService:
         self.troubles = Troubles(run_id, node.publish)
         self.phases = Phases(run_id, node.publish)
         self.timings = Timings(run_id, node.publish, self._lane_bytes)
+        self.over = False  # the session is let go of, and its files are about to be closed: nothing reaches it any more
         self.ended = trio.Event()  # `run` has returned, and everything of the run is closed
         self._asking = Asking(random.Random(node.rng.random()))
         self._slots: dict[int, AnchorSlots] = {}  # by fragment
@@ -103,6 +112,7 @@ class RunService:
             await self._drive()
 
     async def _close(self) -> None:
+        self.over = True  # network and engine go on: what they still tell is for nobody
         network = self.node.network
         self.node.lanes.left(self.run_id)
         network.withdraw_run(self.run_id)
@@ -125,6 +135,16 @@ class RunService:
         return self.whole.sessions[0] if self.whole is not None else None
 
     @property
+    def driven(self) -> Session | Fragments:
+        """What a script's command is given to. Raises the error the run failed of, SwarmClosedError once it is over."""
+        if self.error is not None:
+            raise self.error
+        if self.over:
+            raise SwarmClosedError(f"the node has ended its part in run {self.run_id}", hint="join again")
+        assert self.whole is not None
+        return self.whole
+
+    @property
     def lost(self) -> list[RunFiles]:
         """What was founded here, or held here, and is without a genesis now."""
         sessions = self.whole.sessions if self.whole is not None else []
@@ -139,8 +159,10 @@ class RunService:
     @property
     def decidable(self) -> bool:
         """Whether waiting for a decision makes sense: the run goes on here, and it is not known that too few members are there."""
-        there = None if self.error else quorum(self)
-        return self.error is None and (there is None or there["held"])
+        if self.error is not None or self.over:
+            return False
+        there = quorum(self)
+        return there is None or there["held"]
 
     def stop(self, why: AtollError | None = None) -> None:
         """End this run at this node; its script is told ``why``."""
@@ -161,8 +183,11 @@ class RunService:
         self.stop(self.error)
 
     def guard(self, act: Callable[[], object]) -> None:
-        """Do something with the session: what the disk refuses is trouble and will be tried again; anything else ends this run."""
-        if self.error is not None:
+        """Do something with the session: what the disk refuses is trouble and will be tried again; anything else ends this run.
+
+        Every input goes through here but the script's commands (`driven`): after the end of the run nothing is done.
+        """
+        if self.error is not None or self.over:
             return
         try:
             act()

@@ -224,6 +224,10 @@ class LogActions:
         """How far the state is."""
         self.session.ports.emit(ev.StateProgress(have, total, sources))
 
+    def allocate_state(self, layout: Layout) -> memoryview:
+        """Where a fetched state goes."""
+        return memoryview(bytearray(self.session.ports.storage.state_bytes(layout)))
+
     def allocate(self, nbytes: int) -> memoryview:
         """Where fetched bytes go."""
         return self.session.ports.storage.allocate(nbytes)

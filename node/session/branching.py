@@ -421,6 +421,13 @@ class Branching:
             branch.machine.on_result(now, entry.part_digests)
 
     # ---- the end
+    def drop_all(self) -> None:
+        """The end of this session: the data plane lets go of what it holds for a branch. The tip stays on the disk."""
+        self.halt()
+        for held in (self.frozen, self.given):
+            if held is not None:
+                self.session.ports.exchange.release(held[0])
+
     def halt(self) -> None:
         """An entry of the certified log is being applied: the branch goes no further."""
         if self.branch is not None:

@@ -300,6 +300,11 @@ class Operations:
                 if operation.spec.group:
                     self._give_up(now, operation)
 
+    def drop_all(self) -> None:
+        """Take part in nothing any more."""
+        for operation in list(self.by_key.values()):
+            self._forget(operation)
+
     def _forget(self, operation: Operation) -> None:
         del self.by_key[operation.key]
         operation.end()

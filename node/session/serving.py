@@ -175,4 +175,3 @@ class Serving:
         """Serve this result no longer."""
         if self._provided.pop(name, None) is not None:
             self.session.ports.exchange.withdraw(name)
-            self.session.ports.exchange.withdraw(name)

@@ -179,8 +179,8 @@ class Session:
 
     def drop(self) -> None:
         """The end of this session: the data plane lets go of what it holds for it."""
-        self.transfer.drop_all()
-        self.serving.drop_all()
+        for part in (self.transfer, self.serving, self.operations, self.branching):
+            part.drop_all()
         machine = self.machine
         if machine is not None:
             self.ports.exchange.close_round(self.log, machine.round)

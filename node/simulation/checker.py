@@ -259,8 +259,6 @@ class Checker:
     def _outer(self, entry: Entry, result: bytes, before: Tensor, momentum: Tensor) -> tuple[Tensor, Tensor]:
         anchor, momentum = before.clone(), momentum.clone()
         if result:
-            mean = torch.empty(entry.numel)
-            for _ in Grid(entry.codec, entry.numel, entry.chunk_elements).decode(memoryview(bytearray(result)), mean):
-                pass
-            self._step.apply_range(before, mean, momentum, anchor, 0, entry.numel)
+            means = Grid(entry.codec, entry.numel, entry.chunk_elements).decode(memoryview(bytearray(result)))
+            self._step.run(before, means, momentum, anchor)
         return anchor, momentum
