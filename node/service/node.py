@@ -380,6 +380,17 @@ class Node:
         for run in self.by_id.values():
             run.on_gone(peer)
 
+    def on_addresses(self) -> None:
+        """This node can be reached elsewhere than before."""
+        self.publish({"event": "node.addresses", "addresses": self.context.network.addresses()})
+        for run in self.by_id.values():
+            run.guard(lambda run=run: run.announce(trio.current_time()))
+            run.wake()
+
+    def on_path(self, peer: PeerId, path: str) -> None:
+        """A peer is connected in another way than before; "": no more."""
+        self.publish({"event": "peer.path", "peer": peer, "path": path})
+
     def on_refused(self, topic: str, peer: PeerId, code: str, reason: str) -> None:
         """A peer does not admit us."""
         run = self.by_id.get(RunId(topic))

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from ..addresses import host_and_port, is_internet, is_loopback, usable
+from ..addresses import host_and_port, is_direct, is_internet, is_loopback, usable
 
 Verdict = Literal["reachable", "unreachable", "unknown"]
 Reach = Literal["public", "private", "unknown", "local"]
@@ -53,7 +53,7 @@ class AddressManager:
 
     def observed(self, by_host: str, address: str, now: float) -> None:
         """A public peer at ``by_host`` sees connections that leave from our listen port come from ``address``."""
-        if not is_internet(address):
+        if not is_direct(address) or not is_internet(address):  # a peer that we also reach through a relay may name the circuit
             return
         self._observed.pop(by_host, None)
         self._observed[by_host] = address, now
@@ -63,7 +63,7 @@ class AddressManager:
     def mapped(self, means: str, address: str | None) -> None:
         """The router leads ``address`` to us, by ``means`` ("upnp", "nat-pmp"); None: no longer."""
         self._mapped.pop(means, None)
-        if address is not None and is_internet(address):
+        if address is not None and is_direct(address) and is_internet(address):
             self._mapped[means] = address
 
     def report(self, address: str, by_host: str, reached: bool, now: float) -> None:

@@ -106,8 +106,6 @@ class Reach:
         async with trio.open_nursery() as nursery:
             for task in (self._watch, self._verify, self.circuits.run, self.puncher.run):
                 nursery.start_soon(task)
-            if self.settings.port_mapping:
-                pass
 
     def link_changed(self, peer: PeerId, up: bool) -> None:
         """A connection came or went."""
