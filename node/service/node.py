@@ -206,8 +206,9 @@ class Node:
                 self._drop(run)
             raise run.error
         if run.manifest is None:
-            self._drop(run)
-            raise run.refusal() or self._nobody_answered(run)
+            error = run.refusal() or self._nobody_answered(run)
+            self._drop(run, error)  # others may wait for it, too
+            raise error
         return self._info(run)
 
     async def _enter(self, run_id: RunId, organiser: PeerId, signed: SignedManifest | None, admission: Admission) -> RunService:
