@@ -508,9 +508,9 @@ def test_dht_refuses_what_the_owner_did_not_sign() -> None:
         await wait_for(lambda: b.connected(a.peer))
         key = f"/atoll/{a.peer}/status".encode()
         with pytest.raises(Exception, match="did not answer"):
-            await b.dht._ask(a.peer, Rpc(PUT_VALUE, key, b"forged"))
+            await b.dht._channel(a.peer).call(Rpc(PUT_VALUE, key, b"forged"))
         assert a.status()["faults"][b.peer] >= 1
-        assert a.dht.server.values.get(key, 0.0) is None
+        assert a.dht.engine.server.values.get(key, 0.0) is None
 
     run(main)
 
