@@ -212,6 +212,16 @@ class Host:
         """Whether there is an open connection."""
         return peer in self._up
 
+    def remote_host(self, peer: PeerId) -> str:
+        """The numeric host at the other end of a connection to ``peer``; "" where there is none, or none is known."""
+        for connection in self._swarm.get_connections(ID.from_base58(peer)):
+            with contextlib.suppress(Exception):  # a connection through a relay has none
+                muxed: Any = connection.muxed_conn
+                remote = muxed.get_remote_address()
+                if remote is not None:
+                    return str(remote[0])
+        return ""
+
     def peers(self) -> list[PeerId]:
         """The connected peers."""
         return sorted(self._up)
