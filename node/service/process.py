@@ -194,6 +194,7 @@ def plan_bytes(plan: Plan) -> int:
 def _connect(network: PeerNetwork, engine: EngineThread, node: Node, lanes: dict[tuple[PeerId, int], int]) -> None:
     network.on_link, network.on_gone = node.on_link, node.on_gone
     network.on_refused = node.on_refused
+    network.on_addresses, network.on_path = node.on_addresses, node.on_path
 
     def on_member(run: RunId, peer: PeerId, addresses: Sequence[str]) -> None:
         if run in node.by_id:

@@ -210,7 +210,7 @@ class RunService:
         save_run(self.node.paths, self.signed)
         now = trio.current_time()
         whole = self.whole = self._make(self.manifest, now)
-        whole.sessions[0].membership.announce(now, addresses=tuple(split_peer(address)[1] for address in self.node.network.addresses()))
+        self.announce(now)
         whole.start(now)
         for session in whole.sessions:
             if session.machine is not None and session.phase != "running":
@@ -218,6 +218,11 @@ class RunService:
             if session.recertifying.removed:
                 raise removed_here()
         self.known.set()
+
+    def announce(self, now: float) -> None:
+        """Tell the members at which addresses this node can be reached now."""
+        if self.session is not None:
+            self.session.membership.announce(now, addresses=tuple(split_peer(address)[1] for address in self.node.network.addresses()))
 
     def _make(self, manifest: Manifest, now: float) -> Session | Fragments:
         settings, identity = manifest.settings(), self.node.identity
