@@ -158,6 +158,12 @@ class Pair:
 
     def lanes(self, count: int = 1) -> list[dict[str, Any]]:
         """Make so many lanes between the two, and drop them: what the driver says of each."""
+        made = self.make(count)
+        self.drop()
+        return made
+
+    def make(self, count: int = 1) -> list[dict[str, Any]]:
+        """Make so many lanes: what the driver says of each."""
         ends = self.peers[2:]
         for peer, partner in zip(ends, reversed(self.ids[2:]), strict=True):
             peer.say("lanes", peer=partner, count=count)
@@ -165,11 +171,23 @@ class Pair:
         assert all(lane["right"] for lanes in said for lane in lanes)
         by_path = [sorted((lane["index"], lane["path"]) for lane in lanes) for lanes in said]
         assert by_path[0] == by_path[1]
-        for peer, partner in zip(ends, reversed(self.ids[2:]), strict=True):
-            peer.say("drop", peer=partner)
-        for peer in ends:
-            peer.expect("dropped")
         return next(lanes for lanes in said if lanes[0]["drives"])
+
+    def drop(self) -> None:
+        """Close all lanes, and want none."""
+        for peer, partner in zip(self.peers[2:], reversed(self.ids[2:]), strict=True):
+            peer.say("drop", peer=partner)
+        for peer in self.peers[2:]:
+            peer.expect("dropped")
+
+    def bulk(self, warm_s: float, seconds: float, congestion: str) -> float:
+        """Bytes a second over the lanes that are open, from the first peer to the second."""
+        sender, receiver = self.peers[2:]
+        receiver.say("receive", warm_s=warm_s, seconds=seconds)
+        sender.say("send", seconds=warm_s + seconds + 2.0, congestion=congestion)
+        found = receiver.expect("received")
+        sender.expect("sent")
+        return found["nbytes"] / found["seconds"]
 
     def __enter__(self) -> Pair:
         return self

@@ -3,8 +3,9 @@
     lane_peer.py LISTEN LANE_HOST [serve]
 
 LISTEN: a libp2p address; LANE_HOST: where its lane listener is. "serve": it answers everybody, as a public node does. Commands come as JSON
-lines on stdin: {"do": "connect", "peer": P, "addresses": [...]}, {"do": "lanes", "peer": P, "count": N}, {"do": "drop", "peer": P}. It says
-"ready", "connected", for each lane "lane" once bytes have gone both ways, and "dropped".
+lines on stdin: {"do": "connect", "peer": P, "addresses": [...]}, {"do": "lanes", "peer": P, "count": N}, {"do": "drop", "peer": P}, {"do": "send",
+"seconds": S, "congestion": C}, {"do": "receive", "warm_s": W, "seconds": S}. It says "ready", "connected", for each lane "lane" once bytes have gone
+both ways, "dropped", and "received" with the bytes that came within S seconds, counted from W seconds after the first ones.
 """
 
 from __future__ import annotations
@@ -95,6 +96,34 @@ class LanePeer:
                 sock.close()
             self.open.clear()
             say("dropped")
+        elif command["do"] == "send":
+            self.nursery.start_soon(self.send, command["seconds"], command["congestion"])
+        elif command["do"] == "receive":
+            self.nursery.start_soon(self.receive, command["warm_s"], command["seconds"])
+
+    async def send(self, seconds: float, cc: str) -> None:
+        """Fill all lanes."""
+        data = self.rng.randbytes(1 << 18)
+        with trio.move_on_after(seconds):
+            async with trio.open_nursery() as nursery:
+                for sock in self.open:
+                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, cc.encode())
+                    nursery.start_soon(fill, sock, data)
+        say("sent", relayed=self.relay.nbytes)
+
+    async def receive(self, warm_s: float, seconds: float) -> None:
+        """Count what comes on all lanes."""
+        total = [0]
+        first = trio.Event()
+        async with trio.open_nursery() as nursery:
+            for sock in self.open:
+                nursery.start_soon(drain, sock, total, first)
+            await first.wait()
+            await trio.sleep(warm_s)
+            before, began = total[0], trio.current_time()
+            await trio.sleep(seconds)
+            say("received", nbytes=total[0] - before, seconds=trio.current_time() - began)
+            nursery.cancel_scope.cancel()
 
     async def run(self) -> None:
         """Until stdin ends."""
@@ -110,6 +139,19 @@ class LanePeer:
                     say("failed", why=error.message)
             nursery.cancel_scope.cancel()
         self.relay.close()
+
+
+async def fill(sock: trio.socket.SocketType, data: bytes) -> None:
+    """Send for ever."""
+    while True:
+        await sock.send(data)
+
+
+async def drain(sock: trio.socket.SocketType, total: list[int], first: trio.Event) -> None:
+    """Receive until the end."""
+    while data := await sock.recv(1 << 18):
+        total[0] += len(data)
+        first.set()
 
 
 def congestion(sock: trio.socket.SocketType) -> str:

@@ -132,15 +132,17 @@ class Relay:
 
     async def _arrived(self, sock: trio.socket.SocketType) -> None:
         """One end of a circuit, on the lane listener."""
+        claim: Claim | None = None
         with trio.move_on_after(ANSWER_S):
             voucher = await receive_exactly(sock, VOUCHER_BYTES)
             self._tidy()
             claim = self._vouchers.show(trio.current_time(), voucher)
-            if claim is not None and claim.circuit in self._waiting:
+        if claim is None:
+            return
+        if claim.circuit in self._waiting:
+            with trio.move_on_after(ANSWER_S):
                 await self._join(claim, sock)
-                return
-            if claim is None:
-                return
+            return
         with trio.move_on_after(self._vouchers.limits.show_s):
             self._waiting[claim.circuit] = sock, trio.Event()
             try:
