@@ -30,6 +30,7 @@ from .through.relaying import Helpers, show
 
 LOOK_S = 0.1
 """A dial on the same network has so long, however fast observers answer."""
+REVERSE_S = 0.5
 ARRIVE_S = 2.0
 """How much later than the driver the other side may have the lane."""
 FOLLOW_S = 40.0
@@ -116,12 +117,17 @@ class _Drive:
 
             if self.spot is not None:
                 nursery.start_soon(look, self.spot)
-            found = await dial(self._theirs, self._terms.token, self._terms.both)
+            with trio.move_on_after(self._patience()):
+                found = await dial(self._theirs, self._terms.token, self._terms.both)
             if found is not None:
                 nursery.cancel_scope.cancel()
         if found is None:
             self.tried.append("no direct address answers")
         return Made(found, path_of(found)) if found is not None else None
+
+    def _patience(self) -> float:
+        """Who has no public address will hardly answer one who has, and can dial it."""
+        return REVERSE_S if has_public(self._ways.addresses()) and not has_public(self._theirs) else DIAL_S
 
     async def reverse(self) -> Made | None:
         """Be dialled."""

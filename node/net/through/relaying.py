@@ -32,6 +32,8 @@ MAGIC = b"atoll/r\n"
 READY = b"r"
 ANSWER_S = 3.0
 DIAL_S = 3.0
+MAX_READING = 64
+"""Connections that have not shown a voucher yet; more are closed at once."""
 _MAX_MESSAGE_BYTES = 4096
 
 Addresses = Annotated[tuple[Annotated[str, msgspec.Meta(max_length=MAX_ADDRESS_CHARS)], ...], msgspec.Meta(max_length=MAX_ADDRESSES)]
@@ -77,6 +79,7 @@ class Relay:
         self._listener, self._knows = listener, knows
         self._vouchers = Vouchers(secrets.token_bytes(32), limits or Limits())
         self._waiting: dict[bytes, tuple[trio.socket.SocketType, trio.Event]] = {}
+        self._reading = 0
         self._over: list[bytes] = []  # by the splice's thread
         self._splice: Splice | None = None
         host.handle(PROTOCOL, self._serve)
@@ -133,10 +136,16 @@ class Relay:
     async def _arrived(self, sock: trio.socket.SocketType) -> None:
         """One end of a circuit, on the lane listener."""
         claim: Claim | None = None
-        with trio.move_on_after(ANSWER_S):
-            voucher = await receive_exactly(sock, VOUCHER_BYTES)
-            self._tidy()
-            claim = self._vouchers.show(trio.current_time(), voucher)
+        if self._reading >= MAX_READING:
+            return
+        self._reading += 1
+        try:
+            with trio.move_on_after(ANSWER_S):
+                voucher = await receive_exactly(sock, VOUCHER_BYTES)
+                self._tidy()
+                claim = self._vouchers.show(trio.current_time(), voucher)
+        finally:
+            self._reading -= 1
         if claim is None:
             return
         if claim.circuit in self._waiting:
