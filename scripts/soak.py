@@ -254,6 +254,10 @@ def run(options: argparse.Namespace, folder: Path) -> int:
         loss, chronicle = soak.loss(), soak.chronicle
     finally:
         soak.end()
+    watched = chronicle.growth(began, ended)
+    progress(
+        "grew, of those that lived through it: " + ", ".join(f"{one['grew_mib']} MiB and {one['grew_fds']} descriptors" for one in watched)
+    )
     progress(f"{chronicle.top} rounds, {sum(chronicle.faults.values())} faults, loss {loss:.4f}; now without faults")
     twin = Soak(folder / "twin", options.peers, options.seed)
     try:
@@ -261,7 +265,6 @@ def run(options: argparse.Namespace, folder: Path) -> int:
         loss_fault_free, twin_rounds = twin.loss(), twin.chronicle.top
     finally:
         twin.end()
-    watched = chronicle.growth(began, ended)
     differing = sorted(round_ for round_, digests in chronicle.digests.items() if len(digests) > 1)
     emit(
         "soak", vars(options), [{"faults": dict(chronicle.faults), "twin_rounds": twin_rounds, "watched": watched}], rounds=chronicle.top,
