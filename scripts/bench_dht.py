@@ -27,7 +27,7 @@ from atoll.node.net.network import PeerNetwork
 from atoll.security.identity import Identity
 
 ANSWER_S = 30.0
-SETTLED_S = 60.0
+REFRESHES = 3
 
 
 class Lost(Exception):
@@ -131,15 +131,15 @@ def _lying(honest: Callable[..., Rpc]) -> Callable[..., Rpc]:
 
 
 def start(arguments: argparse.Namespace) -> list[Node]:
-    """All nodes, everybody known to everybody as far as a table has room; the first two are honest and stay."""
+    """All nodes, acquainted; the first two are honest and stay."""
     hostile = round(arguments.peers * arguments.hostile)
     nodes: list[Node] = []
+    tables: list[int] = []
     for number in range(arguments.peers):
         nodes.append(Node([nodes[0].hello["address"]] if nodes else [], 2 <= number < 2 + hostile))
-    until, wanted = time.monotonic() + SETTLED_S, min(arguments.peers - 1 - hostile, 15)
-    while min(node.ask(do="refresh")["got"] for node in nodes) < wanted:
-        if time.monotonic() > until:
-            raise Lost("the nodes did not find one another")
+    for _ in range(REFRESHES):
+        tables = [node.ask(do="refresh")["got"] for node in nodes]
+    progress(f"{len(nodes)} nodes, at least {min(tables)} in each table")
     return nodes
 
 
