@@ -7,7 +7,8 @@ framing        frames on a byte stream: u32 length, payload, hard limits
 peerbook       who is where; the cache file that spares a restart the bootstrap
 faults         what peers do wrong, and who is shut out for it
 backoff        retry delays that grow, with jitter
-dht/           the private Kademlia: records, store, server, query engine
+dnsaddr        names that stand for addresses of peers
+dht/           the private Kademlia: records, store, server, query engine without I/O, its driver
 bootstrap      finding the first peers, for as long as it takes
 announcements  signed announcements of members, and the registry of them
 rendezvous     the members of a run, known to all of them

@@ -26,6 +26,8 @@ BETA = 3
 """A path may stop early when this many of its nearest peers have answered."""
 GRACE_HEDGES = 4
 """So many hedge times after the others a path is given up: somebody keeps it busy with peers that do not exist."""
+PATIENCE_S = 1.0
+"""An exhaustive lookup that found too little waits so long for the slow ones: a first connection over a long way takes its time."""
 SPARES = 2
 """A store that fails is made elsewhere, up to this many times the replicas."""
 
@@ -95,6 +97,9 @@ class _Requests:
 
     def flying(self) -> list[_Asked]:
         return [asked for asked in self.by_peer.values() if asked.state is _State.ASKED]
+
+    def any_slow(self) -> bool:
+        return any(asked.state is _State.SLOW for asked in self.by_peer.values())
 
     def let_go_of_the_slow(self, now: float) -> None:
         for asked in self.flying():
@@ -166,8 +171,7 @@ class Lookup:
             if peer is not None:
                 self._requests.ask(peer, path, now)
                 out.append((peer, self._request))
-        left = PATHS - len(self._ended)
-        if not left or (left < PATHS and self._requests.by_peer and now >= self._give_up_at()):
+        if now >= self._give_up_at():
             self.done = True
             return []
         return out
@@ -226,6 +230,9 @@ class Lookup:
         return list(islice(live, count))
 
     def _give_up_at(self) -> float:
+        """When the lookup is over if nothing more happens."""
+        if len(self._ended) == PATHS:
+            return self._last_end + (PATIENCE_S if self._exhaustive and self._requests.any_slow() else 0.0)
         return self._last_end + GRACE_HEDGES * self._requests.hedge_s if self._sound else float("inf")
 
 
