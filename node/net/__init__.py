@@ -9,7 +9,7 @@ framing        frames on a byte stream: u32 length, payload, hard limits
 peerbook       who is where; the cache file that spares a restart the bootstrap
 faults         what peers do wrong, and who is shut out for it
 backoff        retry delays that grow, with jitter
-dnsaddr        names that stand for addresses of peers
+dnsaddr        names in addresses, and names that stand for peers
 reach/         where we can be dialled; relays and hole punching where we cannot
 dht/           the private Kademlia: records, store, server, query engine without I/O, its driver
 bootstrap      finding the first peers, for as long as it takes

@@ -1,4 +1,4 @@
-"""``/dnsaddr/HOST``: a name that stands for addresses of peers, which its owner can change at any time.
+"""Names in addresses: ``/dns4/HOST/tcp/PORT``, and ``/dnsaddr/HOST``, which stands for peers that its owner can change at any time.
 
 The TXT records of ``_dnsaddr.HOST`` list them, one ``dnsaddr=ADDRESS`` each; an address may be such a name again. With ``/p2p/PEER``
 behind it only that peer's count. What DNS says is no more trusted than any other hint: a peer proves its id when it is dialled.
@@ -6,20 +6,24 @@ behind it only that peer's count. What DNS says is no more trusted than any othe
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import contextlib
+import socket
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
 import trio
 
 from ...collectives.errors import ConfigError, NetworkError, PeerUnreachableError
 from ...collectives.identifiers import PeerId
 from ...security.identity import is_peer_id
-from .addresses import MAX_ADDRESS_CHARS, is_host_name, split_peer
+from .addresses import MAX_ADDRESS_CHARS, host_and_port, is_direct, is_host_name, is_public, make_address, split_peer
 
 PREFIX = "/dnsaddr/"
 MAX_DEPTH = 4
 MAX_QUESTIONS = 16
 MAX_FOUND = 32
 ANSWER_S = 5.0
+
+_FAMILIES = {"dns": socket.AF_UNSPEC, "dns4": socket.AF_INET, "dns6": socket.AF_INET6}
 
 Texts = Callable[[str], Awaitable[Sequence[str]]]
 """The TXT records of a host. Raises NetworkError."""
@@ -81,3 +85,23 @@ async def look_up(address: str, texts: Texts = texts_of) -> list[tuple[PeerId, s
     if failure is not None and not found:
         raise failure
     return list(found)[:MAX_FOUND]
+
+
+async def numeric(addresses: Sequence[str], given: Collection[str]) -> list[str]:
+    """``addresses``, their names replaced by what they stand for: libp2p's TCP asks no name server.
+
+    A name that is not among ``given``, what our user told us, is a stranger's: it leads to no private host. One that stands for nothing stays.
+    """
+    found: list[str] = []
+    for address in addresses:
+        family = _FAMILIES.get(address.split("/", 2)[1])
+        if family is None or not is_direct(address):
+            found.append(address)
+            continue
+        host, port = host_and_port(address)
+        infos: list[str] = []
+        with contextlib.suppress(OSError), trio.move_on_after(ANSWER_S):
+            said = await trio.socket.getaddrinfo(host, port, family=family, type=socket.SOCK_STREAM)
+            infos = [str(sockaddr[0]).partition("%")[0] for *_, sockaddr in said]
+        found += [make_address(info, port) for info in infos if address in given or is_public(info)] if infos else [address]
+    return list(dict.fromkeys(found))

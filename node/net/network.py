@@ -183,7 +183,8 @@ class PeerNetwork:
 
     async def connect(self, peer: PeerId) -> None:
         """Make sure of a connection. Raises PeerUnreachableError. `send` does it by itself."""
-        await self._host.connect(peer, known_to_dial(self.book.addresses(peer), self._given, self.reach.may_dial))
+        addresses = known_to_dial(self.book.addresses(peer), self._given, self.reach.may_dial)
+        await self._host.connect(peer, await dnsaddr.numeric(addresses, self._given))
 
     def connected(self, peer: PeerId) -> bool:
         """Whether there is a libp2p connection to ``peer``."""

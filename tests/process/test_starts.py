@@ -132,6 +132,12 @@ def test_what_is_no_name_is_refused(name: str) -> None:
         network(name)
 
 
+def test_a_strangers_name_leads_to_no_private_host() -> None:
+    name = "/dns4/localhost/tcp/4001"
+    assert trio.run(dnsaddr.numeric, [name, "/ip4/192.0.2.1/tcp/1"], {name}) == ["/ip4/127.0.0.1/tcp/4001", "/ip4/192.0.2.1/tcp/1"]
+    assert trio.run(dnsaddr.numeric, [name, "/ip4/192.0.2.1/tcp/1"], set[str]()) == ["/ip4/192.0.2.1/tcp/1"]
+
+
 def test_names_are_followed_a_few_steps_only_and_may_point_at_one_another() -> None:
     async def ring(host: str) -> Sequence[str]:
         asked.append(host)

@@ -12,7 +12,7 @@ from multiaddr import Multiaddr
 from ....collectives.errors import RemoteProtocolError
 from ....collectives.identifiers import PeerId
 from ....security.identity import decode_base58, encode_base58, is_peer_id
-from ..addresses import MAX_ADDRESSES, is_address, usable, without_peer
+from ..addresses import MAX_ADDRESSES, is_address, without_peer
 
 MAX_MESSAGE_BYTES = 128 << 10
 MAX_PEERS = 64
@@ -82,9 +82,9 @@ def _located(entries: object) -> tuple[Located, ...]:
     for entry in list(entries)[:MAX_PEERS]:  # pyright: ignore[reportArgumentType, reportCallIssue]
         peer = encode_base58(entry.id) if len(entry.id) <= 64 else ""
         if is_peer_id(peer):
-            found.append(
-                (PeerId(peer), usable(_address(packed) for packed in list(entry.addrs)[: 4 * MAX_ADDRESSES] if len(packed) <= 256))
-            )
+            texts = dict.fromkeys(_address(packed) for packed in list(entry.addrs)[: 4 * MAX_ADDRESSES] if len(packed) <= 256)
+            texts.pop("", None)
+            found.append((PeerId(peer), tuple(texts)[:MAX_ADDRESSES]))
     return tuple(found)
 
 
