@@ -104,9 +104,9 @@ def test_two_halves_that_met_different_bootstrap_nodes_become_one_swarm() -> Non
         halves = [[await started(nursery, hub.addresses()[0], member=True) for _ in range(2)] for hub in hubs]
         for half in halves:
             await wait_for(lambda half=half: all(known(node) | {node.peer} == {other.peer for other in half} for node in half))
-        hubs[0].add_bootstrap(hubs[1].addresses())  # neither is a member: the DHT brings their members together
-        everybody = {node.peer for half in halves for node in half}
-        await wait_for(lambda: all(known(node) | {node.peer} == everybody for half in halves for node in half))
+        newcomer = await started(nursery, *(hub.addresses()[0] for hub in hubs), member=True)
+        nodes = [newcomer, *(node for half in halves for node in half)]
+        await wait_for(lambda: all(known(node) | {node.peer} == {other.peer for other in nodes} for node in nodes))
 
     run(main)
 

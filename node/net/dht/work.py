@@ -27,7 +27,7 @@ BETA = 3
 GRACE_HEDGES = 4
 """So many hedge times after the others a path is given up: somebody keeps it busy with peers that do not exist."""
 PATIENCE_S = 1.0
-"""An exhaustive lookup that found too little waits so long for the slow ones: a first connection over a long way takes its time."""
+"""Who found or stored too little waits so long for the slow ones: a first connection over a long way takes its time."""
 SPARES = 2
 """A store that fails is made elsewhere, up to this many times the replicas."""
 
@@ -232,7 +232,8 @@ class Lookup:
     def _give_up_at(self) -> float:
         """When the lookup is over if nothing more happens."""
         if len(self._ended) == PATHS:
-            return self._last_end + (PATIENCE_S if self._exhaustive and self._requests.any_slow() else 0.0)
+            patient = self._requests.any_slow() and (self._exhaustive or not self._sound)
+            return self._last_end + (PATIENCE_S if patient else 0.0)
         return self._last_end + GRACE_HEDGES * self._requests.hedge_s if self._sound else float("inf")
 
 
@@ -244,12 +245,15 @@ class Store:
         self._request, self._waiting, self._kept = request, list(peers[: SPARES * replicas]), kept
         self._wanted = min(replicas, len(peers))
         self._requests = _Requests(hedge_s)
+        self._patient_until, self._given_up = float("inf"), False
         self.stored = 0
 
     @property
     def over(self) -> bool:
         """See `Work`."""
-        return not self._requests.flying() and (self.stored >= self._wanted or not self._waiting)
+        if self._requests.flying():
+            return False
+        return self.stored >= self._wanted or (not self._waiting and (self._given_up or not self._requests.any_slow()))
 
     @property
     def done(self) -> bool:
@@ -263,12 +267,14 @@ class Store:
         while self._waiting and self.stored + len(self._requests.flying()) < self._wanted:
             peer = self._waiting.pop(0)
             self._requests.ask(peer, 0, now)
+            self._patient_until = now + PATIENCE_S
             out.append((peer, self._request))
+        self._given_up = now >= self._patient_until
         return out
 
     def wake(self) -> float:
         """See `Work`."""
-        return self._requests.wake()
+        return min(self._requests.wake(), self._patient_until)
 
     def answered(self, peer: PeerId, answer: Rpc, now: float) -> None:
         """See `Work`."""
