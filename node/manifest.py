@@ -74,9 +74,17 @@ class InnerTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class OuterTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``[train.outer]``: applied to the anchor, in the node, the same on all members."""
 
-    optimizer: Literal["nesterov", "sgd"] = "nesterov"
+    optimizer: Literal["nesterov", "sgd", "adam", "yogi", "adagrad", "co2"] = "nesterov"
     lr: Annotated[float, msgspec.Meta(gt=0, le=10)] = 0.7  # DiLoCo's published value (arXiv 2311.08105)
     momentum: Fraction = 0.9  # DiLoCo's published value; 0.6 below about 50 rounds, where 0.9 diverges
+    beta2: Fraction = 0.99  # of adam and yogi, published as epsilon is (arXiv 2003.00295)
+    epsilon: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1e-3  # of adam, yogi and adagrad
+    clip: Positive = 3.0  # of co2: times the mean norm of the momentum
+    governor: bool = False  # restart momentum and halve lr for a while when the update's norm jumps
+
+    def settings(self) -> OuterSettings:
+        """As the outer step takes it."""
+        return OuterSettings(self.optimizer, self.lr, self.momentum, self.beta2, self.epsilon, self.clip, self.governor)
 
 
 class TrainTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -180,12 +188,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def settings(self) -> RunSettings:
         """What governs rounds and optimizers."""
-        outer = OuterSettings(kind=self.train.outer.optimizer, lr=self.train.outer.lr, momentum=self.train.outer.momentum)
         return RunSettings(
             method=self.train.method,
             sync_every=self.train.sync_every,
             round_s=self.train.round_s,
-            outer=outer,
+            outer=self.train.outer.settings(),
             codec=self.exchange.codec,
             codecs=self.exchange.codecs,
             plan=self.exchange.plan,
@@ -303,6 +310,14 @@ def _check(manifest: Manifest, name: str) -> None:
             )
     if exchange.fragments > 1:
         _check_fragments(manifest, name)
+    outer = manifest.train.outer
+    if manifest.no_quorum.policy == "branch" and (outer.optimizer in ("adam", "yogi", "co2") or outer.governor):
+        raise ConfigError(
+            f'{name}: a run with $.no_quorum.policy = "branch" cannot have this outer optimizer',
+            key="$.train.outer.optimizer",
+            why="What a branch hands over is the anchor and one momentum vector.",
+            hint='Use optimizer = "nesterov", "sgd" or "adagrad" without a governor, or policy = "pause".',
+        )
     if model.entry == "builtin:gpt":
         gpt_config(model, name)
     if len(manifest.encode()) > MAX_MANIFEST_BYTES:

@@ -97,7 +97,8 @@ class AnchorStore:
         self.layout = layout
         self.round = 0
         self._step = OuterStep(effective_outer(settings), layout)
-        self.momentum = torch.zeros(layout.numel, dtype=torch.float32, device="cpu") if self._step.needs_momentum else None
+        numel = self._step.state_numel(layout.numel)
+        self.momentum = torch.zeros(numel, dtype=torch.float32, device="cpu") if self._step.needs_momentum else None
         self.anchor = torch.empty(layout.numel, dtype=torch.float32, device="cpu")
         initial(self.anchor)
         self._free: list[Tensor] = []

@@ -12,6 +12,7 @@ from blake3 import blake3
 from ...collectives.errors import LocalProtocolError
 from ..control.protocol import opened_fds
 from ..shared_memory import SLOTS, AnchorSlot, ReadOnlyFloats, WritableFloats, map_bytes, received
+from .eager import eager
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,7 +78,8 @@ def copy_range(vector: EncodedVector, destination: Tensor, start: int) -> None:
     """Decode elements [start, start + destination.numel()) into ``destination``: float32, contiguous, on the CPU or a GPU."""
     import torch  # the caller has it
 
-    grid, out = vector.grid, destination.detach().view(-1)
+    plain = destination.dim() == 1 and not destination.requires_grad  # each step of torch gives up the interpreter's lock
+    grid, out = vector.grid, destination if plain else destination.detach().view(-1)
     if start == 0 and out.numel() == grid.numel:
         return vector.decode(out)
     scratch = torch.empty(min(grid.chunk_elements, grid.numel), dtype=torch.float32, device="cpu")
@@ -114,7 +116,8 @@ class SlotView:
 
     def copy_into(self, destination: Tensor, start: int = 0) -> None:
         """See AnchorView. Raises LocalProtocolError after `release`, or when range or destination do not fit."""
-        self._held().copy_into(destination, start)
+        with eager():
+            self._held().copy_into(destination, start)
 
     def feed(self, digest: blake3) -> None:
         """Add its bytes to a digest."""

@@ -68,8 +68,7 @@ class Reductions:
         """Memory for a contribution, or buffer ``number``, that holds it. Raises StorageError, and what `Operations.prepare` raises."""
         if call.op_id in self._open:
             raise LocalProtocolError(f"{call.name} is open already", hint="give every operation its own op_id")
-        session = self.run.session
-        assert session is not None
+        session = self.run.driven.sessions[0]
         operation = session.operations.prepare(trio.current_time(), call, numel)
         self.run.node.lanes.soon(trio.current_time(), frozenset(operation.peers) - {self.run.node.identity.peer})
         shape = operation.machine.shape
@@ -86,10 +85,9 @@ class Reductions:
 
     def start(self, op_id: str) -> None:
         """The script wrote its contribution: call the operation."""
-        reduction, session = self._open.get(op_id), self.run.session
+        reduction, session = self._open.get(op_id), self.run.driven.sessions[0]
         if reduction is None or reduction.running or reduction.cid:
             raise LocalProtocolError(f"operation {op_id!r} is not open, or was started already")
-        assert session is not None
         now = trio.current_time()
         reduction.cid, reduction.started_at, reduction.running = os.urandom(16), now, True
         reduction.traffic = self.run.traffic()
@@ -161,7 +159,7 @@ class Reductions:
         assert buffer is not None
         sent, received = self._traffic(reduction)
         counted, elapsed = event.cid == reduction.cid, now - reduction.started_at
-        self.run.note_operation(
+        self.run.chronicle.note_operation(
             {
                 "op_id": event.op_id, "contributors": {share.peer: share.samples for share in event.contributors}, "counted": counted,
                 "elapsed_s": elapsed, "reduce_s": event.reduce_s, "decision_s": event.decision_s,

@@ -12,10 +12,9 @@ from typing import Any
 
 import trio
 
-from ...collectives.errors import AtollError, ConfigError, NotAdmittedError, StateError, StorageError, VersionMismatchError
+from ...collectives.errors import AtollError, ConfigError, NotAdmittedError, StorageError, SwarmClosedError, VersionMismatchError
 from ...collectives.group import Plan
 from ...collectives.identifiers import PeerId, RunId
-from ...collectives.layout import MAX_FRAGMENTS
 from ...optim.outer import effective_outer
 from ..invite import check_token
 from ..manifest import Manifest, SignedManifest, decode_signed, save_run
@@ -27,17 +26,17 @@ from ..session.fragments import Fragments, logs_of
 from ..shared_memory import AnchorSlots
 from ..storage import RunFiles
 from .asking import Asking
+from .chronicle import Chronicle
 from .context import NodeContext
 from .phases import Phases
 from .ports import RunPorts
 from .timings import Timings
-from .troubles import Troubles, coded, described
-from .views import SEEKING, peers_of, quorum, status_of
+from .troubles import Troubles, coded, described, removed_here
+from .views import peers_of, quorum, status_of
 
 log = logging.getLogger("atoll")
 
 ASK_MANIFEST, MANIFEST = b"?", b"C"
-HISTORY = 256  # committed rounds kept for status
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +63,18 @@ class RunService:
         self.error: AtollError | None = None
         self.listeners: list[Callable[[object], None]] = []
         self.metrics: dict[str, float] = {}
-        self.rounds: list[dict[str, Any]] = []
-        self.operation: dict[str, Any] | None = None  # the free-standing one decided last
-        self.progress = SEEKING
+        self.chronicle = Chronicle(self)
         self.refusals: dict[PeerId, tuple[str, str]] = {}
         self.troubles = Troubles(run_id, node.publish)
         self.phases = Phases(run_id, node.publish)
         self.timings = Timings(run_id, node.publish, self._lane_bytes)
+        self.over = False  # the session is let go of, and its files are about to be closed: nothing reaches it any more
         self.ended = trio.Event()  # `run` has returned, and everything of the run is closed
         self._asking = Asking(random.Random(node.rng.random()))
         self._slots: dict[int, AnchorSlots] = {}  # by fragment
         self._wake = trio.Event()
+        self._due = 0.0  # when the session is looked at next, unless something wakes us
+        self._news = True  # of members, from discovery
         self._scope = trio.CancelScope()
         self._traffic_before = self._node_traffic()
 
@@ -103,6 +103,7 @@ class RunService:
             await self._drive()
 
     async def _close(self) -> None:
+        self.over = True  # network and engine go on: what they still tell is for nobody
         network = self.node.network
         self.node.lanes.left(self.run_id)
         network.withdraw_run(self.run_id)
@@ -125,6 +126,21 @@ class RunService:
         return self.whole.sessions[0] if self.whole is not None else None
 
     @property
+    def foreign(self) -> set[PeerId]:
+        """Peers that are on another history of this run."""
+        return self.session.membership.foreign if self.session is not None else set()
+
+    @property
+    def driven(self) -> Session | Fragments:
+        """What a script's command is given to. Raises the error the run failed of, SwarmClosedError once it is over."""
+        if self.error is not None:
+            raise self.error
+        if self.over:
+            raise SwarmClosedError(f"the node has ended its part in run {self.run_id}", hint="join again")
+        assert self.whole is not None
+        return self.whole
+
+    @property
     def lost(self) -> list[RunFiles]:
         """What was founded here, or held here, and is without a genesis now."""
         sessions = self.whole.sessions if self.whole is not None else []
@@ -139,8 +155,10 @@ class RunService:
     @property
     def decidable(self) -> bool:
         """Whether waiting for a decision makes sense: the run goes on here, and it is not known that too few members are there."""
-        there = None if self.error else quorum(self)
-        return self.error is None and (there is None or there["held"])
+        if self.error is not None or self.over:
+            return False
+        there = quorum(self)
+        return there is None or there["held"]
 
     def stop(self, why: AtollError | None = None) -> None:
         """End this run at this node; its script is told ``why``."""
@@ -161,8 +179,11 @@ class RunService:
         self.stop(self.error)
 
     def guard(self, act: Callable[[], object]) -> None:
-        """Do something with the session: what the disk refuses is trouble and will be tried again; anything else ends this run."""
-        if self.error is not None:
+        """Do something with the session: what the disk refuses is trouble and will be tried again; anything else ends this run.
+
+        Every input goes through here but the script's commands (`driven`): after the end of the run nothing is done.
+        """
+        if self.error is not None or self.over:
             return
         try:
             act()
@@ -189,12 +210,19 @@ class RunService:
         save_run(self.node.paths, self.signed)
         now = trio.current_time()
         whole = self.whole = self._make(self.manifest, now)
-        whole.sessions[0].membership.announce(now, addresses=tuple(split_peer(address)[1] for address in self.node.network.addresses()))
+        self.announce(now)
         whole.start(now)
         for session in whole.sessions:
             if session.machine is not None and session.phase != "running":
                 self.files[session.log].check()
+            if session.recertifying.removed:
+                raise removed_here()
         self.known.set()
+
+    def announce(self, now: float) -> None:
+        """Tell the members at which addresses this node can be reached now."""
+        if self.session is not None:
+            self.session.membership.announce(now, addresses=tuple(split_peer(address)[1] for address in self.node.network.addresses()))
 
     def _make(self, manifest: Manifest, now: float) -> Session | Fragments:
         settings, identity = manifest.settings(), self.node.identity
@@ -226,14 +254,17 @@ class RunService:
         while True:
             wake = self._wake = trio.Event()
             self._tend_lanes()
-            with trio.move_on_at(max(session.next_due(), trio.current_time() + 0.001)):
+            self._due = max(session.next_due(), trio.current_time() + 0.001)
+            with trio.move_on_at(self._due):
                 await wake.wait()
             self.guard(self._look)
 
     def _look(self) -> None:
         session, now = self.whole, trio.current_time()
         assert session is not None
-        session.add_contacts(now, [peer for peer, _ in self.node.network.members(self.run_id)])
+        if self._news:
+            self._news = False
+            session.add_contacts(now, [peer for peer, _ in self.node.network.members(self.run_id)])
         for peer, addresses in session.sessions[0].membership.moved().items():  # so that members find one another without any bootstrap
             self.node.network.add_addresses(peer, addresses)
         if now >= session.next_due():
@@ -241,6 +272,11 @@ class RunService:
 
     def wake(self) -> None:
         """Look at the session's timers again."""
+        self._wake.set()
+
+    def on_member(self) -> None:
+        """Discovery has found a member, or where it is now."""
+        self._news = True
         self._wake.set()
 
     def _tend_lanes(self) -> None:
@@ -328,7 +364,8 @@ class RunService:
         session = self.whole
         if session is not None:
             self.guard(lambda: handle(session, trio.current_time()))
-            self.wake()
+            if session.next_due() < self._due:  # else one more step of the loop for each message, for nothing
+                self.wake()
 
     # ---- memory
     def slots(self, numel: int, fragment: int = 0) -> AnchorSlots:
@@ -366,93 +403,12 @@ class RunService:
         return lanes[0] + control[0], lanes[1] + control[1]
 
     # ---- events
-    def note_operation(self, operation: dict[str, Any]) -> None:
-        """A free-standing operation of the script is decided."""
-        self.operation = operation
-        self.node.publish({"event": "operation.committed", "run": self.run_id, **operation})
-
-    def _tell(self, kind: str, fragment: int, **fields: Any) -> None:
-        """Publish; of a run in fragments every event says of which."""
-        where = {"fragment": fragment} if self.whole and len(self.whole.sessions) > 1 else {}
-        self.node.publish({"event": kind, "run": self.run_id, **where, **fields})
-
     def on_event(self, event: object) -> None:
         """An event of a session."""
         fragment, told = (event.fragment, event.event) if isinstance(event, ev.InFragment) else (0, event)
-        self._note(fragment, told)
+        self.chronicle.note(fragment, told)
         for listener in list(self.listeners):
             listener(event)
-
-    def _note(self, fragment: int, event: object) -> None:
-        match event:
-            case ev.PlanTaken():
-                self.phases.planned(trio.current_time(), event)
-                self.timings.planned(event)
-            case ev.Timed():
-                self.timings.timed(trio.current_time(), event)
-            case ev.RoundCommitted():
-                self.rounds = [*self.rounds[-HISTORY:], {"fragment": fragment, **self._describe(event)}]
-                self.troubles.clear()
-                kind = "round.committed" if event.contributors else "entry.committed"  # the latter at most changes who is a member
-                self.node.publish({"event": kind, "run": self.run_id, **self.rounds[-1]})
-            case ev.BranchBegun():
-                log.warning("run %s: no quorum; going on without certainty with %d of its members", self.run_id, len(event.members))
-                self._tell("branch.begun", fragment, members=list(event.members), round=event.round)
-            case ev.BranchAdvanced():
-                shares = {share.peer: share.samples for share in event.contributors}
-                self._tell("round.uncertified", fragment, round=event.round, contributors=shares)
-            case ev.BranchEnded():
-                if event.lost:
-                    log.warning(
-                        "run %s: %d contributions without certainty are lost (%d samples)", self.run_id, len(event.lost), event.samples
-                    )
-                self._tell("branch.ended", fragment, adopted=event.adopted, lost=len(event.lost), lost_samples=event.samples)
-            case ev.StateProgress():
-                self.progress = ("fetching state", event.have, event.total)
-                self._tell("state.progress", fragment, have=event.have, total=event.total)
-            case ev.StateReady():
-                self.progress = ("ready", 1, 1)
-                self._tell("state.ready", fragment, round=event.round)
-            case ev.StateRoot():
-                for row in self.rounds[-MAX_FRAGMENTS:]:
-                    if (row["fragment"], row["entry"]) == (fragment, event.entry):
-                        row["state_root"] = event.root.hex()
-                self._tell("state.root", fragment, entry=event.entry, root=event.root.hex())
-            case ev.PeerMisbehaved():
-                self._tell("peer.misbehaved", fragment, peer=event.peer, reason=event.reason)
-            case ev.AnotherHistory():
-                if (twice := self.founded_twice()) is not None:
-                    self.troubles.tell(twice)
-            case ev.StateDiverged():
-                self._tell("state.diverged", fragment, entry=event.entry)
-            case _:
-                pass
-
-    def founded_twice(self) -> StateError | None:
-        """Somebody is on another history of this run: a trouble for as long as it is so."""
-        foreign = sorted(self.session.membership.foreign) if self.session else []
-        if not foreign:
-            return None
-        who = f"{', '.join(peer[-8:] for peer in foreign)} {'is' if len(foreign) == 1 else 'are'}"
-        return StateError(
-            f"{who} on another history of this run; it was founded twice", code="E305",
-            why="The organiser's node had lost the run's state and founded it again. The two never meet: each trains without the other.",
-            hint="Choose one. On every machine of the other: atoll down, move the run's folder away, atoll up, join again.",
-        )  # fmt: skip
-
-    def _describe(self, event: ev.RoundCommitted) -> dict[str, Any]:
-        return {
-            "round": event.round,
-            "entry": event.entry,
-            "contributors": {share.peer: share.samples for share in event.contributors},
-            "members": list(event.config),
-            "lost": list(event.lost),
-            "counted": event.counted,
-            "elapsed_s": round(event.elapsed_s, 4),
-            "at": time.time(),
-            "bytes_sent": self.traffic()[0],
-            "bytes_received": self.traffic()[1],
-        }
 
     # ---- views
     def status(self) -> dict[str, Any]:

@@ -60,11 +60,8 @@ class AttachedScript:
 
     @property
     def whole(self) -> Session | Fragments:
-        """The run's session. Raises the error the run failed of."""
-        if self.run.error is not None:
-            raise self.run.error
-        assert self.run.whole is not None
-        return self.run.whole
+        """See `RunService.driven`."""
+        return self.run.driven
 
     # ---- ScriptSession
     async def found(self) -> None:

@@ -6,6 +6,7 @@ from ...collectives.group import Certified, Entry
 from ...collectives.layout import Layout
 from ...collectives.round import MemoryJournal
 from ...collectives.swarm import OuterSettings
+from ...optim.outer import OuterStep
 from .ports import Replica
 from .record import BranchRecord
 from .replica import ModelReplica, PlainSlots
@@ -76,6 +77,10 @@ class MemoryStorage:
             self._from = limit
             self._kept = {name: kept for name, kept in self._kept.items() if kept[0] >= limit}
 
+    def state_bytes(self, layout: Layout) -> int:
+        """See Storage."""
+        return OuterStep(self._outer, layout).state_bytes(layout.numel)
+
     def replica(self, layout: Layout, *, restore: bool) -> Replica:
         """A replica, filled from the checkpoint with ``restore``."""
         replica = ModelReplica(layout, self._outer, PlainSlots(layout.numel))
@@ -108,5 +113,7 @@ class MemoryStorage:
 
     def reset(self) -> None:
         """A new incarnation with an empty log."""
+        sealed = self._journal.sealed
         self._journal = MemoryJournal(self._journal.incarnation + 1)
+        self._journal.sealed = sealed
         self._layout, self._checkpoint, self._kept, self._from = None, None, {}, 0

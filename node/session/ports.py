@@ -121,6 +121,10 @@ class Storage(Protocol):
         """The run's layout, if known."""
         ...
 
+    def state_bytes(self, layout: Layout) -> int:
+        """Length of a state, anchor and outer state, of this model."""
+        ...
+
     def save_layout(self, layout: Layout) -> None:
         """Keep the layout."""
         ...

@@ -47,14 +47,14 @@ def bytes_of(tensor: Tensor) -> memoryview:
 
 
 class ModelReplica:
-    """State of one run at one node: anchor generations in ``slots``, momentum beside them. Implements `ports.Replica`."""
+    """State of one run at one node: anchor generations in ``slots``, the outer step's state beside them. Implements `ports.Replica`."""
 
     def __init__(self, layout: Layout, outer: OuterSettings, slots: Slots) -> None:
         self.layout, self.slots = layout, slots
-        self.momentum = torch.zeros(layout.numel, dtype=torch.float32, device="cpu")
         self.generation = -1
         self.applied = -1
         self._step = OuterStep(outer, layout)
+        self.momentum = torch.zeros(self._step.state_numel(layout.numel), dtype=torch.float32, device="cpu")
         self._slot = 0  # of the newest applied generation
 
     @property
@@ -76,9 +76,8 @@ class ModelReplica:
         elif adopted_rounds(entry):
             return self.install(result, entry.round)  # a branch's state, as it is
         else:
-            for start, mean in Grid(entry.codec, entry.numel, entry.chunk_elements).decode(result):
-                stop = start + mean.numel()
-                self._step.apply_range(self.anchor, mean, self.momentum, self.slots.tensor(target), start, stop)
+            means = Grid(entry.codec, entry.numel, entry.chunk_elements).decode(result)
+            self._step.run(self.anchor, means, self.momentum, self.slots.tensor(target))
         self._slot = target
         self.applied = entry.round
         return None
@@ -93,10 +92,10 @@ class ModelReplica:
     def hashes(self) -> list[bytes]:
         """blake3 of each chunk of the state: the bytes of the anchor, then those of the momentum."""
         anchor, momentum = bytes_of(self.anchor), bytes_of(self.momentum)
-        step, size = state_chunk_bytes(self.layout.numel), len(anchor)
+        step, size, length = state_chunk_bytes(self.layout.numel), len(anchor), len(anchor) + len(momentum)
         hashes = list[bytes]()
-        for start in range(0, 2 * size, step):
-            stop = min(start + step, 2 * size)
+        for start in range(0, length, step):
+            stop = min(start + step, length)
             if start < size < stop:
                 hashes.append(chunk_hash(bytes(anchor[start:]) + bytes(momentum[: stop - size])))
             else:
@@ -106,7 +105,7 @@ class ModelReplica:
     def snapshot(self) -> memoryview:
         """A copy of the state's bytes."""
         size = 4 * self.layout.numel
-        copy = np.empty(2 * size, dtype=np.uint8)
+        copy = np.empty(self._step.state_bytes(self.layout.numel), dtype=np.uint8)
         copy[:size] = np.frombuffer(bytes_of(self.anchor), dtype=np.uint8)
         copy[size:] = np.frombuffer(bytes_of(self.momentum), dtype=np.uint8)
         return copy.data
@@ -114,7 +113,7 @@ class ModelReplica:
     def install(self, data: memoryview, round_: int) -> None:
         """Take over a state that was received and verified. Raises DigestMismatchError when its length is wrong."""
         size = 4 * self.layout.numel
-        if len(data) != 2 * size:
+        if len(data) != self._step.state_bytes(self.layout.numel):
             raise DigestMismatchError(f"state of {len(data)} bytes for a model of {self.layout.numel} elements")
         self._slot = self.slots.next_slot()
         bytes_of(self.anchor)[:] = data[:size]

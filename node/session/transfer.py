@@ -56,6 +56,10 @@ class TransferActions(Protocol):
         """How far the state is."""
         ...
 
+    def allocate_state(self, layout: Layout) -> memoryview:
+        """Where a state is to be received: anchor and outer state of a model."""
+        ...
+
     def allocate(self, nbytes: int) -> memoryview:
         """Where a result is to be received."""
         ...
@@ -226,7 +230,7 @@ class Transfer:
         if genesis is None or layout.digest() != genesis.entry.base:
             raise RemoteProtocolError("state offer is for another model", peer=peer)
         item = Fetching(offer.name, sorted(offers), round=round_, root=offer.name, layout=layout, hashes=_split(offer.hashes))
-        item.bounds, item.data = state_chunk_bytes(layout.numel), memoryview(bytearray(8 * layout.numel))
+        item.bounds, item.data = state_chunk_bytes(layout.numel), self.actions.allocate_state(layout)
         self.fetching[offer.name] = item
         self._want(now, item)
 

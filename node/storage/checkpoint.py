@@ -47,7 +47,7 @@ def save(folder: Path, layout: Layout, saved: Saved, *, run_id: str, entry_hash:
     write_atomically(folder / "atoll.json", json.dumps(document).encode())
 
 
-def load(folder: Path, numel: int, *, alone: bool = False) -> Saved | None:
+def load(folder: Path, numel: int, state_numel: int | None = None, *, alone: bool = False) -> Saved | None:
     """The last checkpoint, or None when there is none. Raises StorageError E303 when it cannot be read (``alone``: see `damaged`)."""
     path = folder / "state.safetensors"
     if not path.exists():
@@ -59,7 +59,8 @@ def load(folder: Path, numel: int, *, alone: bool = False) -> Saved | None:
         saved = Saved(int(meta["entry"]), int(meta["round"]), bytes.fromhex(meta["root"]), anchor, momentum)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise damaged(path, str(error), alone=alone) from error
-    if any(t.dtype != torch.float32 or t.shape != (numel,) for t in (anchor, momentum)):
+    sizes = ((anchor, numel), (momentum, momentum.numel() if state_numel is None else state_numel))
+    if any(t.dtype != torch.float32 or t.shape != (size,) for t, size in sizes):
         raise damaged(path, "its tensors do not fit the run's model", alone=alone)
     return saved
 

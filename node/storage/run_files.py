@@ -14,6 +14,7 @@ from ...collectives.errors import StorageError
 from ...collectives.group import Certified, Entry
 from ...collectives.layout import Layout
 from ...collectives.swarm import OuterSettings
+from ...optim.outer import OuterStep
 from ..paths import make_private
 from ..session.ports import Replica
 from ..session.record import BranchRecord
@@ -172,6 +173,10 @@ class RunFiles:
         shutil.rmtree(self._folder / SET_ASIDE, ignore_errors=True)
 
     # ---- state
+    def state_bytes(self, layout: Layout) -> int:
+        """See Storage."""
+        return OuterStep(self._outer, layout).state_bytes(layout.numel)
+
     def replica(self, layout: Layout, *, restore: bool) -> Replica:
         """A replica, with ``restore`` filled from the checkpoint; a damaged checkpoint is told and left out."""
         replica = ModelReplica(layout, self._outer, self._slots(layout.numel))
@@ -184,7 +189,7 @@ class RunFiles:
 
     def _restore(self, replica: ModelReplica) -> None:
         folder = self._folder / "checkpoint"
-        saved = cp.load(folder, replica.layout.numel, alone=self.alone)
+        saved = cp.load(folder, replica.layout.numel, replica.momentum.numel(), alone=self.alone)
         if saved is None:
             raise cp.damaged(folder, "it is missing", alone=self.alone)
         if saved.entry >= len(self._journal.entries):
@@ -270,6 +275,8 @@ class RunFiles:
         except OSError as error:
             raise storage_error(aside, error) from error
         self._results.clear()
+        if self._journal.sealed is None:
+            (self._folder / "seal").unlink(missing_ok=True)  # unreadable, if it is there
         self._journal = FileJournal(self._folder / "journal", incarnation=incarnation)
         self._checkpoint_round, self._from = -1, 0
 

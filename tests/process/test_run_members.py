@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import os
+import queue
 import random
 import shutil
 import signal
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import trio
-from bad_input_kit import atoll, ended, new_run, odd, one_round, soon
+from bad_input_kit import LAYOUT, NUMEL, atoll, ended, new_run, odd, one_round, soon
 
 from atoll.collectives.engine import EngineThread
-from atoll.collectives.errors import PeerUnreachableError
+from atoll.collectives.errors import NetworkError, PeerUnreachableError, SwarmClosedError
+from atoll.collectives.exchange import ResultComplete
+from atoll.collectives.identifiers import PeerId
 from atoll.node.client import NodeClient
+from atoll.node.control.service import JoinRequest
 from atoll.node.invite import make_invite
 from atoll.node.manifest import save_run
 from atoll.node.membership_records import Record, sign_record
 from atoll.node.net.addresses import split_peer
 from atoll.node.net.network import PeerNetwork
 from atoll.node.paths import find_paths
+from atoll.node.service import node
 from atoll.node.service.buffers import BufferPool
 from atoll.node.service.context import NodeContext
 from atoll.node.service.ports import DOMAIN
@@ -31,6 +38,14 @@ from atoll.security.identity import Identity
 
 BOUND_S = 60
 LISTEN = ("/ip4/127.0.0.1/tcp/0",)
+
+
+async def bounded(main: Callable[[trio.Nursery], Awaitable[None]]) -> None:
+    """Run it with a nursery that ends with it."""
+    with trio.fail_after(BOUND_S):
+        async with trio.open_nursery() as nursery:
+            await main(nursery)
+            nursery.cancel_scope.cancel()
 
 
 def test_a_member_is_dialled_at_the_addresses_of_its_record_with_no_bootstrap_left(tmp_path: Path) -> None:
@@ -67,13 +82,73 @@ def test_a_member_is_dialled_at_the_addresses_of_its_record_with_no_bootstrap_le
         await service.ended.wait()
         engine.stop()
 
-    async def bounded() -> None:
-        with trio.fail_after(BOUND_S):
-            async with trio.open_nursery() as nursery:
-                await main(nursery)
-                nursery.cancel_scope.cancel()
+    trio.run(bounded, main)
 
-    trio.run(bounded)
+
+def test_what_the_engine_tells_after_the_end_of_a_run_reaches_nobody(tmp_path: Path) -> None:
+    """The bytes of a round complete while the run is being closed: its convener would propose, and vote in a journal that is closed."""
+    run = new_run(tmp_path)
+
+    async def main(nursery: trio.Nursery) -> None:
+        network, told = PeerNetwork(run.identity, listen=LISTEN), queue.SimpleQueue[object]()
+        await nursery.start(network.run)
+        with EngineThread(network.peer, emit=told.put) as engine:
+            context = NodeContext(
+                run.identity, find_paths(run.home), network, engine, nursery, random.Random(1), lambda event: None, BufferPool()
+            )
+            service = RunService(context, run.signed.run_id, network.peer, run.signed, b"")
+            nursery.start_soon(service.run)
+            await service.known.wait()
+            now = trio.current_time()
+            service.driven.found(now, LAYOUT, torch.zeros(NUMEL))
+            service.driven.attach(now, LAYOUT)
+            service.driven.sessions[0].contribute(now, bytes(16), 1, torch.ones(NUMEL))
+            while not isinstance(event := await trio.to_thread.run_sync(told.get), ResultComplete):
+                pass
+            service.stop()
+            await service.ended.wait()
+            votes = find_paths(run.home).state_dirs(run.signed.run_id, 1)[0] / "journal" / "vote"
+            assert votes.read_bytes() == b""
+            service.on_exchange(event)
+            service.on_link(PeerId("other"), True)
+            service.on_gone(PeerId("other"))
+            assert service.error is None
+            assert votes.read_bytes() == b""
+            assert not service.decidable
+            with pytest.raises(SwarmClosedError, match="ended its part"):
+                _ = service.driven
+
+    trio.run(bounded, main)
+
+
+def test_everybody_who_waits_for_a_run_that_nobody_knows_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The invite's bearer gives up; another client, that has only named the run, must not wait on."""
+    run, me = new_run(tmp_path), Identity.generate()
+    monkeypatch.setattr(node, "MANIFEST_PATIENCE_S", 0.5)
+    told = list[str]()
+
+    async def main(nursery: trio.Nursery) -> None:
+        network, paths = PeerNetwork(me, listen=LISTEN), find_paths(tmp_path / "other")
+        paths.ensure()
+        await nursery.start(network.run)
+        with EngineThread(network.peer, emit=lambda event: None) as engine:
+            context = NodeContext(me, paths, network, engine, nursery, random.Random(1), lambda event: None, BufferPool())
+            service = node.Node(context, private=False, parent_pid=0)
+
+            async def wait(enter: Callable[[], Awaitable[object]]) -> None:
+                with pytest.raises(NetworkError) as refused:
+                    await enter()
+                told.append(refused.value.code)
+
+            async with trio.open_nursery() as waiting:
+                request = JoinRequest(run.invite(), b"")
+                waiting.start_soon(wait, lambda: service.join(request, lambda stage, done, total: None))
+                while not service.by_id:
+                    await trio.lowlevel.checkpoint()
+                waiting.start_soon(wait, lambda: service.find_run(run.signed.run_id))
+
+    trio.run(bounded, main)
+    assert told == ["E110", "E110"]
 
 
 @pytest.mark.slow

@@ -116,3 +116,22 @@ def test_a_convener_that_is_on_no_branch_fetches_the_tip_that_it_adopts() -> Non
     verdict = run_seed(19, plant=BranchPlant())
     assert verdict.problem == ""
     assert verdict.stats["branches absorbed"] >= 1
+
+
+def test_a_run_that_ends_in_a_branch_leaves_nothing_in_the_data_plane() -> None:
+    stage, held = Stage(1), list[tuple[int, int]]()
+
+    def end() -> None:
+        process = stage.swarm.members[P2].process
+        assert process is not None
+        assert process.session.branching.branch is not None
+        assert process.plane._slots
+        assert process.plane._frozen
+        process.run.drop()
+        held.append((len(process.plane._slots), len(process.plane._frozen)))
+        stage.die(P2)
+
+    stage.at(QUIET, lambda: stage.die(P0, P1))
+    stage.at(QUIET + 4, end)
+    assert stage.run().problem == ""
+    assert held == [(0, 0)]

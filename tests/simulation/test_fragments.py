@@ -237,6 +237,22 @@ def test_a_script_of_another_model_is_attached_to_no_fragment() -> None:
             run_of(member).attach(member.clock(), odd)
         held = [session.script for session in run_of(member).sessions]
         member.open(LAYOUT, lambda initial: None)
+        member.sleep(20.0 - member.clock())  # until both have a script again
         return held, give(member, 0, 1.0).counted
 
     assert play(2, body) == [([None] * P, True)] * 2
+
+
+def test_a_killed_process_is_known_to_be_gone_at_once() -> None:
+    """Every input of a session is one of a run in fragments, too."""
+
+    def body(member: LocalMember) -> None:
+        enter(member, 2)
+        run, [other] = run_of(member), [peer for peer in run_of(member).config_peers() if peer != member.peer]
+        if member.index == 0:
+            run.on_link(member.clock(), other, False)
+            assert not run.sessions[0].membership.suspected(member.clock(), other)
+            run.on_gone(member.clock(), other)
+            assert all(session.actions.suspected(other) for session in run.sessions)
+
+    play(2, body)

@@ -17,7 +17,7 @@ from atoll.collectives.errors import ConfigError, DeadlineExceededError, LocalPr
 from atoll.collectives.swarm import Outcome, OuterSettings, RunSettings, Share
 from atoll.collectives.telemetry import subscribe
 from atoll.optim import Attachment, SoloSwarm, attach
-from atoll.optim.events import ProgressDropped, Reentered, RoundSeen, TrainingAlone
+from atoll.optim.rounds.events import ProgressDropped, Reentered, RoundSeen, TrainingAlone
 
 H = 3
 SETTINGS = RunSettings(sync_every=H, outer=OuterSettings("nesterov", 0.9, 0.6))

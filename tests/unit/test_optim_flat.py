@@ -12,10 +12,10 @@ from torch import nn
 from atoll.collectives.codecs.mixtures import mixture_of
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.swarm import RunSettings
-from atoll.optim import flat as flat_module
-from atoll.optim.flat import FlatTensor, FlatVector
-from atoll.optim.pseudograd import write_pseudo_gradient
-from atoll.optim.reconcile import rebase
+from atoll.optim.model import flat as flat_module
+from atoll.optim.model.flat import FlatTensor, FlatVector
+from atoll.optim.model.pseudograd import write_pseudo_gradient
+from atoll.optim.model.reconcile import rebase
 
 
 class Mixed(nn.Module):

@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.layout import Layout, TensorSpec
 from atoll.collectives.swarm import OuterSettings, RunSettings
+from atoll.collectives.telemetry import subscribe
 from atoll.optim import OuterStep, outer_preset
 from atoll.optim.outer import BLOCK_ELEMENTS, effective_outer
+from atoll.optim.outer.governor import Governed
 
 NUMEL = 2 * BLOCK_ELEMENTS + 12_345
 NESTEROV = OuterSettings(kind="nesterov", lr=0.7, momentum=0.9)
@@ -101,11 +103,17 @@ from blake3 import blake3
 from atoll.collectives.swarm import OuterSettings
 from atoll.optim import OuterStep
 torch.set_num_threads({threads})
+digest = blake3()
 rng = np.random.default_rng(3)
-anchor, mean, momentum = (torch.from_numpy(rng.standard_normal(300_001, dtype=np.float32)) for _ in range(3))
-out = torch.empty_like(anchor)
-OuterStep(OuterSettings()).apply(anchor, mean, momentum, out)
-print(torch.backends.cpu.get_cpu_capability(), blake3(out.numpy().tobytes() + momentum.numpy().tobytes()).hexdigest())
+anchor, mean = (torch.from_numpy(rng.standard_normal(300_001, dtype=np.float32)) for _ in range(2))
+for kind in ("nesterov", "sgd", "adam", "yogi", "adagrad", "co2"):
+    step = OuterStep(OuterSettings(kind=kind, governor=kind == "nesterov"))
+    state, out = torch.zeros(step.state_numel(300_001)), torch.empty_like(anchor)
+    for _ in range(3):
+        step.apply(anchor, mean, state, out)
+        anchor, out = out, anchor
+        digest.update(anchor.numpy().tobytes() + state.numpy().tobytes())
+print(torch.backends.cpu.get_cpu_capability(), digest.hexdigest())
 """
 
 
@@ -117,11 +125,11 @@ def test_bits_do_not_depend_on_instruction_set_or_threads() -> None:
             stdout=subprocess.PIPE,
             text=True,
         )
-        for capability, threads in [("default", 1), ("avx2", 2)]
+        for capability, threads in [("default", 1), ("avx2", 2), ("avx512", 1)]
     ]
     printed = [child.communicate(timeout=100)[0].split() for child in children]
-    assert [child.returncode for child in children] == [0, 0]
-    assert printed[0][1] == printed[1][1]
+    assert [child.returncode for child in children] == [0, 0, 0]
+    assert len({digest for _, digest in printed}) == 1
     before = torch.get_num_threads()
     results = []
     try:
@@ -143,12 +151,113 @@ def test_bits_do_not_depend_on_instruction_set_or_threads() -> None:
         (OuterSettings(lr=float("nan")), "$.train.outer.lr"),
         (OuterSettings(momentum=1.0), "$.train.outer.momentum"),
         (OuterSettings(momentum=-0.1), "$.train.outer.momentum"),
+        (OuterSettings(kind="adam", beta2=1.0), "$.train.outer.beta2"),
+        (OuterSettings(kind="yogi", epsilon=0.0), "$.train.outer.epsilon"),
+        (OuterSettings(kind="co2", clip=-1.0), "$.train.outer.clip"),
+        (OuterSettings(kind="lion"), "$.train.outer.optimizer"),  # type: ignore[arg-type]
     ],
 )
 def test_impossible_values_are_refused_by_key(settings: OuterSettings, key: str) -> None:
     with pytest.raises(ConfigError) as error:
         OuterStep(settings)
     assert error.value.key == key
+
+
+def adaptive(kind: str, settings: OuterSettings, anchor: np.ndarray, means: list[np.ndarray]) -> np.ndarray:
+    """FedAdam, FedYogi and FedAdagrad in numpy, which rounds every operation by itself."""
+    f = np.float32
+    m, v = np.zeros_like(anchor), np.zeros_like(anchor)
+    for g in means:
+        m = f(settings.momentum) * m + f(1 - settings.momentum) * g
+        if kind == "adam":
+            v = f(settings.beta2) * v + f(1 - settings.beta2) * (g * g)
+        elif kind == "yogi":
+            v = v - f(1 - settings.beta2) * (g * g) * np.sign(v - g * g)
+        else:
+            m, v = g, v + g * g
+        anchor = anchor - f(settings.lr) * m / (np.sqrt(v) + f(settings.epsilon))
+    return anchor
+
+
+@pytest.mark.parametrize("kind", ["adam", "yogi", "adagrad"])
+def test_adaptive_rules_match_numpy_bit_for_bit_whatever_the_cuts(kind: str) -> None:
+    settings = OuterSettings(kind=kind, lr=0.05, momentum=0.8, beta2=0.95, epsilon=1e-4)  # type: ignore[arg-type]
+    first, _, _ = vectors(BLOCK_ELEMENTS + 1001)
+    means = [vectors(first.numel(), seed)[1] for seed in (5, 6, 7)]
+    step, one, other = OuterStep(settings), first.clone(), torch.empty_like(first)
+    state = torch.zeros(step.state_numel(first.numel()))
+    assert state.numel() == (1 if kind == "adagrad" else 2) * first.numel()
+    for mean in means:
+        step.run(one, [(start, mean[start : start + 7001]) for start in range(0, mean.numel(), 7001)], state, other)
+        one, other = other, one
+    expected = adaptive(kind, settings, first.numpy(), [mean.numpy() for mean in means])
+    assert np.array_equal(one.numpy().view(np.int32), expected.view(np.int32))
+
+
+def test_nesterov_follows_torch_and_a_sequence_made_by_hand() -> None:
+    """torch's SGD(nesterov=True) on the same gradients; and μ = 0.5, lr = 1: m = 1, 1.5, 1.75; steps 1.5, 1.75, 1.875."""
+    anchor = torch.zeros(3)
+    theirs = torch.nn.Parameter(anchor.clone())
+    sgd = torch.optim.SGD([theirs], lr=0.7, momentum=0.9, nesterov=True)
+    ours, hand, step, plain = anchor.clone(), torch.zeros(1), OuterStep(NESTEROV), OuterStep(OuterSettings(lr=1.0, momentum=0.5))
+    state, small = torch.zeros(3), torch.zeros(1)
+    seen = []
+    for seed in range(3):
+        theirs.grad = torch.from_numpy(np.random.default_rng(seed).standard_normal(3, dtype=np.float32))
+        out = torch.empty(3)
+        step.apply(ours, theirs.grad, state, out)
+        sgd.step()
+        ours = out
+        after = torch.empty(1)
+        plain.apply(hand, torch.ones(1), small, after)
+        hand = after
+        seen.append(hand.item())
+    assert torch.allclose(ours, theirs.detach(), rtol=3e-7, atol=0)
+    assert seen == [-1.5, -3.25, -5.125]
+
+
+def test_co2_slows_down_by_the_gap_and_clips_a_jump_of_the_momentum() -> None:
+    layout = Layout((TensorSpec("a", (4,), 0), TensorSpec("b", (4,), 4), TensorSpec("m", (1,), 8, "mean")), 9)
+    step = OuterStep(OuterSettings(kind="co2", lr=1.0, momentum=0.0, clip=2.0), layout)
+    state, anchor, out = torch.zeros(step.state_numel(9)), torch.zeros(9), torch.empty(9)
+    assert state.numel() == 9 + 2 * 3
+    step.apply(anchor, torch.ones(9), state, out)
+    assert out.tolist() == [-1.0] * 9  # no gap yet, nothing to clip by
+    step.apply(out, torch.ones(9), state, anchor)
+    assert (anchor - out).tolist() == [-0.5] * 8 + [-1.0]  # the gap is as usual: Λ = 2; statistics are averaged
+    jump = torch.tensor([100.0] * 4 + [1.0] * 5)
+    step.apply(anchor, jump, state, out)
+    change = (out - anchor).tolist()
+    usual = 0.9 * 2 + 0.1 * 1  # mean norm of the momentum: 2, then 1
+    assert change[:4] == pytest.approx([-2 * usual / 2] * 4)  # clipped: ‖m‖ = 2 · usual, over four elements
+    assert -1 < change[4] < -0.5  # the other tensor is not touched by it; its gap has become smaller
+
+
+def test_a_jump_restarts_momentum_and_halves_the_rate_for_a_while() -> None:
+    seen: list[object] = []
+    off = subscribe(seen.append)
+    settings = OuterSettings(lr=1.0, momentum=0.5, governor=True)
+    step, tame = OuterStep(settings), OuterStep(OuterSettings(lr=1.0, momentum=0.5))
+    state, other = torch.zeros(step.state_numel(4)), torch.zeros(4)
+    anchor, plain, out = torch.zeros(4), torch.zeros(4), torch.empty(4)
+    for size in (1.0, 1.1, 0.9, 1.0, 1.2, 1.0):
+        step.apply(anchor, torch.full((4,), size), state, out)
+        anchor = out.clone()
+        tame.apply(plain, torch.full((4,), size), other, out)
+        plain = out.clone()
+    assert torch.equal(anchor, plain)  # a quiet run is left alone
+    assert seen == []
+    step.apply(anchor, torch.full((4,), 50.0), state, out)
+    off()
+    assert seen == [Governed(norm=100.0, median=2.0)]
+    assert (anchor - out).tolist() == [0.5 * 1.5 * 50.0] * 4
+    rates = []
+    for _ in range(9):
+        state[:4] = 0.0
+        anchor = out.clone()
+        step.apply(anchor, torch.ones(4), state, out)
+        rates.append(round((anchor - out)[0].item() / 1.5, 3))
+    assert rates == [0.5] * 7 + [1.0] * 2
 
 
 def test_presets() -> None:

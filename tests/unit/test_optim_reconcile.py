@@ -9,10 +9,10 @@ from round_table import RoundTable
 from torch import nn
 
 from atoll.collectives.swarm import RunSettings
-from atoll.optim.flat import FlatTensor, FlatVector
-from atoll.optim.pseudograd import write_pseudo_gradient
-from atoll.optim.reconcile import adopt, rebase
-from atoll.optim.replica import Replica
+from atoll.optim.model.flat import FlatTensor, FlatVector
+from atoll.optim.model.pseudograd import write_pseudo_gradient
+from atoll.optim.model.reconcile import adopt, rebase
+from atoll.optim.rounds.replica import Replica
 
 AVERAGING = RunSettings(method="local_sgd", sync_every=1)
 NUMBERS = st.integers(-1000, 1000)  # as float32 they add and subtract exactly

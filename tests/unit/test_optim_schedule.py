@@ -7,7 +7,7 @@ import torch
 
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.swarm import RunSettings
-from atoll.optim.schedule import CEILING_S, FLOOR_S, UNMEASURED_DEADLINE_S, Counted, Schedule, StepCounter, WaitBudget
+from atoll.optim.rounds.schedule import CEILING_S, FLOOR_S, UNMEASURED_DEADLINE_S, Counted, Schedule, StepCounter, WaitBudget
 
 
 class Clock:

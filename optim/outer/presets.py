@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..collectives.swarm import OuterSettings
+from ...collectives.swarm import OuterSettings
 
 FEW_ROUNDS = 50
 

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ..collectives.errors import ConfigError
-from ..collectives.swarm import RunSettings, Swarm
-from .flat import unwrap
+from ...collectives.errors import ConfigError
+from ...collectives.swarm import RunSettings, Swarm
+from ..model.flat import unwrap
 
 BY_HAND = "attach(model, None, swarm), then call attachment.step() after each optimizer step (or attachment.sync() yourself)."
 

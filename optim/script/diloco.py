@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..collectives.errors import ConfigError
-from ..collectives.swarm import Outcome, Swarm
+from ...collectives.errors import ConfigError
+from ...collectives.swarm import Outcome, Swarm
 from .attachment import Attachment, attach
 
 

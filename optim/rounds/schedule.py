@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..collectives.errors import ConfigError
-from ..collectives.swarm import RunSettings
+from ...collectives.errors import ConfigError
+from ...collectives.swarm import RunSettings
 
 UNMEASURED_DEADLINE_S = 60.0  # before any round was measured: long enough for a slow first link, short enough to notice
 FLOOR_S = 5.0  # detection of a lost peer and a second attempt must fit in

@@ -23,15 +23,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..collectives.errors import AtollError, ConfigError, DeadlineExceededError, LocalProtocolError, StateError, SwarmClosedError
-from ..collectives.group import Reach, reach
-from ..collectives.swarm import AnchorView, Outcome, PeerView, Swarm, sample_count
-from ..collectives.telemetry import emit
+from ...collectives.errors import AtollError, ConfigError, DeadlineExceededError, LocalProtocolError, StateError, SwarmClosedError
+from ...collectives.group import Reach, reach
+from ...collectives.swarm import AnchorView, Outcome, PeerView, Swarm, sample_count
+from ...collectives.telemetry import emit
+from ..model.flat import FlatVector
+from ..rounds.events import ProgressDropped, QuorumSeen, Reentered, RoundSeen, TrainingAlone
+from ..rounds.replica import Replica, Turn
+from ..rounds.schedule import Schedule, StepCounter, WaitBudget
 from .checks import check_arguments, check_optimizer, check_ranks, check_swarm, innermost
-from .events import ProgressDropped, QuorumSeen, Reentered, RoundSeen, TrainingAlone
-from .flat import FlatVector
-from .replica import Replica, Turn
-from .schedule import Schedule, StepCounter, WaitBudget
 from .state import Saved, Totals, is_current, unpack
 
 logger = logging.getLogger("atoll")

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from ..collectives.errors import OutOfDateError, StateError
-from .schedule import Counted
+from ...collectives.errors import OutOfDateError, StateError
+from ..rounds.schedule import Counted
 
 VERSION = 1
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..collectives.errors import SwarmClosedError
-from ..collectives.swarm import AnchorView, Outcome, Pending, Swarm
-from .flat import FlatTensor, FlatVector
-from .pseudograd import write_pseudo_gradient
-from .reconcile import adopt, rebase
+from ...collectives.errors import SwarmClosedError
+from ...collectives.swarm import AnchorView, Outcome, Pending, Swarm
+from ..model.flat import FlatTensor, FlatVector
+from ..model.pseudograd import write_pseudo_gradient
+from ..model.reconcile import adopt, rebase
 from .schedule import FLOOR_S
 
 NOT_FINITE = "{} holds NaN or infinity; the model goes back to the anchor (the inner optimizer's state may be damaged, too)"

@@ -22,10 +22,10 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from ..collectives.codecs.mixtures import arranged
-from ..collectives.errors import ConfigError
-from ..collectives.layout import MAX_DIMS, MAX_TENSORS, Layout, Role, TensorSpec
-from ..collectives.swarm import RunSettings
+from ...collectives.codecs.mixtures import arranged
+from ...collectives.errors import ConfigError
+from ...collectives.layout import MAX_DIMS, MAX_TENSORS, Layout, Role, TensorSpec
+from ...collectives.swarm import RunSettings
 
 SEGMENT_ELEMENTS = 1 << 20
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)

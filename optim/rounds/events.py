@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..collectives.group import Reach
-from ..collectives.swarm import Outcome
-from ..collectives.telemetry import Event
+from ...collectives.group import Reach
+from ...collectives.swarm import Outcome
+from ...collectives.telemetry import Event
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,6 @@
+"""The model as one float32 vector. Files, lowest first:
+
+flat        the vector: parameters and running statistics, in segments, from any device
+pseudograd  anchor - parameters, into the shared buffer: what a member contributes
+reconcile   what live parameters become after a commit
+"""

@@ -1,0 +1,16 @@
+"""The outer step: what a committed mean does to the anchor. Pure, and with the same bits on every machine.
+
+Files, lowest first:
+
+    presets   outer values that are known to work, and their sources
+    rules     one class an optimizer: Nesterov, SGD, Adam, Yogi, Adagrad, CO2; what it does to a range
+    governor  a jump of the update's norm: momentum restarts, the rate is halved for some rounds
+    step      OuterStep: a rule over a whole round, statistics averaged
+"""
+
+from __future__ import annotations
+
+from .presets import outer_preset
+from .step import BLOCK_ELEMENTS, OuterStep, effective_outer
+
+__all__ = ["BLOCK_ELEMENTS", "OuterStep", "effective_outer", "outer_preset"]

@@ -1,0 +1,192 @@
+"""Outer optimizers: what each does to a range of the anchor. A new one is a class and its row in `RULES`.
+
+Every operation is one separately rounded multiplication, addition, subtraction, division or square root on a whole range, in one
+fixed order; nothing fused is used (`add(alpha=)`, `addcmul`, `addcdiv`, `lerp`), whose rounding differs by CPU and by position in the
+tensor; nor torch's square root, whose library rounds some values otherwise than IEEE does: numpy's is the CPU's own. Norms are sums of
+squares over whole tensors, as a tree whose shape follows from the length (`kernels.square_sum`). So neither the instruction set nor
+the number of threads nor the cuts change a bit.
+
+g: mean pseudo-gradient, θ: anchor, lr: learning rate, μ: momentum, m and v: state vectors, zero at first.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...collectives.codecs import kernels
+from ...collectives.swarm import OuterSettings
+
+EMA = 0.9  # of norms that CO2 compares with
+TINY = 1e-12
+
+
+def as_float32(value: float) -> float:
+    """``value`` rounded to float32, so that scalar factors are the same number wherever they are applied."""
+    return struct.unpack("<f", struct.pack("<f", value))[0]
+
+
+class Rule(Protocol):
+    """One outer optimizer. ``vectors``: state vectors as long as the anchor. ``whole``: ranges are whole tensors."""
+
+    vectors: int
+    whole: bool
+
+    def step(self, old: Tensor, g: Tensor, state: Sequence[Tensor], new: Tensor, lr: float, scratch: Sequence[Tensor]) -> None:
+        """Write ``new`` from ``old`` and ``g``; update ``state``. All float32 (n,), as are the two scratch vectors."""
+        ...
+
+
+class Sgd:
+    """``θ ← θ - lr·g``; no state (FedAvg, arXiv 1602.05629; with lr 1 plain averaging)."""
+
+    vectors, whole = 0, False
+
+    def __init__(self, settings: OuterSettings) -> None:
+        pass
+
+    def step(self, old: Tensor, g: Tensor, state: Sequence[Tensor], new: Tensor, lr: float, scratch: Sequence[Tensor]) -> None:
+        """See Rule."""
+        update = scratch[0]
+        torch.mul(g, lr, out=update)
+        torch.sub(old, update, out=new)
+
+
+class Nesterov:
+    """``m ← μ·m + g``; ``θ ← θ - lr·(g + μ·m)``, PyTorch's convention (DiLoCo, arXiv 2311.08105)."""
+
+    vectors, whole = 1, False
+
+    def __init__(self, settings: OuterSettings) -> None:
+        self._mu = as_float32(settings.momentum)
+
+    def step(self, old: Tensor, g: Tensor, state: Sequence[Tensor], new: Tensor, lr: float, scratch: Sequence[Tensor]) -> None:
+        """See Rule."""
+        momentum, update = state[0], scratch[0]
+        momentum.mul_(self._mu)
+        momentum.add_(g)
+        torch.mul(momentum, self._mu, out=update)
+        torch.add(g, update, out=update)
+        update.mul_(lr)
+        torch.sub(old, update, out=new)
+
+
+class Adam:
+    """``m ← μ·m + (1-μ)·g``; ``v ← β·v + (1-β)·g²``; ``θ ← θ - lr·m / (√v + ε)``, without bias correction (FedAdam, arXiv 2003.00295)."""
+
+    vectors, whole = 2, False
+
+    def __init__(self, settings: OuterSettings) -> None:
+        self._mu, self._one_mu = as_float32(settings.momentum), as_float32(1 - settings.momentum)
+        self._beta, self._one_beta = as_float32(settings.beta2), as_float32(1 - settings.beta2)
+        self._epsilon = as_float32(settings.epsilon)
+
+    def step(self, old: Tensor, g: Tensor, state: Sequence[Tensor], new: Tensor, lr: float, scratch: Sequence[Tensor]) -> None:
+        """See Rule."""
+        (m, v), (a, b) = state, scratch
+        m.mul_(self._mu)
+        torch.mul(g, self._one_mu, out=a)
+        m.add_(a)
+        torch.mul(g, g, out=a)
+        self._square(v, a, b)
+        _divided(m, v, self._epsilon, lr, a, b)
+        torch.sub(old, b, out=new)
+
+    def _square(self, v: Tensor, square: Tensor, scratch: Tensor) -> None:
+        v.mul_(self._beta)
+        square.mul_(self._one_beta)
+        v.add_(square)
+
+
+class Yogi(Adam):
+    """As Adam, with ``v ← v - (1-β)·g²·sign(v - g²)`` (FedYogi, arXiv 2003.00295)."""
+
+    def _square(self, v: Tensor, square: Tensor, scratch: Tensor) -> None:
+        torch.sub(v, square, out=scratch)
+        scratch.sign_()
+        square.mul_(self._one_beta)
+        square.mul_(scratch)
+        v.sub_(square)
+
+
+class Adagrad:
+    """``v ← v + g²``; ``θ ← θ - lr·g / (√v + ε)`` (FedAdagrad with β₁ = 0, arXiv 2003.00295)."""
+
+    vectors, whole = 1, False
+
+    def __init__(self, settings: OuterSettings) -> None:
+        self._epsilon = as_float32(settings.epsilon)
+
+    def step(self, old: Tensor, g: Tensor, state: Sequence[Tensor], new: Tensor, lr: float, scratch: Sequence[Tensor]) -> None:
+        """See Rule."""
+        v, (a, b) = state[0], scratch
+        torch.mul(g, g, out=a)
+        v.add_(a)
+        _divided(g, v, self._epsilon, lr, a, b)
+        torch.sub(old, b, out=new)
+
+
+def _divided(above: Tensor, square: Tensor, epsilon: float, lr: float, low: Tensor, out: Tensor) -> None:
+    """out = lr · above / (√square + ε)."""
+    np.sqrt(square.numpy(), out=low.numpy())
+    low.add_(epsilon)
+    torch.mul(above, lr, out=out)
+    out.div_(low)
+
+
+class Co2:
+    """``m ← μ·m + g/Λ``; m is clipped; ``θ ← θ - lr·m`` (CO2, arXiv 2401.16265), for contributions that are a round late.
+
+    A tensor at a time. Λ = 1 + gap / (mean gap so far), the gap being how far the last step moved the anchor away from what contributions
+    were made on; ‖m‖ is clipped to ``clip`` times its mean so far. Both means are exponential, and the first step sets them. (The
+    public implementation has a constant Λ and a clip that drops its result, so published values cannot be taken over.)
+    """
+
+    vectors, whole = 1, True
+    numbers = 3  # a tensor, behind the vectors: last gap, mean gap, mean ‖m‖
+
+    def __init__(self, settings: OuterSettings) -> None:
+        self._mu, self._clip = as_float32(settings.momentum), settings.clip
+
+    def step(self, old: Tensor, g: Tensor, state: Sequence[Tensor], new: Tensor, lr: float, scratch: Sequence[Tensor]) -> None:
+        """See Rule; ``state`` ends with this tensor's three numbers."""
+        (momentum, numbers), update = state, scratch[0]
+        gap, mean_gap, mean_norm = numbers.tolist()
+        momentum.mul_(self._mu)
+        torch.mul(g, as_float32(1 / (1 + gap / (mean_gap + TINY))), out=update)
+        momentum.add_(update)
+        size = norm(momentum)
+        if mean_norm and size > self._clip * mean_norm:
+            momentum.mul_(as_float32(self._clip * mean_norm / size))
+            size = self._clip * mean_norm
+        torch.mul(momentum, lr, out=update)
+        torch.sub(old, update, out=new)
+        gap = norm(update)
+        numbers.copy_(torch.tensor([gap, _mean(mean_gap, gap), _mean(mean_norm, size)], dtype=torch.float32, device="cpu"))
+
+
+def _mean(before: float, value: float) -> float:
+    return EMA * before + (1 - EMA) * value if before else value
+
+
+def norm(x: Tensor) -> float:
+    """The Euclidean norm of a float32 vector, with the same bits on every machine."""
+    scratch = torch.empty(1 << max(0, x.numel() - 1).bit_length(), dtype=torch.float64, device="cpu")
+    return math.sqrt(kernels.square_sum(x, scratch))
+
+
+RULES: dict[str, type[Sgd | Nesterov | Adam | Yogi | Adagrad | Co2]] = {
+    "sgd": Sgd,
+    "nesterov": Nesterov,
+    "adam": Adam,
+    "yogi": Yogi,
+    "adagrad": Adagrad,
+    "co2": Co2,
+}
+"""By `OuterSettings.kind`. A name stands for one rule for ever: a changed one gets a new name."""

@@ -1,0 +1,194 @@
+"""The outer step of a round: a rule over the whole anchor, running statistics averaged. Pure, on float32, the same bits on every machine.
+
+See `rules` for why. The ranges in which a step is applied do not change a bit either, where the rule allows ranges at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from ...collectives.errors import ConfigError
+from ...collectives.layout import Layout, Role
+from ...collectives.swarm import OuterSettings, RunSettings
+from ...collectives.telemetry import emit
+from . import governor
+from .rules import RULES, Co2, as_float32, norm
+
+BLOCK_ELEMENTS = 65_536  # four float32 arrays of it are 1 MiB: they stay in the L2 cache between the operations of a rule
+
+PLAIN = OuterSettings(kind="sgd", lr=1.0, momentum=0.0)
+
+
+def effective_outer(settings: RunSettings) -> OuterSettings:
+    """The outer optimizer a run really uses: plain averaging for the method "local_sgd", else ``settings.outer``."""
+    return PLAIN if settings.method == "local_sgd" else settings.outer
+
+
+class OuterStep:
+    """The rule of ``settings`` on the anchor (`rules.RULES`), with its governor if it has one.
+
+    Ranges of running statistics (see `Layout`) take ``θ ← θ - g`` whatever the rule: they are averaged, since momentum would
+    carry a variance past zero. A variance is held at or above zero, which a lossy codec could miss.
+
+    **State** is one float32 vector of `state_numel` elements, zero at first: the rule's vectors one after another, then what is kept a
+    tensor or a round. A rule without any still has one vector, which nothing reads or writes: so every state has room for momentum.
+
+    A step holds scratch and is used by one thread at a time.
+    """
+
+    def __init__(self, settings: OuterSettings, layout: Layout | None = None) -> None:
+        """Raises ConfigError for values no rule takes. Without a layout all elements are parameters, of one tensor."""
+        check_outer(settings)
+        self.settings = settings
+        self._rule = RULES[settings.kind](settings)
+        self._lr = as_float32(settings.lr)
+        self._special = statistics_ranges(layout) if layout is not None else ()
+        self._tensors = [spec for spec in layout.tensors if spec.role == "parameter" and spec.numel] if layout is not None else []
+        self._scratch = tuple(torch.empty(BLOCK_ELEMENTS, dtype=torch.float32, device="cpu") for _ in range(2))
+
+    @property
+    def needs_momentum(self) -> bool:
+        """Whether a state vector is read and written."""
+        return self._rule.vectors > 0 or self.whole
+
+    @property
+    def whole(self) -> bool:
+        """Whether a step needs all of the mean at once (`apply`), and ranges do not do."""
+        return self._rule.whole or self.settings.governor
+
+    def state_numel(self, numel: int) -> int:
+        """Length of the state of an anchor of ``numel`` elements."""
+        tail = governor.NUMBERS if self.settings.governor else 0
+        if isinstance(self._rule, Co2):
+            tail += Co2.numbers * max(1, len(self._tensors))
+        return max(1, self._rule.vectors) * numel + tail
+
+    def state_bytes(self, numel: int) -> int:
+        """Length of anchor and state together, in bytes."""
+        return 4 * (numel + self.state_numel(numel))
+
+    def run(self, anchor_in: Tensor, means: Iterable[tuple[int, Tensor]], state: Tensor, anchor_out: Tensor) -> None:
+        """The step of a round whose mean comes in pieces: (first element, float32 values), which cover the vector in order."""
+        if not self.whole:
+            for start, mean in means:
+                self.apply_range(anchor_in, mean, state, anchor_out, start, start + mean.numel())
+            return
+        mean = torch.empty(anchor_in.numel(), dtype=torch.float32, device="cpu")
+        for start, part in means:
+            mean[start : start + part.numel()].copy_(part)
+        self.apply(anchor_in, mean, state, anchor_out)
+
+    @torch.no_grad()
+    def apply(self, anchor_in: Tensor, mean: Tensor, state: Tensor | None, anchor_out: Tensor) -> None:
+        """One step on whole vectors, all float32, contiguous, on the CPU; see `apply_range`."""
+        numel = anchor_in.numel()
+        if not self.whole:
+            return self.apply_range(anchor_in, mean, state, anchor_out, 0, numel)
+        assert state is not None
+        lr, tail = self._lr, max(1, self._rule.vectors) * numel
+        if self.settings.governor:
+            numbers = state[tail : tail + governor.NUMBERS]
+            tail += governor.NUMBERS
+            factor, event = governor.judge(numbers, self._norm(mean))
+            lr = as_float32(factor * lr)
+            if event is not None:
+                state[: self._rule.vectors * numel].zero_()
+                emit(event)
+        if self._rule.whole:
+            return self._apply_tensors(anchor_in, mean, state, anchor_out, tail, lr)
+        return self._apply(anchor_in, mean, state, anchor_out, (0, numel), lr)
+
+    def apply_range(self, anchor_in: Tensor, mean: Tensor, state: Tensor | None, anchor_out: Tensor, start: int, stop: int) -> None:
+        """One step on elements [start, stop), where the step is not `whole`.
+
+        ``anchor_in`` (read) and ``anchor_out`` (written) are whole vectors, float32, shape (numel,), ``state`` (updated in place; None
+        where the rule has none) has `state_numel` elements; ``mean`` (read) holds only the range, shape (stop - start,). ``anchor_out`` is
+        another buffer than ``anchor_in``. Each element must be covered exactly once a round; order and cuts are free.
+        """
+        if mean.numel() != stop - start:
+            raise ValueError(f"mean of {mean.numel()} elements for a range of {stop - start}")
+        if self.needs_momentum and state is None:
+            raise ValueError(f"{self.settings.kind} needs a state")
+        if self.whole:
+            raise ValueError(f"{self.settings.kind} steps on all of the mean at once")
+        self._apply(anchor_in, mean, state, anchor_out, (start, stop), self._lr)
+
+    @torch.no_grad()
+    def _apply(self, old: Tensor, mean: Tensor, state: Tensor | None, new: Tensor, bounds: tuple[int, int], lr: float) -> None:
+        (start, stop), numel, rule = bounds, old.numel(), self._rule
+        for first, last, role in self._pieces(start, stop):
+            for a in range(first, last, BLOCK_ELEMENTS):
+                b = min(a + BLOCK_ELEMENTS, last)
+                g = mean[a - start : b - start]
+                if role == "parameter":
+                    vectors = [state[i * numel + a : i * numel + b] for i in range(rule.vectors)] if state is not None else []
+                    rule.step(old[a:b], g, vectors, new[a:b], lr, [each[: b - a] for each in self._scratch])
+                else:
+                    _average(old[a:b], g, new[a:b], role)
+
+    def _apply_tensors(self, old: Tensor, mean: Tensor, state: Tensor, new: Tensor, tail: int, lr: float) -> None:
+        for first, last, role in self._special:
+            _average(old[first:last], mean[first:last], new[first:last], role)
+        for index, (first, last) in enumerate(self._whole_tensors(old.numel())):
+            numbers = state[tail + Co2.numbers * index : tail + Co2.numbers * (index + 1)]
+            scratch = torch.empty(last - first, dtype=torch.float32, device="cpu")
+            self._rule.step(old[first:last], mean[first:last], (state[first:last], numbers), new[first:last], lr, (scratch,))
+
+    def _whole_tensors(self, numel: int) -> list[tuple[int, int]]:
+        return [(spec.offset, spec.offset + spec.numel) for spec in self._tensors] or [(0, numel)]
+
+    def _norm(self, mean: Tensor) -> float:
+        """The norm of the parameters' part, tensor by tensor."""
+        return math.sqrt(sum(norm(mean[first:last]) ** 2 for first, last in self._whole_tensors(mean.numel())))
+
+    def _pieces(self, start: int, stop: int) -> list[tuple[int, int, Role]]:
+        """[start, stop) cut where the role changes."""
+        pieces: list[tuple[int, int, Role]] = []
+        at = start
+        for first, last, role in self._special:
+            if last <= at or first >= stop:
+                continue
+            if first > at:
+                pieces.append((at, first, "parameter"))
+            pieces.append((max(first, at), min(last, stop), role))
+            at = min(last, stop)
+        if at < stop:
+            pieces.append((at, stop, "parameter"))
+        return pieces
+
+
+def check_outer(settings: OuterSettings) -> None:
+    """Raise ConfigError for values outside lr > 0, 0 <= momentum < 1, 0 <= beta2 < 1, epsilon > 0, clip > 0."""
+    positive = {"lr": settings.lr, "epsilon": settings.epsilon, "clip": settings.clip}
+    for name, value in positive.items():
+        if not (math.isfinite(value) and value > 0):
+            raise ConfigError(f"outer {name} {value} is not a positive number", key=f"$.train.outer.{name}")
+    for name, value in {"momentum": settings.momentum, "beta2": settings.beta2}.items():
+        if not 0 <= value < 1:
+            raise ConfigError(f"outer {name} {value} is not in [0, 1)", key=f"$.train.outer.{name}")
+    if settings.kind not in RULES:
+        raise ConfigError(f"no outer optimizer {settings.kind!r}", key="$.train.outer.optimizer", hint=f"one of: {', '.join(RULES)}")
+
+
+def _average(old: Tensor, g: Tensor, new: Tensor, role: Role) -> None:
+    torch.sub(old, g, out=new)
+    if role == "variance":
+        new.clamp_(min=0.0)
+
+
+def statistics_ranges(layout: Layout) -> Sequence[tuple[int, int, Role]]:
+    """The ranges of a layout that are not parameters, in order, neighbours of one role joined."""
+    ranges: list[tuple[int, int, Role]] = []
+    for spec in layout.tensors:
+        if spec.role == "parameter" or spec.numel == 0:
+            continue
+        stop = spec.offset + spec.numel
+        if ranges and ranges[-1][1] == spec.offset and ranges[-1][2] == spec.role:
+            ranges[-1] = (ranges[-1][0], stop, spec.role)
+        else:
+            ranges.append((spec.offset, stop, spec.role))
+    return tuple(ranges)

@@ -1,0 +1,6 @@
+"""A member's rounds. Files, lowest first:
+
+schedule  when a round ends, what counts as a step, how long a script waits
+events    what attach tells telemetry
+replica   live parameters between two anchors: freeze, wait, adopt
+"""
