@@ -508,9 +508,9 @@ def test_dht_refuses_what_the_owner_did_not_sign() -> None:
         await wait_for(lambda: b.connected(a.peer))
         key = f"/atoll/{a.peer}/status".encode()
         with pytest.raises(Exception, match="did not answer"):
-            await b.dht._ask(a.peer, Rpc(PUT_VALUE, key, b"forged"))
+            await b.dht._channel(a.peer).call(Rpc(PUT_VALUE, key, b"forged"))
         assert a.status()["faults"][b.peer] >= 1
-        assert a.dht.server.values.get(key, 0.0) is None
+        assert a.dht.engine.server.values.get(key, 0.0) is None
 
     run(main)
 
@@ -603,6 +603,10 @@ def test_one_side_that_wants_a_lane_is_enough(driver_wants: bool) -> None:
         wanting.ensure_lane(other.peer)
         await wait_for(lambda: bool(lane_a.all and lane_b.all))
         await check_lane(lane_a, lane_b)
+        other.ensure_lane(wanting.peer)  # it is there: nothing is to be made
+        assert other._lanes._wanted[wanting.peer, 0].up
+        other.lane_lost(wanting.peer)
+        await wait_for(lambda: len(lane_a.all) == len(lane_b.all) == 2)
         lane_a.close()
         lane_b.close()
 
