@@ -254,7 +254,7 @@ class SimSwarm:
                 process = other.process
                 self.world.after(0.001, lambda p=process: p.link(member.peer, False))
                 if self.options.faults and self.knocks.random() < 0.5:  # a machine that refuses connections tells more than a lost one
-                    self.world.after(0.002, lambda p=process: member.process or p.gone(member.peer))
+                    self.world.after(0.002, lambda p=process: p.gone(member.peer) if member.process is None else None)
 
     def restart(self, peer: PeerId) -> None:
         """Start a process again."""
