@@ -106,6 +106,28 @@ def test_the_founder_of_a_run_of_two_names_itself_after_a_power_cut() -> None:
     assert set(entry.entry.next_config) == {Member(ORGANISER, 1), Member(P1, 0)}
 
 
+def test_a_power_cut_of_all_costs_no_round_that_is_on_a_disk() -> None:
+    stage = Stage(2)
+    everybody = (ORGANISER, P1, P2)
+    rounds: list[int] = []
+
+    def out() -> None:
+        if {who.peer for who in stage.swarm.members[ORGANISER].disks[0].log[-1].entry.next_config} != set(everybody):
+            return stage.at(stage.swarm.world.now + 0.05, out)  # what is not on the organiser's disk it cannot name
+        rounds.append(len(stage.swarm.checker.entries))
+        stage.swarm.checker.retired.update(Member(peer, 0) for peer in everybody)
+        for peer in everybody:
+            stage.swarm.reboot(peer)
+        return stage.at(stage.swarm.world.now + 3, lambda: ask(stage, P1, P2))
+
+    stage.at(QUIET, out)
+    assert stage.run().problem == ""
+    [entry] = stage.recertified()
+    assert entry.entry.round >= rounds[0] > 2
+    assert entry.removed == tuple(Member(peer, 0) for peer in everybody)
+    assert {(who.peer, who.incarnation) for who in stage.swarm.checker.entries[-1].entry.next_config} == {(peer, 1) for peer in everybody}
+
+
 def test_a_run_in_fragments_is_recertified_in_all_of_them() -> None:
     stage = Stage(FIVE, peers=5, fragments=3)
     stage.at(QUIET, lambda: stage.die(P2, P3, P4))
