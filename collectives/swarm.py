@@ -53,6 +53,12 @@ class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     method: Literal["diloco", "local_sgd"] = "diloco"
     sync_every: int | None = 100  # H: inner steps a round; None: rounds end by time
     round_s: float | None = None  # seconds a round, when sync_every is None
+    target_samples: int | None = None  # samples of all members a round, when both are None
+    local_after: int = 0  # rounds of one inner step before those of sync_every (post-local SGD)
+    overlap: Literal["none", "late", "eager"] = "none"  # what is trained on while a round is under way (`optim.rounds.replica`)
+    delay: int | None = None  # inner steps from a contribution to its result, with overlap; None: to the end of the next round
+    mixing: float | None = None  # share of live parameters kept when a result is adopted, with overlap; None: all own progress
+    feedback: bool = False  # carry what the codec loses into the next contribution
     outer: OuterSettings = OuterSettings()
     codec: str = "int8"
     codecs: dict[str, str] = {}  # shell pattern of tensor names -> their codec, where it is another; the longest that matches decides

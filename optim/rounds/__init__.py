@@ -2,5 +2,6 @@
 
 schedule  when a round ends, what counts as a step, how long a script waits
 events    what attach tells telemetry
-replica   live parameters between two anchors: freeze, wait, adopt
+replica   live parameters between two anchors: freeze, wait, adopt, or train on meanwhile
+strand    a replica with its schedule; one a fragment of the model
 """
