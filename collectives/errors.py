@@ -9,7 +9,7 @@ A user-facing error says what happened (with the values), why it probably is so,
     ├─ ProtocolError              RemoteProtocolError, LocalProtocolError, VersionMismatchError
     ├─ SecurityError              BadSignatureError, NotAdmittedError, MisbehaviourError
     ├─ GroupError                 NotEnoughPeersError, GroupDissolvedError
-    ├─ StateError                 OutOfDateError, DigestMismatchError, ModelMismatchError, StorageError
+    ├─ StateError                 OutOfDateError, DigestMismatchError, ModelMismatchError, RecertifyError, RemovedError, StorageError
     └─ SwarmClosedError
 """
 
@@ -202,6 +202,20 @@ class ModelMismatchError(StateError):
 
     code = "E301"
     exit_code = 76
+
+
+class RecertifyError(StateError):
+    """The organiser asked for something that cannot be right: nothing was done."""
+
+    code = "E306"
+    exit_code = 78
+
+
+class RemovedError(StateError):
+    """The organiser has removed this member's present life from the run: it never votes again."""
+
+    code = "E307"
+    exit_code = 77
 
 
 class StorageError(StateError):

@@ -135,10 +135,14 @@ class Vote(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Certified(msgspec.Struct, frozen=True, array_like=True):
-    """An entry with the votes of a quorum under one ballot (for the genesis: the organiser's signature)."""
+    """An entry with the votes of a quorum under one ballot (for the genesis: the organiser's signature).
+
+    ``removed``: members that never vote again, on the organiser's word: its signature over them stands for the votes (`round.sealing`).
+    """
 
     entry: Entry
     votes: Annotated[tuple[Vote, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
+    removed: Config = ()
 
 
 def is_quorum(config: Config, voters: Collection[Member], organiser: PeerId | None) -> bool:

@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 
 from .errors import RemoteProtocolError
-from .group import MAX_MEMBERS, MAX_PATH, Certified, Cid, Contributor, Count, Entry, Hash, LogName, Plan
+from .group import MAX_MEMBERS, MAX_PATH, Certified, Cid, Contributor, Count, Entry, Hash, LogName, Member, Plan
 from .identifiers import PeerId
 from .layout import Layout
 
@@ -181,6 +181,23 @@ class Begin(msgspec.Struct, frozen=True, array_like=True, tag="begin"):
     path: Tip | None
 
 
+class Seal(msgspec.Struct, frozen=True, array_like=True, tag="seal"):
+    """From the organiser, signed: vote no more in the envelope's round after the entry ``base``; ``removed`` will never vote again."""
+
+    base: Hash
+    removed: Annotated[tuple[Member, ...], msgspec.Meta(min_length=1, max_length=MAX_MEMBERS)]
+    signature: Annotated[bytes, msgspec.Meta(max_length=64)]
+
+
+class Sealed(msgspec.Struct, frozen=True, array_like=True, tag="sealed"):
+    """Answer to Seal, signed: what I accepted in this round, and the branch that I am on."""
+
+    removed: Annotated[tuple[Member, ...], msgspec.Meta(min_length=1, max_length=MAX_MEMBERS)]
+    accepted: Accepted1 | None
+    tip: Tip | None
+    signature: Annotated[bytes, msgspec.Meta(max_length=64)]
+
+
 class Gone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):
     """What you asked for is no longer here. Ask another member, or for a newer state."""
 
@@ -189,7 +206,7 @@ class Gone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):
 
 Body = (
     Ready | Prepare | Promise | PlanMessage | Missing | Need | Accept | Accepted | Fetch | Catch | Join | Get | AskState | Offer | Gone
-    | Fork | Consent | Begin
+    | Fork | Consent | Begin | Seal | Sealed
 )  # fmt: skip
 
 

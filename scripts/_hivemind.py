@@ -1,4 +1,4 @@
-"""hivemind beside us: its own pinned environment, and its averaging of a flat vector among worker processes."""
+"""hivemind beside us: its own pinned environment, its averaging of a flat vector among worker processes, and its DHT."""
 
 from __future__ import annotations
 
@@ -62,11 +62,19 @@ def seconds(peers: int, elements: int, codec: str, reps: int) -> list[float]:
     """Seconds of the slowest peer for each of ``reps`` averagings, matchmaking left out. Raises Unavailable."""
     if codec not in COMPRESSION:
         raise Unavailable(f"hivemind has no codec like {codec}")
-    python = environment()
-    settings = json.dumps({"peers": peers, "elements": elements, "compression": COMPRESSION[codec], "reps": reps})
-    lines = _run([python, str(Path(__file__).parent / "_hivemind_peers.py"), settings], RUN_S).splitlines()
+    settings = {"peers": peers, "elements": elements, "compression": COMPRESSION[codec], "reps": reps}
+    return _said("_hivemind_peers.py", settings)["seconds"]
+
+
+def dht_times(peers: int, reps: int, pause_s: float, warmup: int = 5) -> dict[str, list[float]]:
+    """Milliseconds of each of ``reps`` stores (``store_ms``) and gets (``get_ms``) among ``peers`` nodes. Raises Unavailable."""
+    progress(f"hivemind: {peers} nodes, {reps} stores and gets")
+    return _said("_hivemind_dht.py", {"peers": peers, "reps": reps, "pause_s": pause_s, "warmup": warmup})
+
+
+def _said(script: str, settings: dict[str, Any]) -> dict[str, list[float]]:
+    lines = _run([environment(), str(Path(__file__).parent / script), json.dumps(settings)], RUN_S).splitlines()
     try:
-        found: dict[str, Any] = json.loads(lines[-1])
-        return [float(value) for value in found["seconds"]]
-    except (IndexError, KeyError, ValueError):
+        return {key: [float(value) for value in values] for key, values in json.loads(lines[-1]).items()}
+    except (IndexError, AttributeError, TypeError, ValueError):
         raise Unavailable("hivemind's workers said nothing of use") from None

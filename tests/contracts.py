@@ -24,7 +24,7 @@ from atoll.collectives.exchange import BlobComplete, BlobProgress, ExchangeEvent
 from atoll.collectives.group import Certified, Entry, Member, Plan, Vote
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.layout import make_layout
-from atoll.collectives.round import Journal
+from atoll.collectives.round import Journal, SealRecord
 from atoll.collectives.swarm import AnchorView, Outcome, OuterSettings, RunSettings, Share, Swarm
 from atoll.node.session.ports import DataPlane, Storage
 
@@ -455,6 +455,7 @@ def journal_state(journal: Journal) -> tuple[int, list[Certified], int, tuple[in
 def journal_is_empty_at_first(case: JournalCase) -> None:
     journal = case.again()
     assert journal_state(journal) == (0, [], -1, None)
+    assert journal.sealed is None
     assert not journal.restarted
 
 
@@ -472,6 +473,21 @@ def journal_keeps_promise_and_vote(case: JournalCase) -> None:
         journal = case.again()
     journal.accept(5, entries[1].entry)
     assert journal_state(case.again()) == (0, entries[:1], 5, (5, entries[1].entry))
+
+
+def journal_keeps_the_newest_seal_over_entries_and_lives(case: JournalCase) -> None:
+    entries, gone = log_of(3), Member(PeerId("p9"), 4)
+    journal = case.again()
+    journal.append(entries[0])
+    first = SealRecord(1, ZERO, (gone,), True)
+    signed = SealRecord(1, ZERO, (gone, ME), True, Certified(entries[1].entry, entries[1].votes, (gone,)))
+    for record in (first, signed):
+        journal.seal(record)
+        assert journal.sealed == record
+        journal = case.again()
+        assert journal.sealed == record
+    journal.append(entries[1])
+    assert case.again().sealed == signed
 
 
 def journal_a_decided_entry_ends_promise_and_vote(case: JournalCase) -> None:
@@ -505,6 +521,7 @@ def journal_a_later_life_knows_it_until_the_next_entry(case: JournalCase) -> Non
 JOURNAL = (
     journal_is_empty_at_first,
     journal_keeps_promise_and_vote,
+    journal_keeps_the_newest_seal_over_entries_and_lives,
     journal_a_decided_entry_ends_promise_and_vote,
     journal_a_later_life_knows_it_until_the_next_entry,
 )

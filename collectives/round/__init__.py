@@ -8,16 +8,19 @@ merging       entries that adopt a branch
 catching      asking for what was decided, and answering those who lag
 patience      how long a reduction may take, from measured rates
 pulling       who is asked again for what has not come
+readiness     what a member has for the open round
 ways          the trees of a plan, and who holds one up
 convener      the convener's side: collect, plan, revise, propose
+sealing       without a quorum for ever: the organiser seals the round and signs its entry
 machine       RoundMachine: acceptor, learner and contributor of one log
 """
 
-from .certificate import check_chain, check_genesis, genesis_payload, vote_payload
+from .certificate import check_chain, check_genesis, genesis_payload, seal_payload, sealed_payload, vote_payload
 from .convener import Convening, Phase
-from .journal import Journal, MemoryJournal
+from .journal import Journal, MemoryJournal, SealRecord
 from .machine import RoundMachine
 from .merging import BRANCH, adopted_rounds, adopts, branch_log, rounds_in, tip_entry, unproposed
+from .sealing import Sealing, gone
 from .state import OpenRound, RoundActions, Shape
 from .timing import Timing
 
@@ -30,6 +33,8 @@ __all__ = [
     "Phase",
     "RoundActions",
     "RoundMachine",
+    "SealRecord",
+    "Sealing",
     "Shape",
     "Timing",
     "adopted_rounds",
@@ -38,7 +43,10 @@ __all__ = [
     "check_chain",
     "check_genesis",
     "genesis_payload",
+    "gone",
     "rounds_in",
+    "seal_payload",
+    "sealed_payload",
     "tip_entry",
     "unproposed",
     "vote_payload",

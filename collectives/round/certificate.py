@@ -10,6 +10,7 @@ from ..codecs.mixtures import ranges_of
 from ..errors import ConfigError, RemoteProtocolError
 from ..group import Certified, Config, is_quorum
 from ..identifiers import PeerId
+from ..messages import Sealed
 
 Verify = Callable[[PeerId, bytes, bytes], bool]
 """(peer, payload, signature) -> valid"""
@@ -23,6 +24,21 @@ def vote_payload(run: str, log: str, round_: int, ballot: int, entry_hash: bytes
 def genesis_payload(run: str, entry_hash: bytes) -> bytes:
     """The bytes under the organiser's signature of a genesis entry."""
     return msgspec.msgpack.encode(("atoll/genesis/1", run, entry_hash))
+
+
+def seal_payload(run: str, log: str, round_: int, base: bytes, removed: Config) -> bytes:
+    """The bytes under the organiser's signature of a seal."""
+    return msgspec.msgpack.encode(("atoll/seal/1", run, log, round_, base, removed))
+
+
+def sealed_payload(run: str, log: str, round_: int, base: bytes, body: Sealed) -> bytes:
+    """The bytes under the signature of an answer to a seal."""
+    return msgspec.msgpack.encode(("atoll/sealed/1", run, log, round_, base, body.removed, body.accepted, body.tip))
+
+
+def recertified_payload(run: str, log: str, round_: int, entry_hash: bytes, removed: Config) -> bytes:
+    """The bytes under the organiser's signature that stands for the votes of a quorum."""
+    return msgspec.msgpack.encode(("atoll/recertified/1", run, log, round_, entry_hash, removed))
 
 
 def check_genesis(certified: Certified, *, run: str, organiser: PeerId, verify: Verify, peer: PeerId) -> None:
@@ -42,13 +58,20 @@ def check_chain(
 ) -> None:
     """Raise RemoteProtocolError unless ``entries`` continue the log after the entry with hash ``base`` and next_config ``config``.
 
-    Every entry must carry valid votes of a quorum of its configuration under one ballot.
+    Every entry must carry valid votes of a quorum of its configuration under one ballot, or the organiser's signature over removed members.
     """
     for certified in entries:
         entry = certified.entry
         if entry.base != base or entry.log != log:
             raise RemoteProtocolError(f"entry {entry.round} does not continue the log", peer=peer)
         digest = entry.hash()
+        if certified.removed:
+            payload = recertified_payload(run, log, entry.round, digest, certified.removed)
+            signed = [vote.signature for vote in certified.votes if vote.member.peer == organiser]
+            if organiser is None or len(signed) != 1 or not verify(organiser, payload, signed[0]):
+                raise RemoteProtocolError(f"entry {entry.round} is not recertified by the run's organiser", peer=peer)
+            base, config = digest, entry.next_config
+            continue
         ballots = {vote.ballot for vote in certified.votes}
         if len(ballots) != 1:
             raise RemoteProtocolError(f"certificate of entry {entry.round} mixes ballots", peer=peer)

@@ -15,6 +15,7 @@ from ..partition import comparable, parts_for, slots_for
 from ..trees import Tree
 from .merging import adoption, best_tip
 from .patience import stuck_s, transfer_s
+from .sealing import gone
 from .ways import broken, held_up_by, plan_trees, topology_of
 
 if TYPE_CHECKING:
@@ -64,6 +65,11 @@ class Convening:
         """Whether this member convenes a ballot."""
         return self.phase is not Phase.OFF
 
+    @property
+    def adopting(self) -> Entry | None:
+        """What it is about to propose of a branch or an earlier ballot, once the bytes are here."""
+        return self.entry if self.phase is Phase.ADOPT else None
+
     def begin(self, now: float, ballot: int) -> None:
         """Convene a ballot that this member owns."""
         machine, accepted = self.machine, self.machine.journal.accepted
@@ -84,7 +90,7 @@ class Convening:
     def step(self, now: float) -> None:
         """Go on as far as what is known allows."""
         machine = self.machine
-        if machine.open.decided or not machine.is_member:
+        if machine.open.decided or not machine.is_member or machine.sealing.active:
             return
         if not self.active:
             fresh = (
@@ -192,7 +198,7 @@ class Convening:
             return self._propose_reduced(now, *machine.open.reduced)  # an earlier plan's bytes are all here: as honest as new ones
         ready = machine.open.ready
         awaited = [member for member in machine.config if member not in ready and not machine.actions.suspected(member.peer)]
-        offers = machine.contributors_ready()
+        offers = machine.open.offers(machine.config)
         if not offers:
             if self._wants_entry(now):  # nobody waits for a round to be let in or out, or to learn the end of what was lost
                 self._propose_empty(now)
@@ -243,7 +249,7 @@ class Convening:
         self.lost |= dead
         if late and self._blame(now, plan):  # else what is missing of the living is on its way
             return machine.next_ballot(now)
-        keep = [c for c in machine.contributors_ready() if c.cid not in self.lost]
+        keep = [c for c in machine.open.offers(machine.config) if c.cid not in self.lost]
         if not keep or self.revision - self.before > len(machine.config) + 2 or self.stalls > len(machine.config):
             return machine.next_ballot(now)
         if tuple(keep) == plan.contributors and not self.slow & {part.owner for part in plan.parts}:
@@ -290,6 +296,13 @@ class Convening:
         return self.machine.open.lacking_of(part.owner)
 
     # ---- propose
+    @property
+    def _worth_voting(self) -> bool:
+        """Where branches may be adopted, nothing new is proposed without a quorum in sight: a vote of a few would stand in their way."""
+        machine = self.machine
+        alive = [who for who in machine.config if who == machine.me or not machine.actions.suspected(who.peer)]
+        return not machine.merges or machine.quorum(alive)
+
     def _consider_proposal(self, now: float) -> None:
         reduced = self.machine.open.reduced
         if reduced and reduced[0] == self.plan:
@@ -297,7 +310,7 @@ class Convening:
 
     def _propose_reduced(self, now: float, plan: Plan, digests: tuple[bytes, ...]) -> None:
         machine = self.machine
-        if machine.root is None or not machine.worth_voting:
+        if machine.root is None or not self._worth_voting:
             return  # the state root is still being hashed (`on_root` steps again), or `tick` does
         entry = Entry(
             machine.log, machine.round, machine.base, machine.root, plan.contributors, plan.parts, digests, plan.numel, plan.chunk_elements,
@@ -308,7 +321,7 @@ class Convening:
     def _propose_empty(self, now: float) -> None:
         """An entry without contributors: it changes the configuration, if anything."""
         machine, shape = self.machine, self.machine.shape
-        if machine.root is None or not machine.worth_voting:
+        if machine.root is None or not self._worth_voting:
             return
         entry = Entry(
             machine.log, machine.round, machine.base, machine.root, (), (), (), shape.numel, shape.chunk_elements, shape.codec, shape.reducer,
@@ -332,7 +345,7 @@ class Convening:
         return sorted(
             who
             for who, (round_, seen) in machine.joiners.items()
-            if machine.near(round_) and now - seen < recent and who not in machine.config
+            if machine.near(round_) and now - seen < recent and who not in machine.config and not gone(who, machine.removed)
         )
 
     def _wants_entry(self, now: float) -> bool:
@@ -343,7 +356,7 @@ class Convening:
     def _next_config(self, now: float, contributing: set[Member]) -> Config:
         """Leavers go, the silent are evicted, joiners come: at most max(1, staying - 1), so that those who know the log decide."""
         machine = self.machine
-        leaving = {who for who, ready in machine.open.ready.items() if ready.leave}
+        leaving = {who for who, ready in machine.open.ready.items() if ready.leave} | machine.removed
         staying = [member for member in machine.config if member not in leaving] or self._last_one()
         organiser_stays = any(member.peer == machine.organiser and not machine.actions.suspected(member.peer) for member in staying)
         floor = 1 if organiser_stays else 3

@@ -9,7 +9,20 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from ..group import Certified, Entry
+import msgspec
+
+from ..group import Certified, Config, Entry
+
+
+class SealRecord(msgspec.Struct, frozen=True, array_like=True):
+    """The open round was sealed: (``round``, ``base``), where ``removed`` will never vote again. At the organiser: whether it ``asked`` for
+    that and is not done, and what it has ``signed`` for the round."""
+
+    round: int
+    base: bytes
+    removed: Config
+    asked: bool = False
+    signed: Certified | None = None
 
 
 class Journal(Protocol):
@@ -21,6 +34,7 @@ class Journal(Protocol):
     entries: list[Certified]
     promised: int
     accepted: tuple[int, Entry] | None
+    sealed: SealRecord | None
 
     def promise(self, ballot: int) -> None:
         """Record that ballots below ``ballot`` are ignored."""
@@ -34,6 +48,10 @@ class Journal(Protocol):
         """Record a decided entry that has been applied; clears promise, vote and ``restarted``."""
         ...
 
+    def seal(self, record: SealRecord) -> None:
+        """Record a seal, in the place of the one before. A power cut must not undo it either: the organiser signs an entry once."""
+        ...
+
 
 class MemoryJournal:
     """A Journal in memory."""
@@ -44,6 +62,7 @@ class MemoryJournal:
         self.entries: list[Certified] = []
         self.promised = -1
         self.accepted: tuple[int, Entry] | None = None
+        self.sealed: SealRecord | None = None
 
     def promise(self, ballot: int) -> None:
         """Record a promise."""
@@ -60,3 +79,7 @@ class MemoryJournal:
         self.promised = -1
         self.accepted = None
         self.restarted = False
+
+    def seal(self, record: SealRecord) -> None:
+        """Record a seal."""
+        self.sealed = record

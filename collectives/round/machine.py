@@ -11,8 +11,7 @@ from collections.abc import Collection, Sequence
 from random import Random
 
 from .. import messages as m
-from ..errors import RemoteProtocolError
-from ..group import Certified, Config, Contributor, Entry, Member, Plan, Vote, convener, is_quorum
+from ..group import Certified, Config, Entry, Member, Plan, Vote, convener, is_quorum
 from ..identifiers import PeerId
 from ..trees import senders_of
 from .catching import Catching
@@ -21,7 +20,9 @@ from .convener import Convening
 from .journal import Journal
 from .merging import adopts
 from .patience import rtt_s, stuck_s
-from .pulling import ask_again, on_the_way
+from .pulling import ask_again, on_missing, on_the_way
+from .readiness import close_round, my_ready, on_ready, ready_fits, send_ready
+from .sealing import Sealing
 from .state import OpenRound, RoundActions, Shape
 from .timing import Timing
 
@@ -51,6 +52,7 @@ class RoundMachine:
         self.bulk_s = 0.0  # how long the last reduction took
         self.catching = Catching(self, now)
         self._early: list[tuple[PeerId, int, int, m.Body]] = []
+        self.removed = {who for certified in journal.entries for who in certified.removed}  # they never vote again
         self._open(now)
 
     # ---- views
@@ -67,7 +69,7 @@ class RoundMachine:
     @property
     def is_member(self) -> bool:
         """Whether this member, in this incarnation, is an acceptor of the open round."""
-        return self.me in self.config
+        return self.me in self.config and self.me not in self.removed
 
     @property
     def frontier(self) -> list[Certified]:
@@ -103,43 +105,33 @@ class RoundMachine:
         """Whether these acceptors decide the open round."""
         return is_quorum(self.config, set(voters), self.organiser)
 
-    @property
-    def worth_voting(self) -> bool:
-        """Where branches may be adopted, nothing new is proposed without a quorum in sight: a vote of a few would stand in their way."""
-        return not self.merges or self.quorum([who for who in self.config if who == self.me or not self.actions.suspected(who.peer)])
-
     # ---- inputs
     def contribute(self, now: float, cid: bytes, weight: int) -> None:
         """Offer a frozen contribution: it must stay untouched until `decided` has told whether it was counted."""
         self.contribution = (cid, weight)
         if self.open.plan is None:
             self.open.progress_at = now
-        self._close_round(now)
+        close_round(self)
         self.convening.step(now)
-
-    def _close_round(self, now: float) -> None:
-        """Say to all that a contribution is there: whoever has something contributes it now."""
-        self._send_ready(now)
-        if self.contribution and self.is_member:
-            for peer in self.others:
-                self.tell(peer, self._offer(*self.contribution))
 
     def set_idle(self, now: float, idle: bool) -> None:
         """Say whether a contribution may come at all; an idle member is not waited for."""
         self.idle = idle
         if idle:
-            self._send_ready(now)
+            send_ready(self)
 
     def set_unsettled(self, now: float, unsettled: bool) -> None:
         """Say whether a script waits to hear what became of an earlier life's contribution: any entry tells, one without contributors, too."""
         self.unsettled = unsettled
         if unsettled:
             self._progress(now)
-            self._send_ready(now)
+            send_ready(self)
 
     def on_message(self, now: float, peer: PeerId, incarnation: int, round_: int, body: m.Body) -> None:
         """A control message of this log. Raises RemoteProtocolError when it breaks a rule."""
         who = Member(peer, incarnation)
+        if self.sealing.shuns(who):
+            return self.catching.answer(now, peer, round_) if round_ < self.round else None
         if isinstance(body, m.Catch):
             self.catching.on_catch(now, peer, body)
             return self._advance(now)
@@ -147,6 +139,8 @@ class RoundMachine:
             self.joiners[who] = (round_, now)
         if round_ < self.round:
             return self.catching.answer(now, peer, round_)
+        if isinstance(body, m.Seal):
+            return self.sealing.on_seal(now, who, round_, body)
         if isinstance(body, m.Fetch | m.Join):
             if round_ > self.round:
                 self.catching.fetch(now, peer)
@@ -156,25 +150,27 @@ class RoundMachine:
                 self._early.append((peer, incarnation, round_, body))
                 return None
             return self.catching.fetch(now, peer)
-        if who in self.config and self.is_member:
+        if isinstance(body, m.Sealed):
+            return self.sealing.on_sealed(who, body)
+        if who in self.config and self.is_member and not self.sealing.active:
             self._dispatch(now, who, body)
         return None
 
     def _dispatch(self, now: float, who: Member, body: m.Body) -> None:
         match body:
             case m.Ready():
-                self._on_ready(now, who, body)
+                on_ready(self, now, who, body)
             case m.Prepare():
                 self._on_prepare(now, who, body.ballot)
             case m.Promise():
-                if body.ready and self._ready_fits(body.ready):
+                if body.ready and ready_fits(self, body.ready):
                     self.open.ready[who] = body.ready
-                if body.accepted is None or self._entry_fits(body.accepted.entry):
+                if body.accepted is None or self.entry_fits(body.accepted.entry):
                     self.convening.on_promise(now, who, body)
             case m.PlanMessage():
                 self._on_plan(now, who, body.plan)
             case m.Missing():
-                self._on_missing(now, who, body)
+                on_missing(self, now, who, body)
             case m.Need():
                 self.actions.resend_results(who.peer, body.plan_id, body.chunks)
             case m.Accept():
@@ -242,6 +238,8 @@ class RoundMachine:
             self._try_apply(now)
         if opened.applying:
             return
+        if self.sealing.tick(now):
+            return
         stale = now - opened.progress_at > self.timing.takeover_s / 2
         if not self.is_member or (self.engaged and stale):
             self.catching.ask_around(now)
@@ -251,7 +249,7 @@ class RoundMachine:
             self._try_vote(now)
         plan = opened.plan
         if plan is None or (self.contribution and all(c.cid != self.contribution[0] for c in plan.contributors)):
-            self._send_ready(now)
+            send_ready(self)
         if plan is not None and opened.lacking != 0:
             self.actions.report(plan.plan_id)
         self._repeat_vote()
@@ -268,7 +266,7 @@ class RoundMachine:
             self.journal.promise(ballot)
         self.ballot = max(self.ballot, ballot)
         accepted = self.journal.accepted
-        self.tell(who.peer, m.Promise(ballot, m.Accepted1(*accepted) if accepted else None, self._my_ready(), self.actions.tip()))
+        self.tell(who.peer, m.Promise(ballot, m.Accepted1(*accepted) if accepted else None, my_ready(self), self.actions.tip()))
 
     def _on_plan(self, now: float, who: Member, plan: Plan) -> None:
         current = self.open.plan
@@ -290,7 +288,7 @@ class RoundMachine:
         return same and bool(contributors) and len(set(contributors)) == len(contributors) and set(contributors) <= members and owners
 
     def _on_accept(self, now: float, who: Member, ballot: int, entry: Entry) -> None:
-        if ballot < self.journal.promised or self.convener_of(ballot) != who or not self._entry_fits(entry):
+        if ballot < self.journal.promised or self.convener_of(ballot) != who or not self.entry_fits(entry):
             return
         self.ballot = max(self.ballot, ballot)
         self.open.known[entry.hash()] = entry
@@ -302,7 +300,8 @@ class RoundMachine:
             self.open.pending = (ballot, entry, who.peer)
         self._try_vote(now)
 
-    def _entry_fits(self, entry: Entry) -> bool:
+    def entry_fits(self, entry: Entry) -> bool:
+        """Whether an entry may be one of the open round."""
         same = (entry.log, entry.round, entry.base) == (self.log, self.round, self.base) and (
             adopts(entry, self.shape) if self.merges and entry.reducer != self.shape.reducer else self.shape.fits(entry)
         )
@@ -376,6 +375,7 @@ class RoundMachine:
         """Tell the session about a decided entry and whether the own frozen contribution is counted in it."""
         counted = self.contribution is not None and any(c.cid == self.contribution[0] for c in certified.entry.contributors)
         self.unsettled = False
+        self.removed.update(certified.removed)
         self.actions.decided(certified, counted)
         if certified.entry.contributors:  # counted or not, its round is over: the script re-bases what was not counted
             self.contribution = None  # (where only the configuration changed, it stands on the same anchor: offered again)
@@ -384,57 +384,23 @@ class RoundMachine:
         while self.ahead and self.ahead[0].entry.round < self.round:
             self.ahead.pop(0)
         if self.ahead and not self.open.decided:
-            self.open.decided = self.ahead.pop(0)
-            self.open.known[self.open.decided.entry.hash()] = self.open.decided.entry
+            return self.learn(now, self.ahead.pop(0))
+        return self._try_apply(now)
+
+    def learn(self, now: float, certified: Certified) -> None:
+        """A verified certificate of the open round."""
+        self.open.decided = certified
+        self.open.known[certified.entry.hash()] = certified.entry
         self._try_apply(now)
-
-    # ---- contributor
-    def _my_ready(self) -> m.Ready | None:
-        if self.contribution:
-            return self._offer(*self.contribution)
-        closing = self.open.first_ready_at is not None  # before that, a script may still attach and contribute to this round
-        silent = self.leaving or self.unsettled or (self.idle and closing)
-        return m.Ready(self.base, None, 0, self.leaving, self.unsettled) if silent else None
-
-    def _offer(self, cid: bytes, weight: int) -> m.Ready:
-        pace = self.actions.pace()
-        return m.Ready(self.base, cid, weight, self.leaving, site=self.site, up=pace.up, down=pace.down, proven=pace.proven)
-
-    def _send_ready(self, now: float) -> None:
-        ready = self._my_ready()
-        if ready and self.is_member and not self.open.decided:
-            self.tell(self.convener_of(self.ballot).peer, ready)
-
-    def _on_ready(self, now: float, who: Member, ready: m.Ready) -> None:
-        if not self._ready_fits(ready):
-            raise RemoteProtocolError(f"Ready for round {self.round} on another base", peer=who.peer)
-        if ready.cid is not None and self.open.first_ready_at is None:
-            self.open.first_ready_at = now
-            self.actions.closing(self.round)
-            if self.idle:
-                self._send_ready(now)
-        self.open.ready[who] = ready
-        self.convening.on_ready(who)
-        self.convening.step(now)
-
-    def _ready_fits(self, ready: m.Ready) -> bool:
-        return ready.base == self.base and (ready.cid is None or ready.weight >= 1)
-
-    def _on_missing(self, now: float, who: Member, body: m.Missing) -> None:
-        self.convening.on_missing(now, who, body)
-        if self.open.plan and body.plan_id == self.open.plan.plan_id:
-            for cid, spans in body.lacking:
-                if spans and self.me.peer in self.open.senders.get(cid, ()):
-                    self.actions.resend_parts(who.peer, body.plan_id, cid, spans)
 
     # ---- ballots
     def _open(self, now: float) -> None:
         self.open = OpenRound(born=now, progress_at=now)
         self.base = self.journal.entries[-1].entry.hash()
         self.ballot = max(0, self.journal.promised)
-        self.convening = Convening(self)
+        self.convening, self.sealing = Convening(self), Sealing(self)
         self.joiners = {who: seen for who, seen in self.joiners.items() if self.near(seen[0])}
-        self._close_round(now)
+        close_round(self)
 
     @property
     def engaged(self) -> bool:
@@ -470,7 +436,7 @@ class RoundMachine:
             self.convening.begin(now, self.ballot)
         else:
             self.convening.stop()
-            self._send_ready(now)
+            send_ready(self)
 
     def _progress(self, now: float) -> None:
         self.open.progress_at = now
@@ -478,12 +444,3 @@ class RoundMachine:
     def tell(self, peer: PeerId, body: m.Body) -> None:
         """Send within the open round; a message to oneself is delivered by the session like any other."""
         self.actions.send(peer, self.log, self.round, body)
-
-    def contributors_ready(self) -> list[Contributor]:
-        """The frozen contributions offered for the open round, in configuration order."""
-        ready = self.open.ready
-        return [
-            Contributor(member, offer.cid, offer.weight)
-            for member in self.config
-            if (offer := ready.get(member)) is not None and offer.cid is not None
-        ]

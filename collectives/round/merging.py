@@ -83,7 +83,7 @@ def adoption(machine: RoundMachine, tip: m.Tip, config: Config) -> Entry:
     )  # fmt: skip
 
 
-def best_tip(promises: Iterable[m.Promise], base: bytes) -> m.Tip | None:
+def best_tip(promises: Iterable[m.Promise | m.Sealed], base: bytes) -> m.Tip | None:
     """Of the branches whose base is the last certified entry itself, that with most samples; ties by name."""
     tips = [p.tip for p in promises if p.tip is not None and p.tip.base == base]
     return max(tips, key=lambda tip: (sum(c.weight for c in tip.contributors), tip.log, tip.length, tip.digest), default=None)

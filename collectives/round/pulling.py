@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from .. import messages as m
-from ..group import Entry, Plan
+from ..group import Entry, Member, Plan
 from ..identifiers import PeerId
 from .patience import silent_s, stuck_s
 
@@ -45,6 +45,15 @@ def ask_again(
     for owner, spans in lacking.items():
         if owner != me and _is_silent(machine, now, plan, owner.encode(), _count(spans)):
             machine.tell(owner, m.Need(plan.plan_id, spans[: m.MAX_CHUNK_LIST]))
+
+
+def on_missing(machine: RoundMachine, now: float, who: Member, body: m.Missing) -> None:
+    """An owner, or a node on the way to one, lacks contributions: send again what goes to it from here."""
+    machine.convening.on_missing(now, who, body)
+    if machine.open.plan and body.plan_id == machine.open.plan.plan_id:
+        for cid, spans in body.lacking:
+            if spans and machine.me.peer in machine.open.senders.get(cid, ()):
+                machine.actions.resend_parts(who.peer, body.plan_id, cid, spans)
 
 
 def on_the_way(machine: RoundMachine, now: float, entry: Entry) -> bool:

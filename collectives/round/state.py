@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from .. import messages as m
-from ..group import Certified, Entry, Member, Plan, TopologyKind
+from ..group import Certified, Config, Contributor, Entry, Member, Plan, TopologyKind
 from ..identifiers import PeerId
 from ..pace import Pace
 
@@ -84,6 +84,10 @@ class RoundActions(Protocol):
         """The branch of the open round that this member is on: another member may adopt it from now on."""
         ...
 
+    def nodes(self) -> Collection[PeerId]:
+        """The nodes known to be there, acceptors or not."""
+        ...
+
     def suspected(self, peer: PeerId) -> bool:
         """Whether the peer is believed dead, frozen or unreachable."""
         ...
@@ -129,3 +133,8 @@ class OpenRound:
     def lacking_of(self, owner: PeerId) -> bool:
         """Whether result chunks of this owner have not arrived."""
         return self.lacking is None or owner in self.lacking_owners
+
+    def offers(self, config: Config) -> list[Contributor]:
+        """The frozen contributions offered for this round, in the order of its configuration."""
+        ready = [(member, self.ready[member]) for member in config if member in self.ready]
+        return [Contributor(member, offer.cid, offer.weight) for member, offer in ready if offer.cid is not None]

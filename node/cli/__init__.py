@@ -10,6 +10,7 @@
     meta               demo, explain, completion, version
     identity           init, id, config
     daemon             up, down, status, ls, peers, leave
+    recertify          recertify
     invites            invite new, invite inspect
     runs               new, validate, export
     join               join
@@ -45,6 +46,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "ls": ("daemon", "List the runs of this node."),
     "status": ("daemon", "Show the node and its runs on one screen."),
     "peers": ("daemon", "Show the members of a run."),
+    "recertify": ("recertify", "Go on without members that are lost for ever (organiser only)."),
     "id": ("identity", "Print this machine's peer id."),
     "invite": ("invites", "Make or inspect invites."),
     "export": ("runs", "Write a run's model as safetensors that load without atoll."),

@@ -283,6 +283,27 @@ other. Nothing of either is lost.
 Then choose one. On every machine of the other: atoll down, move the run's folder away (`atoll config path` names the
 folder of runs), atoll up, join again.""",
     ),
+    "E306": Page(
+        "recertify",
+        "that cannot be recertified",
+        78,
+        """`atoll recertify` goes on without members that are lost for ever, where those left are too few to decide. It was refused, and
+nothing was done, because one of these holds: this node is not the organiser's, or has not got the run's state; a member that
+you named is alive, or was never a member; those left are enough to decide anyway, and evict the silent by themselves.
+
+    atoll peers RUN              who is there, and who is lost
+    atoll status                 how many members the open round waits for""",
+    ),
+    "E307": Page(
+        "removed",
+        "the organiser has removed this node from the run",
+        77,
+        """This node was taken to be lost for ever, and the run went on without its votes (`atoll recertify`). Its journal must never vote
+again, so the node takes no part any more. What its script did since its last certified round is in no round of the run.
+
+To come back as a new member: atoll down, move the run's folder away (`atoll config path` names the folder of runs), atoll up,
+and join again. The state is fetched from the others.""",
+    ),
     "E400": Page(
         "config",
         "a setting is wrong",

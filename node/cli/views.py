@@ -92,6 +92,11 @@ def run_state(run: Document) -> str:
     rounds, lost = int(branch.get("rounds", 0)), int(branch.get("lost", 0))
     if branch.get("members"):
         lack = "; ".join(filter(None, (lack, f"uncertified: {rounds} rounds with {len(branch['members'])} members")))
+    seal = run.get("seal")
+    if isinstance(seal, Mapping):
+        waits = seal.get("awaited") or ()
+        sealed = f"recertifying without {len(seal.get('removed') or ())} members"
+        lack = sealed + (f": waits for {', '.join(short_peer(str(peer)) for peer in waits)}" if waits else "")
     gone = f"{lost} contributions lost with branches" if lost else ""
     return "; ".join(filter(None, (state, lack, gone)))
 

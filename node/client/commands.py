@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
+from ...collectives.identifiers import PeerId
 from ..control import protocol as p
 from ..paths import Paths
 from .find import connect_running
@@ -58,6 +59,10 @@ class NodeClient:
     def leave(self, run: str = "", *, now: bool = False) -> None:
         """Take the node out of a run; waits until the open round is handed over, unless ``now``."""
         self._link.ask(lambda id_: p.Leave(id_, run, now), p.Done, timeout_s=None)
+
+    def recertify(self, run: str, without: Sequence[PeerId]) -> dict[str, Any]:
+        """Go on without members that never vote again: the ``removed``, and ``awaited``, who has not sealed the round yet."""
+        return self._link.ask(lambda id_: p.Recertify(id_, run, tuple(without)), p.Document, timeout_s=ANSWER_S).value
 
     def down(self, *, now: bool = False) -> None:
         """Ask the node to end, then wait until it closes the connection."""

@@ -18,7 +18,7 @@ import msgspec
 
 from ...collectives import errors
 from ...collectives.errors import AtollError, LocalProtocolError, RemoteProtocolError
-from ...collectives.group import Cid
+from ...collectives.group import MAX_MEMBERS, Cid, Peer
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import MAX_FRAGMENTS, Layout
 from ...collectives.swarm import Call, Outcome, PeerView, RunSettings
@@ -116,6 +116,14 @@ class Leave(msgspec.Struct, frozen=True, tag="leave"):
     id: Id
     run: Name
     now: bool = False
+
+
+class Recertify(msgspec.Struct, frozen=True, tag="recertify"):
+    """→ Document: ``{"removed": [...], "awaited": [...]}``. The organiser's user says that these members never vote again."""
+
+    id: Id
+    run: Name
+    without: Annotated[tuple[Peer, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
 
 
 class Down(msgspec.Struct, frozen=True, tag="down"):
@@ -245,7 +253,7 @@ class ReduceClose(msgspec.Struct, frozen=True, tag="reduce_close"):
 
 
 Request = (
-    Hello | Status | Runs | Peers | Join | FindRun | Leave | Down | Subscribe | Open | Found | Lease | Release | Contribute | Resume
+    Hello | Status | Runs | Peers | Join | FindRun | Leave | Recertify | Down | Subscribe | Open | Found | Lease | Release | Contribute | Resume
     | Members | Report | Depart | BufferOpen | BufferClose | ReduceOpen | ReduceStart | ReduceCancel | ReduceClose
 )  # fmt: skip
 

@@ -39,6 +39,7 @@ class Requests:
             p.Join: self._join,
             p.FindRun: self._find_run,
             p.Leave: self._leave,
+            p.Recertify: self._recertify,
             p.Down: self._down,
             p.Open: self._open,
             p.Found: self._found,
@@ -155,6 +156,9 @@ class Requests:
     async def _leave(self, request: p.Leave) -> None:
         await self._service.leave(request.run, request.now)
         self._done(request.id)
+
+    async def _recertify(self, request: p.Recertify) -> None:
+        self._post(p.Document(request.id, await self._service.recertify(request.run, request.without)), ())
 
     async def _down(self, request: p.Down) -> None:
         self._service.down(request.now)

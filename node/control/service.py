@@ -198,6 +198,13 @@ class NodeService(Protocol):
         """Leave the run: hand over the open round, say goodbye, stop seeding; ``now`` skips what takes time."""
         ...
 
+    async def recertify(self, run: str, without: Sequence[PeerId]) -> dict[str, Any]:
+        """These members of the run never vote again: go on without them. JSON-able: who is removed, whose answer is awaited.
+
+        Raises RecertifyError where that cannot be right, StorageError.
+        """
+        ...
+
     def down(self, now: bool) -> None:
         """Begin to shut down and return; the control server is cancelled last, so that the answer gets out."""
         ...

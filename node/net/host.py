@@ -5,6 +5,7 @@ This file, `workarounds` and `dht.wire` are all that name libp2p.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -184,6 +185,16 @@ class Host:
     def connected(self, peer: PeerId) -> bool:
         """Whether there is an open connection."""
         return peer in self._up
+
+    def remote_host(self, peer: PeerId) -> str:
+        """The numeric host at the other end of a connection to ``peer``; "" where there is none, or none is known."""
+        for connection in self._swarm.get_connections(ID.from_base58(peer)):
+            with contextlib.suppress(Exception):  # a connection through a relay has none
+                muxed: Any = connection.muxed_conn
+                remote = muxed.get_remote_address()
+                if remote is not None:
+                    return str(remote[0])
+        return ""
 
     def peers(self) -> list[PeerId]:
         """The connected peers."""

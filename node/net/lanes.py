@@ -202,6 +202,12 @@ class Lanes:
         if not any(other.up for key, other in self._wanted.items() if key[0] == peer):
             self.paths.pop(peer, None)
 
+    def arrived(self, peer: PeerId) -> None:
+        """There is a connection to ``peer`` again: its lanes need not wait for the next try."""
+        for key, wanted in self._wanted.items():
+            if key[0] == peer and not wanted.up:
+                wanted.notify()
+
     async def _keep(self, peer: PeerId, index: int, wanted: _Wanted) -> None:
         backoff = Backoff(0.05, 5.0, self._rng)
         drives = self._host.peer < peer
@@ -223,8 +229,11 @@ class Lanes:
                 except RemoteProtocolError:
                     self._faults.count(peer, trio.current_time())
                 if not wanted.up:
+                    away = not self._host.connected(peer)
                     with trio.move_on_after(backoff.next_s()):
                         await wanted.changed.wait()
+                    if away and self._host.connected(peer):
+                        backoff.reset()
 
     def _up(self, peer: PeerId, sock: socket.socket, path: str, terms: _Terms) -> None:
         wanted = self._wanted.get((peer, terms.place))

@@ -250,6 +250,7 @@ class PeerNetwork:
         if up:
             self.book.confirm(peer)
             self._unsaved.set()
+            self._lanes.arrived(peer)
         else:
             dialled = self._streams.link_lost(peer)
             if dialled is not None and self._nursery is not None:

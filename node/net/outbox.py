@@ -93,13 +93,20 @@ class Outbox:
                 except RefusedError as refused:
                     await self._was_refused(refused, backoff)
                 except NetworkError:
-                    await trio.sleep(backoff.next_s())
+                    await self._pause(backoff)
                 else:
                     backoff.reset()
                     wire = await self._use(stream, reader, how)
                     if wire is not None:
                         await self._use(wire, FrameReader(wire.receive_some, self._peer), None)
                 self._drop_stale()
+
+    async def _pause(self, backoff: Backoff) -> None:
+        """Before the next try. A peer that was away for long, and arrives, has to hear of us at once."""
+        if self._host.connected(self._peer):
+            await trio.sleep(backoff.next_s())
+        elif await self._host.wait_connected(self._peer, backoff.next_s()):
+            backoff.reset()
 
     async def _was_refused(self, refused: RefusedError, backoff: Backoff) -> None:
         if refused.code == NO_TOPIC:

@@ -8,6 +8,7 @@ asking       whom a newcomer asks for a run's manifest, and when
 ports        SessionPorts over libp2p streams, the engine thread, files and worker threads
 phases       how far each reduction is at this node, for subscribers
 timings      where the time of each reduction went, for subscribers
+chronicle    what happened in a run: published, and kept for its status
 views        a run as documents for people and tools
 run          RunService: one run
 reductions   free-standing reductions of a script

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import trio
 
-from ...collectives.errors import AtollError, ConfigError, NetworkError, StorageError, SwarmClosedError
+from ...collectives.errors import AtollError, ConfigError, NetworkError, RecertifyError, StorageError, SwarmClosedError
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import Layout
 from ...security.identity import Identity
@@ -21,10 +21,12 @@ from ..invite import make_invite, parse_invite
 from ..manifest import SignedManifest, decode_signed, list_runs, load_run
 from ..paths import Paths, make_private, write_atomic
 from ..session import Session
+from ..session.recertifying import recertify
 from .context import NodeContext
 from .run import RunService
 from .scripts import AttachedScript
 from .troubles import described
+from .views import sealed
 
 EVENT_QUEUE = 1024
 MANIFEST_PATIENCE_S = 20.0  # how long `join` waits for a member to hand over the manifest
@@ -272,6 +274,15 @@ class Node:
         self._drop(service, left(service.run_id, service.manifest.name if service.manifest else ""))
         write_atomic(self._left_file(service.run_id), b"")
 
+    async def recertify(self, run: str, without: Sequence[PeerId]) -> dict[str, Any]:
+        """Go on without members that never vote again."""
+        service = self._find(run)
+        if service.whole is None and service.error is None:
+            raise RecertifyError("the run's state is not here yet")
+        recertify(service.driven.sessions, trio.current_time(), without)
+        service.wake()
+        return sealed(service) or {"removed": list(without), "awaited": []}
+
     async def _depart(self, service: RunService, patience_s: float) -> None:
         session = service.whole
         if session is None or service.error is not None:
@@ -345,7 +356,7 @@ class Node:
                 raise refusal
             alone = not self.context.network.members(run.run_id)
             silent = session.phase == "seeking" and alone and waited_s > REFUSED_S
-            progress(*(("finding members: nobody who knows the run answers yet", 0, 0) if silent else run.progress))
+            progress(*(("finding members: nobody who knows the run answers yet", 0, 0) if silent else run.chronicle.progress))
             if self.peer == run.organiser and session.phase == "seeking" and waited_s > FOUND_PATIENCE_S * (1 if alone else 4):
                 lost = run.lost
                 if not lost:

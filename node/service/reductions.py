@@ -159,7 +159,7 @@ class Reductions:
         assert buffer is not None
         sent, received = self._traffic(reduction)
         counted, elapsed = event.cid == reduction.cid, now - reduction.started_at
-        self.run.note_operation(
+        self.run.chronicle.note_operation(
             {
                 "op_id": event.op_id, "contributors": {share.peer: share.samples for share in event.contributors}, "counted": counted,
                 "elapsed_s": elapsed, "reduce_s": event.reduce_s, "decision_s": event.decision_s,

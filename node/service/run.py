@@ -12,18 +12,9 @@ from typing import Any
 
 import trio
 
-from ...collectives.errors import (
-    AtollError,
-    ConfigError,
-    NotAdmittedError,
-    StateError,
-    StorageError,
-    SwarmClosedError,
-    VersionMismatchError,
-)
+from ...collectives.errors import AtollError, ConfigError, NotAdmittedError, StorageError, SwarmClosedError, VersionMismatchError
 from ...collectives.group import Plan
 from ...collectives.identifiers import PeerId, RunId
-from ...collectives.layout import MAX_FRAGMENTS
 from ...optim.outer import effective_outer
 from ..invite import check_token
 from ..manifest import Manifest, SignedManifest, decode_signed, save_run
@@ -35,17 +26,17 @@ from ..session.fragments import Fragments, logs_of
 from ..shared_memory import AnchorSlots
 from ..storage import RunFiles
 from .asking import Asking
+from .chronicle import Chronicle
 from .context import NodeContext
 from .phases import Phases
 from .ports import RunPorts
 from .timings import Timings
-from .troubles import Troubles, coded, described
-from .views import SEEKING, peers_of, quorum, status_of
+from .troubles import Troubles, coded, described, removed_here
+from .views import peers_of, quorum, status_of
 
 log = logging.getLogger("atoll")
 
 ASK_MANIFEST, MANIFEST = b"?", b"C"
-HISTORY = 256  # committed rounds kept for status
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +63,7 @@ class RunService:
         self.error: AtollError | None = None
         self.listeners: list[Callable[[object], None]] = []
         self.metrics: dict[str, float] = {}
-        self.rounds: list[dict[str, Any]] = []
-        self.operation: dict[str, Any] | None = None  # the free-standing one decided last
-        self.progress = SEEKING
+        self.chronicle = Chronicle(self)
         self.refusals: dict[PeerId, tuple[str, str]] = {}
         self.troubles = Troubles(run_id, node.publish)
         self.phases = Phases(run_id, node.publish)
@@ -133,6 +122,11 @@ class RunService:
     def session(self) -> Session | None:
         """The session, of a run in fragments that of the first: membership and free-standing operations are the same for all."""
         return self.whole.sessions[0] if self.whole is not None else None
+
+    @property
+    def foreign(self) -> set[PeerId]:
+        """Peers that are on another history of this run."""
+        return self.session.membership.foreign if self.session is not None else set()
 
     @property
     def driven(self) -> Session | Fragments:
@@ -219,6 +213,8 @@ class RunService:
         for session in whole.sessions:
             if session.machine is not None and session.phase != "running":
                 self.files[session.log].check()
+            if session.recertifying.removed:
+                raise removed_here()
         self.known.set()
 
     def _make(self, manifest: Manifest, now: float) -> Session | Fragments:
@@ -391,93 +387,12 @@ class RunService:
         return lanes[0] + control[0], lanes[1] + control[1]
 
     # ---- events
-    def note_operation(self, operation: dict[str, Any]) -> None:
-        """A free-standing operation of the script is decided."""
-        self.operation = operation
-        self.node.publish({"event": "operation.committed", "run": self.run_id, **operation})
-
-    def _tell(self, kind: str, fragment: int, **fields: Any) -> None:
-        """Publish; of a run in fragments every event says of which."""
-        where = {"fragment": fragment} if self.whole and len(self.whole.sessions) > 1 else {}
-        self.node.publish({"event": kind, "run": self.run_id, **where, **fields})
-
     def on_event(self, event: object) -> None:
         """An event of a session."""
         fragment, told = (event.fragment, event.event) if isinstance(event, ev.InFragment) else (0, event)
-        self._note(fragment, told)
+        self.chronicle.note(fragment, told)
         for listener in list(self.listeners):
             listener(event)
-
-    def _note(self, fragment: int, event: object) -> None:
-        match event:
-            case ev.PlanTaken():
-                self.phases.planned(trio.current_time(), event)
-                self.timings.planned(event)
-            case ev.Timed():
-                self.timings.timed(trio.current_time(), event)
-            case ev.RoundCommitted():
-                self.rounds = [*self.rounds[-HISTORY:], {"fragment": fragment, **self._describe(event)}]
-                self.troubles.clear()
-                kind = "round.committed" if event.contributors else "entry.committed"  # the latter at most changes who is a member
-                self.node.publish({"event": kind, "run": self.run_id, **self.rounds[-1]})
-            case ev.BranchBegun():
-                log.warning("run %s: no quorum; going on without certainty with %d of its members", self.run_id, len(event.members))
-                self._tell("branch.begun", fragment, members=list(event.members), round=event.round)
-            case ev.BranchAdvanced():
-                shares = {share.peer: share.samples for share in event.contributors}
-                self._tell("round.uncertified", fragment, round=event.round, contributors=shares)
-            case ev.BranchEnded():
-                if event.lost:
-                    log.warning(
-                        "run %s: %d contributions without certainty are lost (%d samples)", self.run_id, len(event.lost), event.samples
-                    )
-                self._tell("branch.ended", fragment, adopted=event.adopted, lost=len(event.lost), lost_samples=event.samples)
-            case ev.StateProgress():
-                self.progress = ("fetching state", event.have, event.total)
-                self._tell("state.progress", fragment, have=event.have, total=event.total)
-            case ev.StateReady():
-                self.progress = ("ready", 1, 1)
-                self._tell("state.ready", fragment, round=event.round)
-            case ev.StateRoot():
-                for row in self.rounds[-MAX_FRAGMENTS:]:
-                    if (row["fragment"], row["entry"]) == (fragment, event.entry):
-                        row["state_root"] = event.root.hex()
-                self._tell("state.root", fragment, entry=event.entry, root=event.root.hex())
-            case ev.PeerMisbehaved():
-                self._tell("peer.misbehaved", fragment, peer=event.peer, reason=event.reason)
-            case ev.AnotherHistory():
-                if (twice := self.founded_twice()) is not None:
-                    self.troubles.tell(twice)
-            case ev.StateDiverged():
-                self._tell("state.diverged", fragment, entry=event.entry)
-            case _:
-                pass
-
-    def founded_twice(self) -> StateError | None:
-        """Somebody is on another history of this run: a trouble for as long as it is so."""
-        foreign = sorted(self.session.membership.foreign) if self.session else []
-        if not foreign:
-            return None
-        who = f"{', '.join(peer[-8:] for peer in foreign)} {'is' if len(foreign) == 1 else 'are'}"
-        return StateError(
-            f"{who} on another history of this run; it was founded twice", code="E305",
-            why="The organiser's node had lost the run's state and founded it again. The two never meet: each trains without the other.",
-            hint="Choose one. On every machine of the other: atoll down, move the run's folder away, atoll up, join again.",
-        )  # fmt: skip
-
-    def _describe(self, event: ev.RoundCommitted) -> dict[str, Any]:
-        return {
-            "round": event.round,
-            "entry": event.entry,
-            "contributors": {share.peer: share.samples for share in event.contributors},
-            "members": list(event.config),
-            "lost": list(event.lost),
-            "counted": event.counted,
-            "elapsed_s": round(event.elapsed_s, 4),
-            "at": time.time(),
-            "bytes_sent": self.traffic()[0],
-            "bytes_received": self.traffic()[1],
-        }
 
     # ---- views
     def status(self) -> dict[str, Any]:

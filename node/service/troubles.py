@@ -6,12 +6,13 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import trio
 
-from ...collectives.errors import AtollError, LocalProtocolError
+from ...collectives.errors import AtollError, LocalProtocolError, RemovedError, StateError
+from ...collectives.identifiers import PeerId
 
 log = logging.getLogger("atoll")
 HISTORY = 8
@@ -50,6 +51,27 @@ class Troubles:
     def past(self) -> list[dict[str, Any]]:
         """The last ones, oldest first, each with the time it was told first."""
         return list(self._past)
+
+
+def founded_twice(foreign: Collection[PeerId]) -> StateError | None:
+    """These peers are on another history of a run: a trouble for as long as it is so."""
+    if not foreign:
+        return None
+    who = f"{', '.join(peer[-8:] for peer in sorted(foreign))} {'is' if len(foreign) == 1 else 'are'}"
+    return StateError(
+        f"{who} on another history of this run; it was founded twice", code="E305",
+        why="The organiser's node had lost the run's state and founded it again. The two never meet: each trains without the other.",
+        hint="Choose one. On every machine of the other: atoll down, move the run's folder away, atoll up, join again.",
+    )  # fmt: skip
+
+
+def removed_here() -> RemovedError:
+    """The organiser has removed this node's present life from the run."""
+    return RemovedError(
+        "the organiser has removed this node from the run",
+        why="It was taken to be lost for ever (`atoll recertify`). What it did since is in no certified round; its votes count no more.",
+        hint="To come back as a new member: atoll down, move the run's folder away, atoll up, join again.",
+    )
 
 
 def described(error: AtollError) -> dict[str, Any]:

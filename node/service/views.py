@@ -9,22 +9,21 @@ import trio
 
 from ...collectives.identifiers import PeerId
 from ..quorum import quorum_of
-from .troubles import described
+from .chronicle import SEEKING
+from .troubles import described, founded_twice
 
 if TYPE_CHECKING:
     from .run import RunService
 
-SEEKING: tuple[str, int, int] = ("finding members", 0, 0)
-
 
 def status_of(run: RunService) -> dict[str, Any]:
     """One run. ``fragments``: rounds in the anchor of each, where the model is cut into several; ``round`` is that of the one behind."""
-    session = run.whole
+    session, progress = run.whole, run.chronicle.progress
     config = session.config_peers() if session else []
     fetching = session is not None and session.phase == "fetching"
-    last = next((row for row in reversed(run.rounds) if row["contributors"]), None)
+    last = next((row for row in reversed(run.chronicle.rounds) if row["contributors"]), None)
     unsaved = next((files.unsaved for files in run.files.values() if files.unsaved), None)
-    trouble = run.error or run.troubles.current or unsaved or run.founded_twice()
+    trouble = run.error or run.troubles.current or unsaved or founded_twice(run.foreign)
     return {
         "run_id": run.run_id,
         "name": run.manifest.name if run.manifest else "",
@@ -38,11 +37,12 @@ def status_of(run: RunService) -> dict[str, Any]:
         "member": run.node.identity.peer in config,
         "quorum": None if run.error else quorum(run),
         "branch": _branch(run),
+        "seal": sealed(run),
         "script": bool(session and session.script),
-        "progress": ["waiting for the state", 0, 0] if fetching and run.progress == SEEKING else list(run.progress),
+        "progress": ["waiting for the state", 0, 0] if fetching and progress == SEEKING else list(progress),
         "metrics": dict(run.metrics),
         "last_round": last,
-        "last_operation": run.operation,
+        "last_operation": run.chronicle.operation,
         "bytes_sent": run.traffic()[0],
         "bytes_received": run.traffic()[1],
         "refused": {peer: list(why) for peer, why in run.refusals.items()},
@@ -57,6 +57,14 @@ def quorum(run: RunService) -> dict[str, Any] | None:
     configs = [set(session.config_peers()) for session in sessions]
     there = [quorum_of([{**row, "member": row["peer"] in config} for row in rows]) for config in configs]
     return next((found for found in there if found is not None and not found["held"]), there[0] if there else None)
+
+
+def sealed(run: RunService) -> dict[str, Any] | None:
+    """Without whom open rounds are being recertified, and whose answers the organiser waits for; None where none is."""
+    views = [view for session in (run.whole.sessions if run.whole else ()) if (view := session.recertifying.view()) is not None]
+    if not views:
+        return None
+    return {name: sorted({peer for view in views for peer in getattr(view, name)}) for name in ("removed", "awaited")}
 
 
 def _branch(run: RunService) -> dict[str, Any]:

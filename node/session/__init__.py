@@ -16,7 +16,9 @@ record          what must not be forgotten of branches
 branch          a branch of the log, at one of its members
 branching       without a quorum: forks, the branch, and its end
 offering        contributions of the script, until they are frozen
+recertifying    the organiser's word that members are lost for ever: checked, and how far it is
 earlier         what became of contributions of an earlier life
+applying        what follows the outer step of a decided entry
 installing      a fetched state replaces the own one
 others          whom to ask; who is on another history of the run
 beginning       the genesis; what the last life left on disk; whose model it is

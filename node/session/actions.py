@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from ...collectives import messages as m
@@ -12,7 +12,7 @@ from ...collectives.group import Certified, Entry, Plan
 from ...collectives.identifiers import PeerId
 from ...collectives.layout import Layout
 from ...collectives.pace import Pace
-from ...collectives.round import BRANCH, Phase, adopted_rounds, unproposed
+from ...collectives.round import BRANCH, adopted_rounds, unproposed
 from . import events as ev
 from .timeline import Timeline
 
@@ -103,7 +103,7 @@ class LogActions:
         if state is not None:
             return self.result_arrived(entry, state)
         machine = self.session.machine
-        if adopted_rounds(entry) and machine is not None and machine.convening.phase is Phase.ADOPT and machine.convening.entry == entry:
+        if adopted_rounds(entry) and machine is not None and entry in (machine.convening.adopting, machine.sealing.entry):
             entry = unproposed(entry)  # nobody has seen this one yet: by this name the members of the branch know their tip
         self.session.transfer.fetch_result(self.session.clock(), entry, [peer for peer in holders if peer != self.session.me])
         return None
@@ -126,7 +126,7 @@ class LogActions:
             return None
         if machine.root is not None and machine.root != entry.base_state:
             machine.open.applying = False
-            return session.diverged(session.clock(), entry, machine.root)
+            return session.applying.diverged(entry, machine.root)
         data = self.results.get(entry.part_digests) if entry.contributors else None
         self._decided_at = session.clock()
 
@@ -181,6 +181,10 @@ class LogActions:
         return self.session.branching.tip
 
     # ---- peers
+    def nodes(self) -> Collection[PeerId]:
+        """Whoever has a membership record."""
+        return [record.peer for record in self.session.membership.records()]
+
     def suspected(self, peer: PeerId) -> bool:
         """Whether the peer is believed dead."""
         return self.session.membership.suspected(self.session.clock(), peer)

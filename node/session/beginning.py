@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from torch import Tensor
+
+from ...collectives.codec import chunk_elements
+from ...collectives.codecs.mixtures import mixture_of
 from ...collectives.digest import merkle_root
-from ...collectives.errors import ModelMismatchError
+from ...collectives.errors import LocalProtocolError, ModelMismatchError
 from ...collectives.group import Certified, Entry, Member, Vote
 from ...collectives.layout import Layout, differences
 from ...collectives.round import genesis_payload
@@ -24,6 +28,27 @@ def make_genesis(
     layout, root = replica.layout, merkle_root(replica.hashes())
     entry = Entry(log, 0, layout.digest(), root, (), (), (), layout.numel, chunk_elements, codec, "mean", (me,))
     return Certified(entry, (Vote(me, 0, sign(genesis_payload(run, entry.hash()))),))
+
+
+def found(session: Session, now: float, layout: Layout, initial: Tensor) -> None:
+    """Found the run with these parameters (float32, (numel,)): see `Session.found`."""
+    storage = session.ports.storage
+    if session.machine is not None or session.me != session.organiser or storage.journal().entries:
+        raise LocalProtocolError("only the organiser founds a run, and only one that has no state")
+    settings, journal, replica = session.settings, storage.journal(), storage.replica(layout, restore=False)
+    replica.initialise(initial)
+    replica.publish(0)
+    certified = make_genesis(
+        run=session.run, log=session.log, me=Member(session.me, journal.incarnation), replica=replica,
+        chunk_elements=session.chunk_elements or chunk_elements(settings.codec, layout.numel),
+        codec=mixture_of(layout, settings.codec, settings.codecs), sign=session.ports.sign,
+    )  # fmt: skip
+    storage.found(replica, certified)  # before anybody hears of the run: nobody else could restore it
+    journal.append(certified)
+    session.replica = replica
+    session.make_machine(now, certified).root = certified.entry.base_state
+    session.opened(now)
+    session.ports.emit(ev.StateReady(0))
 
 
 def restore(session: Session, now: float) -> None:
@@ -44,7 +69,7 @@ def restore(session: Session, now: float) -> None:
     session.replica = replica
     session.make_machine(now, journal.entries[0])
     replica.publish(session.round)
-    session.hash_state(session.round + 1)
+    session.applying.hash_state(session.round + 1)
     session.opened(now)
     return session.ports.emit(ev.StateReady(session.completed))
 

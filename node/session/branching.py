@@ -145,7 +145,7 @@ class Branching:
         if self.after_s is None or machine is None or machine.stateless or not machine.is_member or session.left:
             return
         visible = self.visible()
-        if machine.quorum(visible) or machine.open.decided is not None or session.installing.under_way:
+        if machine.quorum(visible) or machine.open.decided is not None or session.installing.under_way or machine.sealing.active:
             self._quorum_at, self._proposal = now, None
         elif now - self._quorum_at > self.after_s and visible[0] == machine.me and not self._progressing(now, visible):
             self._propose(now, visible)
@@ -158,7 +158,8 @@ class Branching:
         """Whether the branch stands still: its tip was just reported to somebody who may adopt it, and a quorum is in sight."""
         machine = self.session.machine
         assert machine is not None
-        return now - self.promised_at < 8 * self.session.timing.takeover_s and machine.quorum(self.visible())
+        promised = now - self.promised_at < 8 * self.session.timing.takeover_s and machine.quorum(self.visible())
+        return promised or machine.sealing.active
 
     def _tend(self, now: float, branch: Branch) -> None:
         branch.retry(now)
@@ -202,7 +203,7 @@ class Branching:
         if not isinstance(body, m.Fork | m.Consent | m.Begin) or machine is None or envelope.round != machine.round:
             return False
         who = Member(peer, envelope.incarnation)
-        if self.after_s is None or who not in machine.config or not machine.is_member or machine.stateless:
+        if self.after_s is None or who not in machine.config or not machine.is_member or machine.stateless or machine.sealing.active:
             return True
         match body:
             case m.Fork():
@@ -302,7 +303,7 @@ class Branching:
         session, machine, replica = self.session, self.session.machine, self.session.replica
         assert machine is not None
         assert replica is not None
-        if self.moving or machine.open.applying or machine.open.decided is not None:
+        if self.moving or machine.open.applying or machine.open.decided is not None or machine.sealing.active:
             return
         at, state = machine.round, self.state_of(path.digest) if path is not None else None
         if path is not None and state is None:

@@ -32,6 +32,21 @@ class RoundCommitted:
 
 
 @dataclass(frozen=True, slots=True)
+class Recertified:
+    """Entry ``entry`` is certified by the organiser's word instead of votes: the ``removed`` never vote again."""
+
+    entry: int
+    removed: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """The organiser removed this member's present life: it takes no more part."""
+
+    entry: int
+
+
+@dataclass(frozen=True, slots=True)
 class InFragment:
     """What the session of one fragment tells, of a run that is cut into fragments."""
 

@@ -24,13 +24,12 @@ class Installing:
         """A verified state was fetched: install it, then take over the entries up to it."""
         session, machine = self.session, self.session.machine
         assert machine is not None
-        if self.under_way or not session.actions.wants_state(round_):
+        certified = session.actions.entry_at(round_)
+        if self.under_way or certified is None or not session.actions.wants_state(round_):
             return session.transfer.seek_state() if machine.stateless else None
         if machine.open.applying:  # not both at once: `retry` comes back to it
             self._waiting = (round_, root, layout, data)
             return None
-        certified = session.actions.entry_at(round_)
-        assert certified is not None
         storage, rounds = session.ports.storage, session.rounds(round_)
         replica = session.replica or storage.replica(layout, restore=False)
         self.under_way = True

@@ -113,5 +113,7 @@ class MemoryStorage:
 
     def reset(self) -> None:
         """A new incarnation with an empty log."""
+        sealed = self._journal.sealed
         self._journal = MemoryJournal(self._journal.incarnation + 1)
+        self._journal.sealed = sealed
         self._layout, self._checkpoint, self._kept, self._from = None, None, {}, 0

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from ...collectives.encoded import why_refused
 from . import events as ev
 
 if TYPE_CHECKING:
@@ -60,3 +61,19 @@ class Offering:
             return cid, samples, vector
         self._waiting.popleft()
         return session.ports.emit(ev.ContributionRefused(cid, why))
+
+    def refuse(self, now: float, cid: bytes) -> None:
+        """The data plane found NaN, infinity, or what its codec cannot hold, in a contribution: it is in no round. Why is told once known."""
+        session, machine, replica = self.session, self.session.machine, self.session.replica
+        flat = session.branching.refuse(cid)
+        if flat is None and machine and machine.contribution and machine.contribution[0] == cid and not session.branching.active:
+            machine.contribution, (_, _, flat) = None, self.take()
+        if flat is not None and machine and replica:
+            session.ports.offload(
+                lambda: why_refused(flat, replica.layout, machine.shape.codec),
+                lambda _, why: session.ports.emit(ev.ContributionRefused(cid, why)),
+            )
+        else:
+            session.ports.emit(ev.ContributionRefused(cid, "it holds NaN or infinity, or a value too large for its codec"))
+        session.operations.refuse(now, cid)
+        session.ports.exchange.release(cid)

@@ -16,10 +16,6 @@ from torch import Tensor
 
 from ...collectives import exchange as x
 from ...collectives import messages as m
-from ...collectives.codec import chunk_elements
-from ...collectives.codecs.mixtures import mixture_of
-from ...collectives.digest import merkle_root
-from ...collectives.encoded import why_refused
 from ...collectives.errors import LocalProtocolError, OutOfDateError, RemoteProtocolError
 from ...collectives.group import Certified, Entry, Member
 from ...collectives.identifiers import PeerId, RunId
@@ -30,7 +26,8 @@ from ..membership import Membership
 from ..membership import Timing as MembershipTiming
 from . import events as ev
 from .actions import LogActions, main_log
-from .beginning import check_model, make_genesis, restore
+from .applying import Applying
+from .beginning import check_model, found, restore
 from .branching import Branching
 from .earlier import Earlier
 from .installing import Installing
@@ -38,6 +35,7 @@ from .offering import Offering
 from .operations import Operations
 from .others import Others
 from .ports import Replica, SessionPorts
+from .recertifying import Recertifying
 from .serving import Serving
 from .transfer import Transfer
 
@@ -78,6 +76,7 @@ class Session:
         self.operations = Operations(self)
         self.earlier = Earlier(self)
         self.installing = Installing(self)
+        self.applying = Applying(self)
         self.others = Others(self)
         self.left = False
         self.script: Layout | None = None  # layout of the attached script, if any
@@ -85,10 +84,10 @@ class Session:
         self.offering = Offering(self)
         self.contacts: list[PeerId] = []
         self._draining = False
-        self._unrecorded: Entry | None = None  # applied, but the disk was full
         self._asked_at = self._ticked_at = -1e9
         self._now = now
         self.branching = Branching(self, branch_after_s)
+        self.recertifying = Recertifying(self)
 
     # ---- views
     @property
@@ -141,28 +140,10 @@ class Session:
     def found(self, now: float, layout: Layout, initial: Tensor) -> None:
         """Found the run with these parameters (float32, (numel,)): only its organiser may, once. Raises StorageError, ConfigError."""
         self._now = now
-        if self.machine is not None or self.me != self.organiser or self.ports.storage.journal().entries:
-            raise LocalProtocolError("only the organiser founds a run, and only one that has no state")
-        replica = self.ports.storage.replica(layout, restore=False)
-        replica.initialise(initial)
-        replica.publish(0)
-        journal = self.ports.storage.journal()
-        certified = make_genesis(
-            run=self.run, log=self.log, me=Member(self.me, journal.incarnation), replica=replica,
-            chunk_elements=self.chunk_elements or chunk_elements(self.settings.codec, layout.numel),
-            codec=mixture_of(layout, self.settings.codec, self.settings.codecs), sign=self.ports.sign,
-        )  # fmt: skip
-        self.ports.storage.found(replica, certified)  # before anybody hears of the run: nobody else could restore it
-        journal.append(certified)
-        self.replica = replica
-        self.make_machine(now, certified)
-        assert self.machine is not None
-        self.machine.root = certified.entry.base_state
-        self.opened(now)
-        self.ports.emit(ev.StateReady(0))
+        found(self, now, layout, initial)
         self._drain(now)
 
-    def make_machine(self, now: float, genesis: Certified) -> None:
+    def make_machine(self, now: float, genesis: Certified) -> RoundMachine:
         """Take part in the log that begins with ``genesis``, from where the journal ends."""
         journal = self.ports.storage.journal()
         entry = genesis.entry
@@ -176,6 +157,7 @@ class Session:
         )  # fmt: skip
         self.machine.stateless = self.replica is None
         self.machine.idle = self.script is None
+        return self.machine
 
     def drop(self) -> None:
         """The end of this session: the data plane lets go of what it holds for it."""
@@ -292,8 +274,8 @@ class Session:
             self.transfer.on_offer(now, peer, envelope.round, body)
         elif isinstance(body, m.Gone):
             self.transfer.on_gone(now, peer, body.name)
-        elif self.branching.on_message(now, peer, envelope):
-            pass
+        elif self.branching.on_message(now, peer, envelope) or (isinstance(body, m.Seal) and self.installing.under_way):
+            pass  # (a seal forgets entries that the state being installed may be of; the organiser repeats it)
         elif self.machine is not None:
             self.actions.timeline(envelope.round).heard(now, peer, body)
             self.machine.on_message(now, peer, envelope.incarnation, envelope.round, body)
@@ -301,10 +283,9 @@ class Session:
                 self.transfer.seek_state()
         elif isinstance(body, m.Catch) and body.entries and (body.entries[0].entry.round, body.entries[0].entry.log) == (0, self.log):
             check_genesis(body.entries[0], run=self.run, organiser=self.organiser, verify=self.ports.verify, peer=peer)
-            self.make_machine(now, body.entries[0])
+            machine = self.make_machine(now, body.entries[0])
             self.transfer.seek_state()
-            assert self.machine is not None
-            self.machine.on_message(now, peer, envelope.incarnation, 1, body)
+            machine.on_message(now, peer, envelope.incarnation, 1, body)
 
     def on_exchange(self, now: float, event: Any) -> None:
         """An event of the data plane."""
@@ -327,25 +308,10 @@ class Session:
             case x.PeerFault():
                 self.ports.emit(ev.PeerMisbehaved(event.peer, event.reason))
             case x.NonFinite():
-                self._on_non_finite(now, event.cid)
+                self.offering.refuse(now, event.cid)
             case _:
                 pass
         self._drain(now)
-
-    def _on_non_finite(self, now: float, cid: bytes) -> None:
-        machine, replica = self.machine, self.replica
-        flat = self.branching.refuse(cid)
-        if flat is None and machine and machine.contribution and machine.contribution[0] == cid and not self.branching.active:
-            machine.contribution, (_, _, flat) = None, self.offering.take()
-        if flat is not None and machine and replica:
-            self.ports.offload(
-                lambda: why_refused(flat, replica.layout, machine.shape.codec),
-                lambda _, why: self.ports.emit(ev.ContributionRefused(cid, why)),
-            )
-        else:
-            self.ports.emit(ev.ContributionRefused(cid, "it holds NaN or infinity, or a value too large for its codec"))
-        self.operations.refuse(now, cid)
-        self.ports.exchange.release(cid)
 
     def tick(self, now: float) -> None:
         """Call at `next_due`."""
@@ -394,31 +360,22 @@ class Session:
     def applied(self, now: float, entry: Entry) -> None:
         """The outer step of the decided entry is done: the next round opens."""
         self._now = now
-        machine, replica = self.machine, self.replica
-        assert machine is not None
-        assert replica is not None
-        replica.publish(entry.round)
-        self.ports.exchange.close_round(self.log, entry.round)
-        decided, self._unrecorded = machine.open.decided, entry
-        machine.on_applied(now)  # where it cannot be recorded, `tick` tries again
-        self._unrecorded = None
-        self.transfer.drop(machine.round)
-        self.transfer.seeking_state = False  # replay goes on; a Catch says if it cannot
-        self.actions.results.clear()
-        self.hash_state(machine.round)
-        if decided and (entry.round % self.checkpoint_every == 0 or self.completed == self.settings.rounds):
-            self._checkpoint(decided)
-        self.ports.storage.forget_results(machine.round - self.timing.keep_rounds)
-        self.opened(now)
-        machine.resume(now)
+        self.applying.applied(now, entry)  # where it cannot be recorded, `tick` tries again
         self._retry(now)
         self._drain(now)
 
     def _retry(self, now: float) -> None:
         """What had to wait for another job, or for room on the disk."""
-        if self._unrecorded is not None:
-            self.applied(now, self._unrecorded)
+        self.applying.retry(now)
         self.installing.retry(now)
+
+    def hashed(self, now: float, round_: int, root: bytes) -> None:
+        """The Merkle root of the state before ``round_`` is known."""
+        self._now = now
+        if self.machine:
+            self.machine.on_root(now, round_, root)
+            self.ports.emit(ev.StateRoot(round_ - 1, root))
+        self._drain(now)
 
     def decided(self, now: float, certified: Certified, counted: bool, cid: bytes | None) -> None:
         """Tell the script what the entry counts, and take back its contribution."""
@@ -438,6 +395,7 @@ class Session:
         round_ = self.rounds(entry.round)
         self.ports.emit(ev.RoundCommitted(round_, entry.round, shares, after, lost, cid, counted, entry.hash(), elapsed))
         self.earlier.decided(entry)
+        self.recertifying.decided(certified)
 
     def opened(self, now: float) -> None:
         """A round opened: let the data plane accept its parts, watch its configuration, offer what waits."""
@@ -453,32 +411,6 @@ class Session:
             self.membership.announce(now, round=self.completed + 1)
         self.serving.recall(machine)
         self.offering.offer(now)
-
-    def hash_state(self, round_: int) -> None:
-        """Compute the Merkle root of the state before ``round_``, beside."""
-        replica = self.replica
-        assert replica is not None
-
-        def hashed(now: float, hashes: list[bytes]) -> None:
-            self._now = now
-            root = merkle_root(hashes)
-            if self.machine:
-                self.machine.on_root(now, round_, root)
-                self.ports.emit(ev.StateRoot(round_ - 1, root))
-            self._drain(now)
-
-        self.ports.offload(replica.hashes, hashed)
-
-    def _checkpoint(self, certified: Certified) -> None:
-        replica, rounds = self.replica, self.rounds(certified.entry.round)
-        assert replica is not None
-        self.ports.offload(lambda: self.ports.storage.checkpoint(replica, certified, rounds), lambda now, _: None)
-
-    def diverged(self, now: float, entry: Entry, mine: bytes) -> None:
-        """Our state is not the one the others decided on: it must never happen; fetch the state anew."""
-        if not self.transfer.seeking_state:
-            self.ports.emit(ev.StateDiverged(entry.round, mine, entry.base_state))
-            self.transfer.seek_state()
 
     def _drain(self, now: float) -> None:
         """Deliver messages to oneself and send what membership has to say."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -74,6 +74,10 @@ class BesideRun:
     def tip(self) -> m.Tip | None:
         """Nothing beside the run has branches of its own."""
         return None
+
+    def nodes(self) -> Collection[PeerId]:
+        """Nobody seals such a log."""
+        return ()
 
     def suspected(self, peer: PeerId) -> bool:
         """Whether the peer is believed dead."""

@@ -6,9 +6,11 @@ process   one life of a node: Session and Exchange on a World and a Network
 member    one peer: its disks, and while it lives a process and its scripts
 watch     one log as it is watched: its checker, and what its scripts share
 checker   the oracle: predicates that must hold whatever happens
+removal   a quorum is lost for ever, and the organiser recertifies
 swarm     members, world, network, faults and checker: one seed, one run
 plant     the seams at which known bugs are planted
 branch_plants  those of branches
+seal_plants  those of recertifying
 plants    known bugs, planted to see that the checker finds them
 stage     blocking scripts in virtual time, one running at a time (for `atoll.node.local`)
 averages  averages of a large swarm on a grid, under churn (stands on `atoll.node.local`)

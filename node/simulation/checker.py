@@ -1,7 +1,8 @@
 """The oracle: what must hold whatever happens. It trusts nothing a member says and recomputes every result from its inputs.
 
 The predicates are those of docs/protocol.md ("The round"): agreement, honest outcome, nothing lost, one entry a ballot,
-durability, contiguity. Liveness after healing is checked by `swarm`.
+durability, contiguity; where the organiser recertifies, that a chosen value is lost only if nobody who is left voted for it or applied it.
+Liveness after healing is checked by `swarm`.
 """
 
 from __future__ import annotations
@@ -71,6 +72,10 @@ class Checker:
         self.tips: dict[bytes, Tip] = {}  # uncertified states, by digest
         self._momenta: list[Tensor] = []  # after each entry
         self.absorbed = self.branch_rounds = 0
+        self.retired: set[Member] = set()  # whose votes the organiser has said will never come; that is so
+        self.recertified = self.revoked = 0
+        self._voters: dict[tuple[int, int, bytes], set[Member]] = {}  # (round, ballot, entry hash)
+        self._appliers: dict[int, set[Member]] = {}  # by round, of the value in `entries`
         self._step = OuterStep(outer)
         self._ballots: dict[tuple[int, int], bytes] = {}  # (round, ballot) -> entry hash
         self._applied: dict[tuple[PeerId, int], int] = {}  # (peer, incarnation) -> last applied round
@@ -95,6 +100,9 @@ class Checker:
     def voted(self, who: Member, ballot: int, entry: Entry, *, holds_bytes: bool, generation: int) -> None:
         """A member records a vote: with all bytes and the state before stored, as a member of the configuration."""
         self._one_entry(entry.round, ballot, entry, who.peer)
+        if who in self.retired:
+            raise Violation("silence", f"{who.peer}/{who.incarnation} votes in round {entry.round} after it was removed")
+        self._voters.setdefault((entry.round, ballot, entry.hash()), set()).add(who)
         if entry.contributors and not holds_bytes:
             raise Violation("vote without bytes", f"{who.peer} votes in round {entry.round}, ballot {ballot}")
         if generation != entry.round - 1:
@@ -108,11 +116,14 @@ class Checker:
         entry = certified.entry
         if entry.round != last:
             raise Violation("contiguity", f"{who.peer} appends entry {entry.round} to a log of {last} entries")
+        if entry.round < len(self.entries) and certified.removed and self.entries[entry.round].entry.hash() != entry.hash():
+            self._revoke(certified)
         if entry.round < len(self.entries):
             if self.entries[entry.round].entry.hash() != entry.hash():
                 raise Violation("agreement", f"round {entry.round}: {who.peer} applies another value")
-            return
-        self._decide(certified)
+        else:
+            self._decide(certified)
+        self._appliers.setdefault(entry.round, set()).add(who)
 
     def branched(self, who: PeerId, tip: TipMessage, decided: Certified, genesis: Entry) -> None:
         """A member applies a round of a branch: with a quorum of the branch, over what its contributors froze, named all in its tip."""
@@ -165,6 +176,34 @@ class Checker:
             if used is not None and used < log and unit in held:
                 raise Violation("nothing lost", f"unit {unit} of {who} was counted in round {used} and is still held")
 
+    # ---- recertifying
+    def _lost_only_with_the_removed(self, certified: Certified) -> None:
+        """No value that was chosen in this round is passed over, unless all who voted for it are removed."""
+        entry, config = certified.entry, self._config(certified.entry.round)
+        if not set(certified.removed) <= self.retired or [vote.member.peer for vote in certified.votes] != [self.organiser]:
+            raise Violation("certificate", f"entry {entry.round} is recertified without the organiser's word")
+        for (round_, ballot, digest), voters in self._voters.items():
+            chosen = round_ == entry.round and digest != entry.hash() and config is not None and is_quorum(config, voters, self.organiser)
+            if chosen and not voters <= self.retired:
+                names = ", ".join(sorted(member.peer for member in voters - self.retired))
+                raise Violation("chosen", f"entry {entry.round} is recertified over a value of ballot {ballot} for which {names} voted")
+
+    def _revoke(self, certified: Certified) -> None:
+        """The organiser's word overrides a value that only removed members knew."""
+        round_ = certified.entry.round
+        left = self._appliers[round_] - self.retired
+        if left:
+            raise Violation("agreement", f"round {round_} is recertified; {', '.join(sorted(m.peer for m in left))} applied another value")
+        self.revoked += 1
+        gone = {member.peer for member in self.retired}
+        for kept in (self.entries, self.results, self.anchors, self._momenta):
+            del kept[round_:]
+        self.used = {unit: at for unit, at in self.used.items() if at < round_}
+        self._given_up = {cid for cid in self._given_up if self.frozen[cid].peer not in gone}
+        self._ballots = {key: digest for key, digest in self._ballots.items() if key[0] <= round_}
+        self._voters = {key: who for key, who in self._voters.items() if key[0] <= round_}
+        self._appliers = {at: who for at, who in self._appliers.items() if at < round_}
+
     # ---- predicates
     def _one_entry(self, round_: int, ballot: int, entry: Entry, who: PeerId) -> None:
         known = self._ballots.setdefault((round_, ballot), entry.hash())
@@ -178,10 +217,13 @@ class Checker:
         entry, config = certified.entry, self._config(certified.entry.round)
         if config is None or entry.base != self.entries[-1].entry.hash():
             raise Violation("contiguity", f"entry {entry.round} does not follow entry {len(self.entries) - 1}")
-        if not is_quorum(config, {vote.member for vote in certified.votes}, self.organiser):
+        if certified.removed:
+            self._lost_only_with_the_removed(certified)
+            self.recertified += 1
+        elif not is_quorum(config, {vote.member for vote in certified.votes}, self.organiser):
             raise Violation("certificate", f"entry {entry.round} is applied without the votes of a quorum")
         holders = set(self._holders(entry))
-        if not is_quorum(config, holders, self.organiser):
+        if not certified.removed and not is_quorum(config, holders, self.organiser):
             names = ", ".join(sorted(member.peer for member in holders))
             raise Violation("durability", f"entry {entry.round} is applied while only {names or 'nobody'} of {len(config)} holds it")
         if adopted_rounds(entry):

@@ -12,6 +12,7 @@ from torch import Tensor
 from ...collectives.exchange import Exchange
 from ...collectives.round import convener as convener_module
 from ...collectives.round import machine as machine_module
+from ...collectives.round import sealing as sealing_module
 from ..session import branch as branch_module
 from ..session import branching as branching_module
 from ..session import session as session_module
@@ -25,9 +26,11 @@ class Plant:
     """No bug. Subclasses override what they break."""
 
     branches = 0.0  # share of the seeds in which members without a quorum go on in branches
+    recertified = 0.0  # share of the seeds in which the organiser recertifies
     exchange: type[Exchange] = Exchange
     machine: type[machine_module.RoundMachine] | None = None
     convening: type[convener_module.Convening] | None = None
+    sealing: type[sealing_module.Sealing] | None = None
     branching: type[branching_module.Branching] | None = None
     branch: type[branch_module.Branch] | None = None
 
@@ -37,6 +40,7 @@ class Plant:
         seams: list[tuple[Any, str, Any]] = [
             (session_module, "RoundMachine", self.machine),
             (machine_module, "Convening", self.convening),
+            (machine_module, "Sealing", self.sealing),
             (session_module, "Branching", self.branching),
             (branching_module, "Branch", self.branch),
         ]

@@ -21,6 +21,7 @@ from ...collectives.round import machine as machine_module
 from ...collectives.round import vote_payload
 from .branch_plants import BRANCH_PLANTS
 from .plant import Plant
+from .seal_plants import SEAL_PLANTS
 from .storage import SimStorage
 
 if TYPE_CHECKING:
@@ -198,4 +199,5 @@ PLANTS: dict[str, type[Plant]] = {
     "buffer-reused": BufferReused,
     "snapshot-without-entries": SnapshotWithoutEntries,
     **BRANCH_PLANTS,
+    **SEAL_PLANTS,
 }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ...collectives.group import Certified, Entry
 from ...collectives.layout import Layout
-from ...collectives.round import MemoryJournal
+from ...collectives.round import MemoryJournal, SealRecord
 from ...collectives.swarm import OuterSettings
 from ..session.memory_storage import MemoryStorage
 from ..session.ports import Replica
@@ -54,6 +54,11 @@ class SimJournal(MemoryJournal):
         self.observer.before_write("accept")
         super().accept(ballot, entry)
         self.observer.voted(ballot, entry)
+
+    def seal(self, record: SealRecord) -> None:
+        """Record a seal."""
+        self.observer.before_write("seal")
+        super().seal(record)
 
     def append(self, certified: Certified) -> None:
         """Record an applied entry."""

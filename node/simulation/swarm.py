@@ -31,9 +31,11 @@ from .checker import Checker, Violation
 from .member import Disk, SimMember
 from .plant import Plant
 from .process import Place
+from .removal import Removal
 from .watch import Watch
 
 CUTS = (1, 1, 1, 2, 3)  # in how many fragments the model is, in seeds without branches
+RECERTIFIED = 0.15  # share of the seeds in which a quorum is lost for ever, and the organiser recertifies
 BRANCHED = 0.4  # share of the seeds in which members without a quorum go on in branches
 RECORD_KINDS = {
     record_header.PART: "part",
@@ -108,11 +110,13 @@ class SimSwarm:
         self.watches = [Watch(self, number, part) for number, part in enumerate(cut(self.layout, fragments))]
         self.members = {peer: SimMember(self, peer) for peer in self.names}
         self.wiped: set[Member] = set()
-        self._left = False
+        self.left = False
         plan = random_plan(self.world.stream("plan"), self.names, horizon_s=self.options.horizon_s, kinds=kinds) if kinds else quiet_plan()
         if branching:
             self.place.branch_after_s = policy.choice((0.5, 0.8, 1.5))
             shatter_plan(policy, self.names, plan)
+        self.removal = Removal(self, self.world.stream("removal"))
+        self.removal.plan(RECERTIFIED if plant is None else plant.recertified, kinds)
         self.faults = Faults(self.world, self.network, self, plan, self.world.stream("faults"))
         self.network.tap = self._tap
 
@@ -151,6 +155,7 @@ class SimSwarm:
             late = self.rng.random() < 0.2
             self.world.at(self.rng.random() * (0.6 * self.options.horizon_s if late else 0.05), self.members[peer].boot)
         self.faults.start()
+        self.removal.start()
 
     def _settled(self, target: int) -> bool:
         return not self.world.events % 16 and all(watch.settled(target) for watch in self.watches)
@@ -218,21 +223,22 @@ class SimSwarm:
         member = self.members[peer]
         if member.process is None:
             return False
-        if amnesia:
-            if self.wiped or self._left or not all(self._expendable(peer, watch) for watch in self.watches):
-                return False
-            self.wiped.add(member.me)
+        if amnesia and (self.wiped or self.left or self.removal.planned or not self._expendable(peer)):
+            return False
         self._kill(member)
         if amnesia:
-            for disk in member.disks:
-                disk.wipe()
+            self.wipe(member)
         return True
 
-    def _expendable(self, peer: PeerId, watch: Watch) -> bool:
-        """Whether a majority of the configuration holds all that was decided without this peer's disk (the organiser may decide alone)."""
-        config, top = watch.config, len(watch.checker.entries)
-        fresh = [who for who in config if who.peer != peer and len(self.members[who.peer].disks[watch.number].log) >= top]
-        return 2 * len(fresh) > len(config) >= 3
+    def wipe(self, member: SimMember) -> None:
+        """The disks of a dead member are lost."""
+        self.wiped.add(member.me)
+        for disk in member.disks:
+            disk.wipe()
+
+    def _expendable(self, peer: PeerId) -> bool:
+        """Whether majorities of all configurations hold all that was decided without this peer's disks (the organiser may decide alone)."""
+        return all(2 * len(watch.holding(peer)) > len(watch.config) >= 3 for watch in self.watches)
 
     def died(self, peer: PeerId, back_after_s: float) -> None:
         """A trap killed the process inside a call."""
@@ -277,10 +283,10 @@ class SimSwarm:
         """Leave in good order (once a run)."""
         member = self.members[peer]
         configs = [watch.config for watch in self.watches]
-        refused = member.process is None or member.process.frozen or self._left or self.wiped or peer == self.organiser
+        refused = member.process is None or member.process.frozen or self.left or self.wiped or peer == self.organiser
         if refused or any(member.me not in config or len(config) < 4 for config in configs):
             return False
-        self._left = True
+        self.left = True
         member.leave()
         return True
 

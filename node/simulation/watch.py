@@ -39,7 +39,7 @@ class Watch:
 
     def published(self, peer: PeerId, round_: int, anchor: Tensor) -> None:
         """An anchor became current; the entry may be recorded a moment later."""
-        if round_ < len(self.checker.anchors):
+        if round_ < len(self.swarm.members[peer].disks[self.number].log):
             self.checker.published(peer, round_, anchor)
         else:
             self._unchecked[peer] = (round_, anchor.clone())
@@ -74,6 +74,11 @@ class Watch:
                 found.add(disk.member.me)
         return found
 
+    def holding(self, without: PeerId) -> list[Member]:
+        """Whoever else of the configuration has all that was decided."""
+        top = len(self.checker.entries)
+        return [who for who in self.config if who.peer != without and len(self.swarm.members[who.peer].disks[self.number].log) >= top]
+
     def settled(self, target: int) -> bool:
         """Whether every member (but one that leaves) has so many entries and is in the configuration."""
         top = self.config
@@ -93,6 +98,8 @@ class Watch:
     def finish(self) -> None:
         """At the end: every unit of work is accounted for."""
         self.swarm.count("branches absorbed", self.checker.absorbed)
+        self.swarm.count("entries recertified", self.checker.recertified)
+        self.swarm.count("chosen values lost with all who held them", self.checker.revoked)
         self.swarm.count("rounds of branches", self.checker.branch_rounds)
         for disk in self.disks:
             units, held = disk.units, set(disk.script.held if disk.script is not None else ())

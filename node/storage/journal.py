@@ -1,7 +1,8 @@
 """The journal of one log on disk.
 
 `entries`: append-only frames (length, blake3 check, msgpack of Certified). `vote`: two slots written in turn, each with a sequence
-number and a check, so that a write cut short leaves the one before. `meta.json`: incarnation, boot id, whether the last life ended
+number and a check, so that a write cut short leaves the one before. `../seal`: one frame, replaced at once and forced to the medium; it
+outlives the journal, since what an organiser has signed stands whatever else is lost. `meta.json`: incarnation, boot id, whether the last life ended
 cleanly. The page cache survives kill -9; after a reboot without a clean stop the votes may be gone, so the peer takes a new
 incarnation and may never vote under the old one.
 
@@ -25,10 +26,12 @@ from blake3 import blake3
 
 from ...collectives.errors import StorageError
 from ...collectives.group import Certified, Entry
+from ...collectives.round import SealRecord
 
 _FRAME = struct.Struct(">I16s")
 _SLOT_BYTES = 1 << 20
 MAX_ENTRY_BYTES = 1 << 20
+_seal = msgspec.msgpack.Decoder(SealRecord)
 _certified = msgspec.msgpack.Decoder(Certified)
 
 
@@ -58,16 +61,31 @@ def _framed(data: bytes) -> bytes:
     return _FRAME.pack(len(data), _check(data)) + data
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace a file's content at once. Raises StorageError."""
+def write_atomically(path: Path, data: bytes, *, forced: bool = False) -> None:
+    """Replace a file's content at once; ``forced``: also a power cut leaves it. Raises StorageError."""
     temporary = path.with_name(path.name + ".new")
     try:
-        temporary.write_bytes(data)
+        with open(temporary, "wb") as file:
+            file.write(data)
+            if forced:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(temporary, path)
+        if forced:
+            force_folder(path.parent)
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise storage_error(path, error) from error
+
+
+def force_folder(folder: Path) -> None:
+    """Force the names in a folder to the medium. Raises OSError."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def write_at(fd: int, data: bytes, offset: int) -> None:
@@ -102,6 +120,7 @@ class FileJournal:
         self.newest: Certified | None = None  # the newest entry that can be read, also behind damage
         self.promised = -1
         self.accepted: tuple[int, Entry] | None = None
+        self.sealed: SealRecord | None = None
         self.damaged = ""
         self._sequence = 0
         self._end = 0  # of the whole frames in `entries`
@@ -111,6 +130,7 @@ class FileJournal:
         try:
             self._load_entries()
             self._load_vote()
+            self._load_seal()
         except OSError as error:
             raise storage_error(folder, error) from error
         if not self.damaged:
@@ -138,6 +158,11 @@ class FileJournal:
         self._end += len(data)
         self.entries.append(certified)
         self.newest, self.promised, self.accepted, self.restarted = certified, -1, None, False
+
+    def seal(self, record: SealRecord) -> None:
+        """Record a seal."""
+        write_atomically(self._folder.with_name("seal"), _framed(msgspec.msgpack.encode(record)), forced=True)
+        self.sealed = record
 
     # ---- life
     def close(self, *, clean: bool = True) -> None:
@@ -223,6 +248,19 @@ class FileJournal:
 
     def _damage(self, why: str) -> None:
         self.damaged = self.damaged or why
+
+    def _load_seal(self) -> None:
+        path = self._folder.with_name("seal")
+        data = path.read_bytes() if path.exists() else b""
+        if data:
+            size, check = _FRAME.unpack(data[: _FRAME.size].ljust(_FRAME.size, b"\0"))
+            body = data[_FRAME.size :]
+            try:
+                self.sealed = _seal.decode(body) if (size, check) == (len(body), _check(body)) else None
+            except msgspec.MsgspecError:
+                self.sealed = None
+            if self.sealed is None:
+                self._damage("seal: it fails its check")
 
     def _load_vote(self) -> None:
         votes = [self._read_vote(slot) for slot in range(2)]

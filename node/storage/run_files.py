@@ -275,6 +275,8 @@ class RunFiles:
         except OSError as error:
             raise storage_error(aside, error) from error
         self._results.clear()
+        if self._journal.sealed is None:
+            (self._folder / "seal").unlink(missing_ok=True)  # unreadable, if it is there
         self._journal = FileJournal(self._folder / "journal", incarnation=incarnation)
         self._checkpoint_round, self._from = -1, 0
 

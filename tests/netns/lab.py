@@ -10,6 +10,9 @@ namespaces, and these are named after the process that made them: laboratories o
 process left behind is swept by the next one.
 
     host N: eth0 ══ token bucket ══ hN :hub: routes ── (tun: delay) ── hM ══ token bucket ══ eth0 :host M
+
+With ``internet=True`` the hosts' addresses are no private ones (11.X.N.2), so that programs take them for the internet's, and there are IPv6
+ones, too. A host may be made a home router with hosts behind it (`netns.nat`).
 """
 
 from __future__ import annotations
@@ -43,7 +46,17 @@ CLONE_NEWNET = 0x40000000
 BURST = "32k"  # of a token bucket: 2.6 ms of 100 Mbit/s
 QUEUE_MS = 100
 MAX_HOSTS = 64
+UNPRIVILEGED = ("unshare", "-Urnm", "sh", "-c", 'mount -t tmpfs none /run && mkdir /run/netns && exec "$@"', "sh")
+"""Before a command: it runs as root of namespaces of its own, where the kernel lets users have them."""
 PINGS = 15
+FORWARDING = {
+    "ipv4/ip_forward": "1",
+    "ipv4/conf/all/rp_filter": "0",
+    "ipv4/conf/default/rp_filter": "0",
+    "ipv4/conf/all/send_redirects": "0",
+    "ipv6/conf/all/forwarding": "1",
+}
+"""Settings of a namespace that routes."""
 PATIENCE_S = 60.0  # a bound for hangs
 
 _serial = itertools.count()
@@ -68,7 +81,8 @@ def _started(pid: int) -> str:
         return ""
 
 
-def _run(command: Sequence[str], text: str = "") -> str:
+def run(command: Sequence[str], text: str = "") -> str:
+    """Run a command with this stdin; its stdout. Raises LabError with its stderr."""
     found = subprocess.run(list(command), input=text, capture_output=True, text=True, check=False)
     if found.returncode:
         raise LabError(f"{' '.join(command)}: {found.stderr.strip()}\n{text}".strip())
@@ -101,11 +115,11 @@ def inside(namespace: str, work: Callable[[], T]) -> T:
 def _remove(namespace: str) -> None:
     """End the processes of a namespace of ours, and it."""
     with contextlib.suppress(LabError):
-        for pid in _run(["ip", "netns", "pids", namespace]).split():
+        for pid in run(["ip", "netns", "pids", namespace]).split():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
     with contextlib.suppress(LabError):
-        _run(["ip", "netns", "del", namespace])
+        run(["ip", "netns", "del", namespace])
 
 
 def stale() -> list[str]:
@@ -130,7 +144,7 @@ def sweep() -> list[str]:
 def missing() -> str:
     """Why no laboratory can be built here, and what to do about it; "" when it can."""
     if not sys.platform.startswith("linux") or os.geteuid() != 0:
-        return "network namespaces need root on Linux"
+        return "network namespaces need root on Linux (scripts/netlab user COMMAND makes a user one, where the kernel allows it)"
     lacking = [tool for tool in TOOLS if shutil.which(tool) is None]
     if lacking:
         return f"not found: {', '.join(lacking)} (apt-get install {' '.join(sorted({TOOLS[tool] for tool in lacking}))})"
@@ -195,8 +209,10 @@ class Host:
     def __init__(self, lab: Lab, index: int) -> None:
         self.lab, self.index = lab, index
         self.namespace = f"{lab.name}-h{index}"
-        self.address = f"10.{lab.net}.{index + 1}.2"
-        self.gateway = f"10.{lab.net}.{index + 1}.1"
+        self.address = f"{lab.block}.{lab.net}.{index + 1}.2"
+        self.gateway = f"{lab.block}.{lab.net}.{index + 1}.1"
+        self.prefix6 = f"2a0b:{lab.net:x}:{index + 1:x}"
+        """Its /48, where the laboratory has IPv6: ::2 is the host, ::1 the hub."""
         self.hub_device = self._fault = f"h{index}"
         self.mbit: float | None = None
 
@@ -212,9 +228,9 @@ class Host:
         """Limit the host to ``mbit`` up and as much down; None: no limit."""
         for namespace, device in ((self.namespace, "eth0"), (self.lab.hub, self.hub_device)):
             with contextlib.suppress(LabError):  # there may be none
-                _run(["tc", "-n", namespace, "qdisc", "del", "dev", device, "root"])
+                run(["tc", "-n", namespace, "qdisc", "del", "dev", device, "root"])
             if mbit is not None:
-                _run(["tc", "-n", namespace, "qdisc", "add", "dev", device, "root", *_bucket(mbit).split()])
+                run(["tc", "-n", namespace, "qdisc", "add", "dev", device, "root", *_bucket(mbit).split()])
         self.mbit = mbit
 
     def prepare(self, fault: Fault, *, mbit: float = 1.0, port: int = 0, share: float = 0.0) -> Switch:
@@ -240,38 +256,43 @@ class Host:
 
     def corrupted(self) -> int:
         """How many segments "corrupt" has changed."""
-        text = _run(self.command(["nft", "list", "table", "inet", "corrupt"]))
+        text = run(self.command(["nft", "list", "table", "inet", "corrupt"]))
         return sum(int(piece.split()[0]) for piece in text.split("counter packets ")[1:])
 
     def heal(self) -> None:
         """Undo the faults; the rate is again what `rate` was given last."""
-        _run(self.command(["nft", "flush", "ruleset"]))
-        _run(["ip", "netns", "exec", self.lab.hub, "nft", "-f", "-"], f"table inet {self._fault} {{}}\ndelete table inet {self._fault}\n")
+        run(self.command(["nft", "-f", "-"]), "table inet corrupt {}\ndelete table inet corrupt\n")
+        run(["ip", "netns", "exec", self.lab.hub, "nft", "-f", "-"], f"table inet {self._fault} {{}}\ndelete table inet {self._fault}\n")
         self.rate(self.mbit)
 
     def setting(self, path: str, value: str) -> None:
         """Write a network setting of this host, such as ``ipv4/tcp_rmem``."""
-        _write_settings(self.namespace, {path: value})
+        write_settings(self.namespace, {path: value})
 
 
 class Lab:
     """Some hosts and the hub between them; a context manager.
 
     ``mbit``: rate of every host, up and down, or one a host; None: no limit. ``rtt_ms``: round-trip time between any two hosts.
-    ``loss``: share of packets lost on the way. Raises LabError.
+    ``loss``: share of packets lost on the way. ``internet``: public addresses, IPv6 too. Raises LabError.
     """
 
-    def __init__(self, hosts: int, *, mbit: float | Sequence[float | None] | None = None, rtt_ms: float = 0.0, loss: float = 0.0) -> None:
+    def __init__(
+        self, hosts: int, *, mbit: float | Sequence[float | None] | None = None, rtt_ms: float = 0.0, loss: float = 0.0,
+        internet: bool = False,
+    ) -> None:  # fmt: skip
         if not 1 <= hosts <= MAX_HOSTS:
             raise LabError(f"{hosts} hosts; 1 to {MAX_HOSTS} are possible")
         sweep()
         self.name = f"{PREFIX}-{os.getpid()}-{_started(os.getpid())}-{next(_serial)}"
         self.net = 16 + next(_serial) % 200  # every laboratory has its own hub: these only need not be alike in one
         self.hub = f"{self.name}-hub"
-        self.rtt_ms, self.loss = rtt_ms, loss
+        self.rtt_ms, self.loss, self.internet = rtt_ms, loss, internet
+        self.block = 11 if internet else 10
+        self.more: list[str] = []  # namespaces behind routers
+        self.processes: list[subprocess.Popen[str]] = []  # they end when their stdin does
         self.hosts = [Host(self, index) for index in range(hosts)]
         self.fifo = False
-        self._router: subprocess.Popen[str] | None = None
         try:
             self._wire()
             rates = list(mbit) if isinstance(mbit, Sequence) else [mbit] * hosts
@@ -294,56 +315,59 @@ class Lab:
 
     def close(self) -> None:
         """End every process in it and remove it. Idempotent."""
-        if self._router is not None:
-            assert self._router.stdin is not None
-            assert self._router.stdout is not None
-            self._router.kill()
-            self._router.wait()
-            self._router.stdin.close()
-            self._router.stdout.close()
-            self._router = None
-        for host in self.hosts:
-            _remove(host.namespace)
-        _remove(self.hub)
+        processes, self.processes = self.processes, []
+        for process in processes:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.kill()
+            process.wait()
+            process.stdin.close()
+            process.stdout.close()
+        for namespace in (*self.more, *(host.namespace for host in self.hosts), self.hub):
+            _remove(namespace)
 
     # ---- building
     def _wire(self) -> None:
         names = [self.hub, *(host.namespace for host in self.hosts)]
         links = [f"link add name {host.hub_device} netns {self.hub} type veth peer name eth0 netns {host.namespace}" for host in self.hosts]
-        _run(["ip", "-batch", "-"], "\n".join([*(f"netns add {name}" for name in names), *links]) + "\n")
+        run(["ip", "-batch", "-"], "\n".join([*(f"netns add {name}" for name in names), *links]) + "\n")
         hub = ["link set lo up"]
         for host in self.hosts:
             hub += [f"addr add {host.gateway}/24 dev {host.hub_device}", f"link set {host.hub_device} up"]
-        _run(["ip", "-n", self.hub, "-batch", "-"], "\n".join(hub) + "\n")
+            if self.internet:
+                hub.append(f"addr add {host.prefix6}::1/64 dev {host.hub_device} nodad")
+        configure(self.hub, hub)
         for host in self.hosts:
             own = ["link set lo up", f"addr add {host.address}/24 dev eth0", "link set eth0 up", f"route add default via {host.gateway}"]
-            _run(["ip", "-n", host.namespace, "-batch", "-"], "\n".join(own) + "\n")
-        _write_settings(
-            self.hub,
-            {
-                "ipv4/ip_forward": "1",
-                "ipv4/conf/all/rp_filter": "0",
-                "ipv4/conf/default/rp_filter": "0",
-                "ipv4/conf/all/send_redirects": "0",
-            },
-        )
+            if self.internet:
+                own += [f"addr add {host.prefix6}::2/64 dev eth0 nodad", f"route add default via {host.prefix6}::1"]
+            configure(host.namespace, own)
+        write_settings(self.hub, FORWARDING)
 
     def _start_router(self) -> None:
         command = ["ip", "netns", "exec", self.hub, str(router()), "tun0", str(round(self.rtt_ms * 500))]
-        self._router = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert self._router.stdout is not None
-        ready = self._router.stdout.readline().split()
-        if not ready:
-            raise LabError("the delay router did not start")
-        self.fifo = ready == ["ready", "fifo"]
+        self.fifo = self.start(command) == "ready fifo"
         lines = ["link set tun0 up txqueuelen 10000", "addr add 10.255.255.1/32 dev tun0", "route add default dev tun0 table 100"]
         lines += [f"rule add iif {host.hub_device} lookup 100" for host in self.hosts]
-        _run(["ip", "-n", self.hub, "-batch", "-"], "\n".join(lines) + "\n")
-        _write_settings(self.hub, {"ipv4/conf/tun0/rp_filter": "0"})
+        if self.internet:
+            lines += ["route add ::/0 dev tun0 table 100"]
+            lines += [f"rule add from ::/0 iif {host.hub_device} lookup 100" for host in self.hosts]
+        configure(self.hub, lines)
+        write_settings(self.hub, {"ipv4/conf/tun0/rp_filter": "0"})
+
+    def start(self, command: Sequence[str]) -> str:
+        """Start a helper that ends when its stdin does, at the latest with the laboratory; its first line. Raises LabError."""
+        process = subprocess.Popen(list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.processes.append(process)
+        assert process.stdout is not None
+        line = process.stdout.readline().strip()
+        if not line:
+            raise LabError(f"did not start: {' '.join(command)}")
+        return line
 
     def _lose(self, share: float) -> None:
         # With a delay router each packet is forwarded twice: count it where it comes from a host.
-        _run(["ip", "netns", "exec", self.hub, "nft", "-f", "-"], _table("loss", "forward", [f'iifname != "tun0" {_drop(share)}']))
+        run(["ip", "netns", "exec", self.hub, "nft", "-f", "-"], _table("loss", "forward", [f'iifname != "tun0" {_drop(share)}']))
 
     # ---- using and checking
     def connect(self, a: int = 0, b: int = 1) -> tuple[socket.socket, socket.socket]:
@@ -393,7 +417,12 @@ class Lab:
         return found
 
 
-def _write_settings(namespace: str, settings: dict[str, str]) -> None:
+def configure(namespace: str, lines: Sequence[str]) -> None:
+    """Commands of ``ip`` in a namespace, all at once. Raises LabError."""
+    run(["ip", "-n", namespace, "-batch", "-"], "\n".join(lines) + "\n")
+
+
+def write_settings(namespace: str, settings: dict[str, str]) -> None:
     def write() -> None:
         for path, value in settings.items():
             Path("/proc/sys/net", path).write_text(value, encoding="ascii")
@@ -436,6 +465,6 @@ def router() -> Path:
     program = folder / f"router-{digest}"
     if not program.exists():
         fresh = program.with_suffix(f".{os.getpid()}")
-        _run(["cc", "-O2", "-o", str(fresh), str(source)])
+        run(["cc", "-O2", "-o", str(fresh), str(source)])
         fresh.replace(program)
     return program

@@ -240,6 +240,7 @@ def absurd(run: str) -> list[bytes]:
         m.Fetch(), m.AskState(), m.Gone(some), m.Prepare(much), m.Ready(some, bytes(16), 0, True), m.Ready(some, bytes(16), much, False),
         m.Promise(much, m.Accepted1(much, entry), None), m.Accept(much, entry), m.Accepted(much, some, b""), m.Accepted(0, some, bytes(64)),
         m.Catch((Certified(entry, ()),), much, much), m.Catch((), 0, much), m.Get(some, ()), m.Get(some, ((0, much),)), m.Get(some, ((5, 2),)),
+        m.Seal(some, (Member_("x", much),), b""), m.Sealed((Member_("x", much),), m.Accepted1(much, entry), None, bytes(64)),
         m.Need(some, ((0, much),)), m.Missing(some, ((bytes(16), ((0, much),)),)), m.Offer(some, bytes(33), None), m.Offer(some, b"", layout),
         m.PlanMessage(Plan(main, 1, 0, 0, some, (), (Part(0, 0, "x"),), much, 1, "fp32", "mean")),
         m.PlanMessage(Plan(main, 1, 0, 0, some, (), (), 0, 0, "none", "none")),

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
 from atoll.collectives.errors import ConfigError, NotAdmittedError, PeerUnreachableError, RemoteProtocolError
 from atoll.collectives.identifiers import PeerId, RunId
@@ -27,9 +28,9 @@ LISTEN = ["/ip4/127.0.0.1/tcp/0"]
 BOUND_S = 60
 
 
-def network(bootstrap: PeerNetwork | None = None, **options: object) -> PeerNetwork:
+def network(bootstrap: PeerNetwork | None = None, identity: Identity | None = None, **options: object) -> PeerNetwork:
     known = bootstrap.addresses()[:1] if bootstrap else []
-    return PeerNetwork(Identity.generate(), **{"listen": LISTEN, "bootstrap": known, "rng": random.Random(1), **options})  # type: ignore[arg-type]
+    return PeerNetwork(identity or Identity.generate(), **{"listen": LISTEN, "bootstrap": known, "rng": random.Random(1), **options})  # type: ignore[arg-type]
 
 
 def run(main: Callable[[trio.Nursery], Awaitable[None]]) -> None:
@@ -507,9 +508,9 @@ def test_dht_refuses_what_the_owner_did_not_sign() -> None:
         await wait_for(lambda: b.connected(a.peer))
         key = f"/atoll/{a.peer}/status".encode()
         with pytest.raises(Exception, match="did not answer"):
-            await b.dht._ask(a.peer, Rpc(PUT_VALUE, key, b"forged"))
+            await b.dht._channel(a.peer).call(Rpc(PUT_VALUE, key, b"forged"))
         assert a.status()["faults"][b.peer] >= 1
-        assert a.dht.server.values.get(key, 0.0) is None
+        assert a.dht.engine.server.values.get(key, 0.0) is None
 
     run(main)
 
@@ -602,6 +603,39 @@ def test_one_side_that_wants_a_lane_is_enough(driver_wants: bool) -> None:
         wanting.ensure_lane(other.peer)
         await wait_for(lambda: bool(lane_a.all and lane_b.all))
         await check_lane(lane_a, lane_b)
+        lane_a.close()
+        lane_b.close()
+
+    run(main)
+
+
+class Patient(random.Random):
+    """Whoever waits by it, waits for ever."""
+
+    def uniform(self, a: float, b: float) -> float:
+        return 1e6
+
+
+def test_who_was_away_for_long_and_arrives_is_talked_to_at_once() -> None:
+    """Tries have become rare meanwhile: here there never is another one, but for the arrival."""
+
+    async def main(nursery: trio.Nursery) -> None:
+        identities = sorted((Identity.generate() for _ in range(2)), key=lambda identity: identity.peer)
+        a, (b, inbox) = network(identity=identities[0], rng=Patient()), (network(identity=identities[1]), Inbox())
+        lane_a, lane_b = Lane(), Lane()
+        a.on_lane, b.on_lane = lane_a, lane_b
+        a.on_message(RUN, Inbox())
+        b.on_message(RUN, inbox)
+        await nursery.start(a.run)
+        a.send(RUN, b.peer, b"hello")
+        a.ensure_lane(b.peer)  # the smaller one offers it
+        await trio.testing.wait_all_tasks_blocked()  # there is no address: both tries have failed
+        b.add_addresses(a.peer, a.addresses())
+        await nursery.start(b.run)
+        b.send(RUN, a.peer, b"here I am")
+        assert await inbox.until(1) == [(a.peer, b"hello")]
+        await wait_for(lambda: bool(lane_a.all and lane_b.all))
+        await check_lane(lane_a, lane_b, 1000)
         lane_a.close()
         lane_b.close()
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from bad_input_kit import soon
 from blake3 import blake3
 from swarm_kit import MANIFEST, Peer, Peers
 
@@ -53,6 +54,13 @@ def anchor_after(swarm: Peers, history: History) -> str:
     return blake3(memoryview(anchor.numpy()).cast("B")).hexdigest()
 
 
+def anchor(peer: Peer) -> tuple[int, str]:
+    """Round and digest of its newest anchor."""
+    peer.say(do="anchor")
+    said = peer.expect("anchor")
+    return said["round"], said["digest"]
+
+
 def test_a_lone_survivor_goes_on_uncertified_and_its_work_is_adopted(tmp_path: Path) -> None:
     with Peers(tmp_path, 3, NUMEL, manifest=MANIFEST + POLICY) as swarm:
         history: History = {}
@@ -67,12 +75,11 @@ def test_a_lone_survivor_goes_on_uncertified_and_its_work_is_adopted(tmp_path: P
         founder, third = lost
         founder.start()
         founder.expect("ready")
+        # Before it offers anything: what it did alone would be a branch of its own, and of two branches the one with more samples is taken.
+        soon(lambda: anchor(founder)[0] == len(history), "the founder has adopted the work of the survivor")
         while turn(swarm, history, 7000, [founder])[0]["status"] != "committed":  # with the survivor: neither is a quorum alone
             pass
         third.start()
         third.expect("ready")
         together(swarm, history, 9000)
-        for peer in swarm.all:
-            peer.say(do="anchor")
-        anchors = {(said["round"], said["digest"]) for said in (peer.expect("anchor") for peer in swarm.all)}
-        assert anchors == {(len(history), anchor_after(swarm, history))}
+        assert {anchor(peer) for peer in swarm.all} == {(len(history), anchor_after(swarm, history))}

@@ -81,6 +81,7 @@ def found_by(plant: str, seeds: range, options: Options | None = None) -> tuple[
     [
         "owner-decides", "vote-without-bytes", "live-convener", "early-apply", "buffer-reused",
         "branch-path-forgotten", "uncertified-called-committed", "any-half-decides", "adoption-without-bytes",
+        "automatic-recertify",
     ],
 )  # fmt: skip
 def test_a_planted_bug_that_shows_soon_is_found(plant: str) -> None:

@@ -171,9 +171,9 @@ def test_invite_new_needs_a_run_and_an_address(atoll: Cli) -> None:
     assert atoll.out.startswith("atoll1:")
 
 
-@pytest.mark.parametrize("command", ["peers", "leave"])
-def test_commands_that_need_a_node(atoll: Cli, command: str) -> None:
-    assert atoll(command) == 3
+@pytest.mark.parametrize("command", [["peers"], ["leave"], ["recertify", "--without", "p", "--yes"]])
+def test_commands_that_need_a_node(atoll: Cli, command: list[str]) -> None:
+    assert atoll(*command) == 3
     assert (atoll.out, atoll.err.split()[0]) == ("", "E003")
     assert "atoll up" in atoll.err
 
@@ -370,6 +370,18 @@ def test_texts() -> None:
     assert sparkline([3.0, 1.0, 2.0]) == "█▁▄"
     assert len(set(FIRST)) == len(FIRST) > 50
     assert len(set(SECOND)) == len(SECOND) > 50
+
+
+def test_a_seal_is_told_with_whom_it_waits_for() -> None:
+    run = {"name": "tide", "phase": "running", "script": True, "quorum": {"reachable": 1, "members": 3, "needed": 2, "held": False}}
+    peer = "12D3KooWKuMcVm9bvaJLLNC9a2QbpAEsWPUuKJ4pNujQPxKNg5hC"
+    told = status_text(Terminal(), {"runs": [{**run, "seal": {"removed": ["a", "b"], "awaited": [peer]}}]})
+    assert "training; recertifying without 2 members: waits for" in told
+    assert peer[-8:] in told
+    assert "no quorum" not in told
+    done = status_text(Terminal(), {"runs": [{**run, "seal": None}]})
+    assert "recertifying" not in done
+    assert "no quorum" in done
 
 
 def test_views_take_documents_that_lack_things() -> None:

@@ -139,7 +139,7 @@ def on_disk(*, killed: bool) -> Callable[[Callable[[c.JournalCase], None], Path]
         def again() -> Journal:
             if lives and not killed:
                 lives.pop().close()
-            lives.append(FileJournal(folder))
+            lives.append(FileJournal(folder / "journal"))
             assert not lives[-1].damaged
             return lives[-1]
 

@@ -26,6 +26,7 @@ REQUESTS = [
     p.Join(5, p.JoinRequest(invite="atoll1:x", name="me")),
     p.FindRun(6, ""),
     p.Leave(7, "tide", True),
+    p.Recertify(7, "tide", (PeerId("12D3KooWa"), PeerId("12D3KooWb"))),
     p.Down(8),
     p.Subscribe(9),
     p.Open(10, RUN, make_layout([("w", (3, 4)), ("b", (4,))])),

@@ -181,6 +181,29 @@ def test_value_store_keeps_the_newest_and_bounds_each_owner() -> None:
     assert values.put(*records.sign(B, "x", b"", 1, 2000), 1000.0)
 
 
+def test_value_store_refuses_a_replay_even_when_the_newer_value_has_expired() -> None:
+    values = store.ValueStore()
+    key, long_lived = records.sign(A, "x", b"old", 1, 5000)
+    assert values.put(*records.sign(A, "x", b"new", 2, 2000), 1000.0)
+    assert values.get(key, 2001.0) is None
+    assert not values.put(key, long_lived, 2002.0)
+    assert values.put(*records.sign(A, "x", b"newest", 3, 5000), 2002.0)
+
+
+def test_value_store_names_what_nobody_has_stored_again() -> None:
+    values = store.ValueStore()
+    key, data = records.sign(A, "x", b"", 1, 5000)
+    other = records.sign(B, "x", b"", 1, 5000)
+    assert values.put(key, data, 1000.0)
+    assert values.put(*other, 1000.0)
+    later = 1001.0 + store.REPUBLISH_S
+    assert values.put(key, data, later - 1)
+    assert values.due(later) == [other]
+    assert values.due(later) == []
+    assert sorted(values.due(later + store.REPUBLISH_S + 1)) == sorted([(key, data), other])
+    assert values.due(5000.0 - records.MAX_SKEW_S + 1) == []  # it would have expired by somebody's clock
+
+
 def test_provider_store_expires_and_bounds_each_peer() -> None:
     providers = store.ProviderStore(random.Random(1))
     assert providers.add(b"k", A.peer, 0.0)
@@ -207,35 +230,61 @@ def test_routing_table_holds_twenty_per_distance_and_ranks_by_xor() -> None:
     assert len(table) == len(added) - 1
 
 
-def read_message(data: bytes) -> wire.Rpc | None:
-    pieces = [data]
+def read_messages(data: bytes, piece: int = 1 << 20) -> list[wire.Rpc]:
+    pieces = [data[first : first + piece] for first in range(0, len(data), piece)]
 
     async def receive(max_bytes: int) -> bytes:
-        return pieces.pop() if pieces else b""
+        return pieces.pop(0) if pieces else b""
 
-    async def main() -> wire.Rpc | None:
-        return await wire.MessageReader(receive, A.peer).next()
+    async def main() -> list[wire.Rpc]:
+        reader, found = wire.MessageReader(receive, A.peer), list[wire.Rpc]()
+        while (message := await reader.next()) is not None:
+            found.append(message)
+        return found
 
     return trio.run(main)
 
 
+LOCATED = st.lists(
+    st.tuples(
+        st.sampled_from([A.peer, B.peer]),
+        st.lists(st.sampled_from([HERE, "/ip6/::1/tcp/7", "/dns4/a.example/tcp/1"]), unique=True).map(tuple),
+    ),
+    max_size=5,
+).map(tuple)
+MESSAGES = st.builds(wire.Rpc, st.integers(0, 5), st.binary(max_size=80), st.none() | st.binary(max_size=300), LOCATED, LOCATED)
+
+
+@given(st.lists(MESSAGES, max_size=5), st.integers(1, 200))
+def test_kad_messages_survive_any_cut(messages: list[wire.Rpc], piece: int) -> None:
+    assert read_messages(b"".join(map(wire.encode, messages)), piece) == messages
+
+
+@given(MESSAGES, st.integers(0, 200), st.binary(min_size=1, max_size=4))
+def test_a_damaged_kad_message_is_refused_or_read_as_another(message: wire.Rpc, at: int, damage: bytes) -> None:
+    data = bytearray(wire.encode(message))
+    data[at % len(data) : at % len(data) + len(damage)] = damage
+    with contextlib.suppress(RemoteProtocolError):  # and nothing else
+        for rpc in read_messages(bytes(data)):
+            assert all(len(addresses_) <= addresses.MAX_ADDRESSES for _, addresses_ in (*rpc.closer, *rpc.providers))
+
+
 def test_kad_messages_round_trip() -> None:
     rpc = wire.Rpc(wire.GET_PROVIDERS, b"key", None, ((B.peer, (HERE,)),), ((A.peer, (HERE, "/ip6/::1/tcp/7")),))
-    assert read_message(wire.encode(rpc)) == rpc
     put = wire.Rpc(wire.PUT_VALUE, b"key", b"value")
-    assert read_message(wire.encode(put)) == put
+    assert read_messages(wire.encode(rpc) + wire.encode(put)) == [rpc, put]
 
 
 @given(st.binary(max_size=300))
 def test_no_bytes_break_the_kad_reader(data: bytes) -> None:
     with contextlib.suppress(RemoteProtocolError):  # and nothing else
-        read_message(data)
+        read_messages(data)
 
 
 def test_endless_and_huge_kad_lengths_are_refused() -> None:
     for data in (b"\xff" * 10, b"\xff\xff\xff\x7f"):
         with pytest.raises(RemoteProtocolError):
-            read_message(data)
+            read_messages(data)
 
 
 def test_peer_book_round_trip_and_corrupt_cache(tmp_path: Path) -> None:

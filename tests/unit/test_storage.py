@@ -14,7 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.collectives.errors import StorageError
+from atoll.collectives.group import Certified, Member
+from atoll.collectives.identifiers import PeerId
 from atoll.collectives.layout import make_layout
+from atoll.collectives.round import SealRecord
 from atoll.collectives.swarm import OuterSettings
 from atoll.node.session.replica import ModelReplica, PlainSlots
 from atoll.node.storage import RunFiles
@@ -204,6 +207,31 @@ def test_a_damaged_journal_begins_a_new_incarnation(tmp_path: Path) -> None:
     assert again.journal().entries == []
     assert [error.code for error in troubles] == ["E303"]
     again.close()
+
+
+def test_a_seal_outlives_a_damaged_journal_and_a_damaged_seal_is_damage(tmp_path: Path) -> None:
+    """What an organiser has signed must never be signed otherwise, whatever else of its disk is lost."""
+    troubles: list[StorageError] = []
+    entries, gone = log_of(2), Member(PeerId("p9"), 1)
+    record = SealRecord(1, entries[0].entry.hash(), (gone,), True, Certified(entries[1].entry, entries[1].votes, (gone,)))
+    files = run_files(tmp_path, troubles)
+    files.journal().append(entries[0])
+    files.journal().seal(record)
+    files.journal().close(clean=False)
+    data = bytearray((tmp_path / "journal" / "entries").read_bytes())
+    data[30] ^= 1
+    (tmp_path / "journal" / "entries").write_bytes(data)
+    again = run_files(tmp_path, troubles)
+    assert (again.journal().incarnation, again.journal().entries, again.journal().sealed) == (1, [], record)
+    again.close()
+
+    whole = bytearray((tmp_path / "seal").read_bytes())
+    whole[-1] ^= 1
+    (tmp_path / "seal").write_bytes(whole)
+    last = run_files(tmp_path, troubles)
+    assert (last.journal().incarnation, last.journal().sealed, last.journal().damaged) == (2, None, "")
+    last.close()
+    assert [trouble.code for trouble in troubles] == ["E303", "E303"]
 
 
 def test_closed_files_hold_no_memory_but_what_is_still_read(tmp_path: Path) -> None:

@@ -1,29 +1,21 @@
-"""Answers the requests of others. Pure memory: each request costs microseconds, so that no queue is needed."""
+"""Answers the requests of others, without I/O: each costs microseconds, so that no queue is needed."""
 
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Sequence
-
-import trio
 
 from ....collectives.errors import RemoteProtocolError
 from ....collectives.identifiers import PeerId
 from ....security.identity import encode_base58
-from ..faults import Faults
-from ..host import PeerStream
 from .records import MAX_KEY_BYTES
 from .routing import K, RoutingTable, position
 from .store import ProviderStore, ValueStore
-from .wire import ADD_PROVIDER, FIND_NODE, GET_PROVIDERS, GET_VALUE, PING, PUT_VALUE, Located, MessageReader, Rpc, encode
-
-STREAMS_PER_PEER = 4
-IDLE_S = 600.0
+from .wire import ADD_PROVIDER, FIND_NODE, GET_PROVIDERS, GET_VALUE, PING, PUT_VALUE, Located, Rpc
 
 
 class Server:
-    """Serves ``/atoll/kad/1.0.0``."""
+    """What this node knows, as it tells others. ``now``: monotonic seconds; ``unix_s``: wall clock."""
 
     def __init__(
         self,
@@ -31,35 +23,11 @@ class Server:
         table: RoutingTable,
         addresses_of: Callable[[PeerId], Sequence[str]],
         heard_of: Callable[[PeerId, Sequence[str]], None],
-        faults: Faults,
         rng: random.Random,
     ) -> None:
         """``addresses_of`` looks a peer up; ``heard_of`` is told addresses that a peer states for itself."""
-        self._me, self._table, self._addresses_of, self._heard_of, self._faults = me, table, addresses_of, heard_of, faults
+        self._me, self._table, self._addresses_of, self._heard_of = me, table, addresses_of, heard_of
         self.providers, self.values = ProviderStore(rng), ValueStore()
-        self._streams: dict[PeerId, int] = {}
-
-    async def serve(self, stream: PeerStream) -> None:
-        """Requests of one stream, in order, until it ends."""
-        peer = stream.peer
-        if self._streams.get(peer, 0) >= STREAMS_PER_PEER or self._faults.shut_out(peer, trio.current_time()):
-            return
-        self._streams[peer] = self._streams.get(peer, 0) + 1
-        reader = MessageReader(stream.receive_some, peer)
-        try:
-            while True:
-                request = None
-                with trio.move_on_after(IDLE_S):
-                    request = await reader.next()
-                if request is None:
-                    return
-                await stream.send_all(encode(self.answer(peer, request, trio.current_time(), time.time())))
-        except RemoteProtocolError:
-            self._faults.count(peer, trio.current_time())
-        finally:
-            self._streams[peer] -= 1
-            if not self._streams[peer]:
-                del self._streams[peer]
 
     def answer(self, peer: PeerId, request: Rpc, now: float, unix_s: float) -> Rpc:
         """The answer to ``peer``'s request. Raises RemoteProtocolError on a request that makes no sense."""

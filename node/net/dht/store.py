@@ -6,7 +6,7 @@ import random
 from collections import Counter
 
 from ....collectives.identifiers import PeerId
-from .records import SignedValue, check
+from .records import MAX_SKEW_S, SignedValue, check
 
 PROVIDER_LIFE_S = 1800.0
 PROVIDE_AGAIN_S = 600.0
@@ -17,6 +17,9 @@ ANSWERED_PROVIDERS = 40
 """Providers in one answer, a random choice: enough to find the rest by exchange of lists."""
 MAX_VALUES = 4096
 MAX_VALUES_PER_OWNER = 64
+REPUBLISH_S = 900.0
+"""A value that nobody has stored here again for so long is stored at its nearest peers once more: they may have changed."""
+REPUBLISHED_AT_ONCE = 64
 
 
 class ProviderStore:
@@ -67,6 +70,8 @@ class ValueStore:
 
     def __init__(self) -> None:
         self._values: dict[bytes, tuple[SignedValue, bytes]] = {}
+        self._stored_at: dict[bytes, float] = {}  # unix_s
+        self._floors: dict[bytes, int] = {}  # sequences of values that have expired: an older one may live longer than the newer did
         self._owners: Counter[bytes] = Counter()
 
     def put(self, key: bytes, data: bytes, unix_s: float) -> bool:
@@ -74,7 +79,11 @@ class ValueStore:
         value = check(key, data, unix_s)
         known = self._values.get(key)
         if known is not None and known[0].sequence >= value.sequence:
+            if known[1] == data:
+                self._stored_at[key] = unix_s
             return known[1] == data
+        if value.sequence < self._floors.get(key, 0):
+            return False
         if known is None:
             if len(self._values) >= MAX_VALUES:
                 self.expire(unix_s)
@@ -82,6 +91,7 @@ class ValueStore:
                 return False
             self._owners[_owner(key)] += 1
         self._values[key] = (value, data)
+        self._stored_at[key] = unix_s
         return True
 
     def get(self, key: bytes, unix_s: float) -> bytes | None:
@@ -94,13 +104,25 @@ class ValueStore:
             return None
         return known[1]
 
+    def due(self, unix_s: float) -> list[tuple[bytes, bytes]]:
+        """Keys and values to be stored at their nearest peers again, at most 64, the longest untouched first; from now on they are touched."""
+        over = unix_s + MAX_SKEW_S  # by the clock of whoever is asked to keep it
+        old = [key for key, at in self._stored_at.items() if unix_s - at > REPUBLISH_S and self._values[key][0].expires_s > over]
+        chosen = sorted(old, key=lambda key: self._stored_at[key])[:REPUBLISHED_AT_ONCE]
+        self._stored_at.update(dict.fromkeys(chosen, unix_s))
+        return [(key, self._values[key][1]) for key in chosen]
+
     def expire(self, unix_s: float) -> None:
         """Drop what is over."""
         for key in list(self._values):
             self.get(key, unix_s)
 
     def _remove(self, key: bytes) -> None:
-        del self._values[key]
+        self._floors.pop(key, None)
+        self._floors[key] = self._values[key][0].sequence
+        if len(self._floors) > MAX_VALUES:
+            del self._floors[next(iter(self._floors))]
+        del self._values[key], self._stored_at[key]
         self._owners[_owner(key)] -= 1
         if not self._owners[_owner(key)]:
             del self._owners[_owner(key)]

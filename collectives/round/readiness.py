@@ -1,0 +1,60 @@
+"""What this member has for the open round, and whom it tells so (Ready); what others say of themselves. Sans I/O."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .. import messages as m
+from ..errors import RemoteProtocolError
+from ..group import Member
+
+if TYPE_CHECKING:
+    from .machine import RoundMachine
+
+
+def my_ready(machine: RoundMachine) -> m.Ready | None:
+    """The own contribution, or that none will come; None where there is nothing to say yet."""
+    if machine.contribution:
+        pace = machine.actions.pace()
+        return m.Ready(
+            machine.base, *machine.contribution, machine.leaving, site=machine.site, up=pace.up, down=pace.down, proven=pace.proven
+        )
+    closing = machine.open.first_ready_at is not None  # before that, a script may still attach and contribute to this round
+    silent = machine.leaving or machine.unsettled or (machine.idle and closing)
+    return m.Ready(machine.base, None, 0, machine.leaving, machine.unsettled) if silent else None
+
+
+def send_ready(machine: RoundMachine) -> None:
+    """Tell the convener."""
+    ready = my_ready(machine)
+    if ready and machine.is_member and not machine.open.decided:
+        machine.tell(machine.convener_of(machine.ballot).peer, ready)
+
+
+def close_round(machine: RoundMachine) -> None:
+    """Say to all that a contribution is there: whoever has something contributes it now."""
+    send_ready(machine)
+    ready = my_ready(machine)
+    if ready and machine.contribution and machine.is_member:
+        for peer in machine.others:
+            machine.tell(peer, ready)
+
+
+def ready_fits(machine: RoundMachine, ready: m.Ready) -> bool:
+    """Whether it is of the open round."""
+    return ready.base == machine.base and (ready.cid is None or ready.weight >= 1)
+
+
+def on_ready(machine: RoundMachine, now: float, who: Member, ready: m.Ready) -> None:
+    """A member has a contribution, or will have none. Raises RemoteProtocolError when it is of another round."""
+    opened = machine.open
+    if not ready_fits(machine, ready):
+        raise RemoteProtocolError(f"Ready for round {machine.round} on another base", peer=who.peer)
+    if ready.cid is not None and opened.first_ready_at is None:
+        opened.first_ready_at = now
+        machine.actions.closing(machine.round)
+        if machine.idle:
+            send_ready(machine)
+    opened.ready[who] = ready
+    machine.convening.on_ready(who)
+    machine.convening.step(now)

@@ -1,0 +1,106 @@
+"""What happened in a run, as its sessions tell it: published to whoever subscribed, and kept for its status."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from ...collectives.layout import MAX_FRAGMENTS
+from ..session import events as ev
+from .troubles import founded_twice, removed_here
+
+if TYPE_CHECKING:
+    from .run import RunService
+
+log = logging.getLogger("atoll")
+HISTORY = 256  # committed rounds kept for status
+SEEKING: tuple[str, int, int] = ("finding members", 0, 0)
+
+
+class Chronicle:
+    """Of one run at one node."""
+
+    def __init__(self, run: RunService) -> None:
+        self.run = run
+        self.rounds: list[dict[str, Any]] = []
+        self.operation: dict[str, Any] | None = None  # the free-standing one decided last
+        self.progress = SEEKING
+
+    def note_operation(self, operation: dict[str, Any]) -> None:
+        """A free-standing operation of the script is decided."""
+        self.operation = operation
+        self.run.node.publish({"event": "operation.committed", "run": self.run.run_id, **operation})
+
+    def _tell(self, kind: str, fragment: int, **fields: Any) -> None:
+        """Publish; of a run in fragments every event says of which."""
+        where = {"fragment": fragment} if self.run.whole and len(self.run.whole.sessions) > 1 else {}
+        self.run.node.publish({"event": kind, "run": self.run.run_id, **where, **fields})
+
+    def note(self, fragment: int, event: object) -> None:
+        """An event of the session of one fragment."""
+        run = self.run
+        match event:
+            case ev.PlanTaken():
+                run.phases.planned(trio.current_time(), event)
+                run.timings.planned(event)
+            case ev.Timed():
+                run.timings.timed(trio.current_time(), event)
+            case ev.RoundCommitted():
+                self.rounds = [*self.rounds[-HISTORY:], {"fragment": fragment, **self._describe(event)}]
+                run.troubles.clear()
+                kind = "round.committed" if event.contributors else "entry.committed"  # the latter at most changes who is a member
+                run.node.publish({"event": kind, "run": run.run_id, **self.rounds[-1]})
+            case ev.BranchBegun():
+                log.warning("run %s: no quorum; going on without certainty with %d of its members", run.run_id, len(event.members))
+                self._tell("branch.begun", fragment, members=list(event.members), round=event.round)
+            case ev.BranchAdvanced():
+                shares = {share.peer: share.samples for share in event.contributors}
+                self._tell("round.uncertified", fragment, round=event.round, contributors=shares)
+            case ev.BranchEnded():
+                if event.lost:
+                    log.warning(
+                        "run %s: %d contributions without certainty are lost (%d samples)", run.run_id, len(event.lost), event.samples
+                    )
+                self._tell("branch.ended", fragment, adopted=event.adopted, lost=len(event.lost), lost_samples=event.samples)
+            case ev.Recertified():
+                log.warning("run %s: entry %d is recertified without %d members", run.run_id, event.entry, len(event.removed))
+                self._tell("entry.recertified", fragment, entry=event.entry, removed=list(event.removed))
+            case ev.Removed():
+                run.fail(removed_here())
+            case ev.StateProgress():
+                self.progress = ("fetching state", event.have, event.total)
+                self._tell("state.progress", fragment, have=event.have, total=event.total)
+            case ev.StateReady():
+                self.progress = ("ready", 1, 1)
+                self._tell("state.ready", fragment, round=event.round)
+            case ev.StateRoot():
+                for row in self.rounds[-MAX_FRAGMENTS:]:
+                    if (row["fragment"], row["entry"]) == (fragment, event.entry):
+                        row["state_root"] = event.root.hex()
+                self._tell("state.root", fragment, entry=event.entry, root=event.root.hex())
+            case ev.PeerMisbehaved():
+                self._tell("peer.misbehaved", fragment, peer=event.peer, reason=event.reason)
+            case ev.AnotherHistory():
+                if (twice := founded_twice(run.foreign)) is not None:
+                    run.troubles.tell(twice)
+            case ev.StateDiverged():
+                self._tell("state.diverged", fragment, entry=event.entry)
+            case _:
+                pass
+
+    def _describe(self, event: ev.RoundCommitted) -> dict[str, Any]:
+        return {
+            "round": event.round,
+            "entry": event.entry,
+            "contributors": {share.peer: share.samples for share in event.contributors},
+            "members": list(event.config),
+            "lost": list(event.lost),
+            "counted": event.counted,
+            "elapsed_s": round(event.elapsed_s, 4),
+            "at": time.time(),
+            "bytes_sent": self.run.traffic()[0],
+            "bytes_received": self.run.traffic()[1],
+        }

@@ -1,0 +1,114 @@
+"""Recertify: who may be removed on the organiser's word, and how far the seal is (`collectives.round.sealing`)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ...collectives.errors import RecertifyError
+from ...collectives.group import Certified, Member
+from ...collectives.identifiers import PeerId
+from ...collectives.round import gone
+from . import events as ev
+
+if TYPE_CHECKING:
+    from .session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class SealView:
+    """The open round is sealed here. ``removed``: whose votes never come; ``awaited``: at the organiser, whose answers are not here yet."""
+
+    removed: tuple[PeerId, ...]
+    awaited: tuple[PeerId, ...]
+
+
+def recertify(sessions: Sequence[Session], now: float, peers: Collection[PeerId]) -> None:
+    """The organiser's user says: these never vote again, go on without them. Nothing is known here that could prove it.
+
+    ``sessions``: of all fragments of the run. The word holds for the logs of all of them, or is refused for all: one that can be decided
+    without these members goes on and evicts them. Raises RecertifyError (E306) where it cannot be right, StorageError.
+    """
+    first = sessions[0]
+    if first.me != first.organiser:
+        raise RecertifyError("only the run's organiser can recertify it", why=f"its organiser is {first.organiser}")
+    if any(session.machine is None or session.machine.stateless for session in sessions):
+        raise RecertifyError("the run's state is not here yet", why="what is recertified goes on from this node's state")
+    if not peers or first.me in peers:
+        raise RecertifyError("name the members that are lost for ever, not this node itself")
+    lives = [session.recertifying.lives(peers) for session in sessions]
+    lost = [[who for who in found if not session.recertifying.there(now, who)] for session, found in zip(sessions, lives, strict=True)]
+    for peer in peers:
+        if not any(who.peer == peer for found in lives for who in found):
+            raise RecertifyError(f"{peer} was never a member of this run", why="only members can be removed")
+        if not any(who.peer == peer for found in lost for who in found):
+            raise RecertifyError(f"{peer} is alive", why="it answers at this moment: a member that may vote must not be removed")
+    enough = [session.recertifying.enough(removed) for session, removed in zip(sessions, lost, strict=True)]
+    if all(enough):
+        raise RecertifyError("there is nothing to recertify", why=enough[0])
+    for session, removed in zip(sessions, lost, strict=True):
+        if removed:
+            session.recertifying.ask(now, removed)
+
+
+class Recertifying:
+    """Of one log."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    def view(self) -> SealView | None:
+        """The seal of the open round, or one that was asked for and is to come; None where there is none."""
+        machine = self.session.machine
+        if machine is None:
+            return None
+        sealing, removed = machine.sealing, machine.sealing.record.removed
+        coming = sealing.leading and not machine.quorum([member for member in machine.config if member not in removed])
+        if not sealing.active and not coming:
+            return None
+        awaited = sealing.awaited() - {machine.me.peer} if sealing.leading else ()
+        return SealView(tuple(member.peer for member in removed), tuple(sorted(awaited)))
+
+    def lives(self, peers: Collection[PeerId]) -> list[Member]:
+        """The newest life of each of these peers that was ever a member of this log."""
+        machine, found = self.session.machine, dict[PeerId, Member]()
+        assert machine is not None
+        for certified in machine.journal.entries:
+            found.update((who.peer, who) for who in certified.entry.next_config if who.peer in peers)
+        return sorted(found.values())
+
+    def there(self, now: float, who: Member) -> bool:
+        """Whether this life answers at this moment. (A member that lost this log's journal is in another one.)"""
+        session = self.session
+        return session.membership.live(now, who.peer) and bool(session.others.there(now, who.peer))
+
+    def enough(self, removed: Collection[Member]) -> str:
+        """Why there is nothing to recertify: the others decide; "" where they do not, or a seal is under way."""
+        machine = self.session.machine
+        assert machine is not None
+        rest = [member for member in machine.config if member not in removed]
+        if machine.sealing.leading or not machine.quorum(rest):
+            return ""
+        return f"the other {len(rest)} of {len(machine.config)} members are enough to decide: they go on, and evict who is silent"
+
+    def ask(self, now: float, removed: Collection[Member]) -> None:
+        """The organiser's word, for this log."""
+        machine = self.session.machine
+        assert machine is not None
+        machine.sealing.ask(removed)
+        self.session.settle(now)
+
+    def decided(self, certified: Certified) -> None:
+        """An entry is applied: tell where it was certified without votes, and whether this member is removed by it."""
+        session, machine = self.session, self.session.machine
+        if certified.removed and machine is not None:
+            session.ports.emit(ev.Recertified(certified.entry.round, tuple(member.peer for member in certified.removed)))
+            if self.removed:
+                session.ports.emit(ev.Removed(certified.entry.round))
+
+    @property
+    def removed(self) -> bool:
+        """Whether this member's present life was removed from the run."""
+        machine = self.session.machine
+        return machine is not None and gone(machine.me, machine.removed)

@@ -1,0 +1,206 @@
+"""A quorum is lost for ever, and the organiser recertifies: directed schedules. Random ones are in test_rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from atoll.collectives import messages as m
+from atoll.collectives.errors import RecertifyError
+from atoll.collectives.group import Certified
+from atoll.collectives.identifiers import PeerId
+from atoll.collectives.round import adopted_rounds
+from atoll.collectives.simulation import ProcessDied
+from atoll.node.session.recertifying import recertify
+from atoll.node.session.session import Session
+from atoll.node.simulation.plant import Plant
+from atoll.node.simulation.seal_plants import SEAL_PLANTS
+from atoll.node.simulation.swarm import Options, SimSwarm, Verdict
+
+ORGANISER = PeerId("p0")
+P1, P2, P3, P4 = map(PeerId, ("p1", "p2", "p3", "p4"))
+QUIET = 3.0
+FIVE = 4  # a seed in which all five are members by then
+HOME = 30.0  # when the dead come back, in a new life
+
+
+class Stage:
+    """Some of the members die for ever at QUIET; the organiser's user says so two seconds later."""
+
+    def __init__(self, seed: int, *, peers: int = 3, branch_after_s: float | None = None, back_s: float = HOME) -> None:
+        self.swarm = SimSwarm(seed, Options(peers=(peers, peers), faults=(), rounds=4))
+        self.swarm.place.branch_after_s = branch_after_s
+        self.swarm.faults.plan.heal_s = back_s
+
+    def at(self, when: float, what: Callable[[], object]) -> None:
+        self.swarm.world.at(when, lambda: what() and None)
+
+    def die(self, *peers: PeerId) -> None:
+        for peer in peers:
+            self.swarm.crash(peer)
+
+    def session(self, peer: PeerId = ORGANISER) -> Session:
+        process = self.swarm.members[peer].process
+        assert process is not None
+        return process.session
+
+    def recertified(self) -> list[Certified]:
+        return [certified for certified in self.swarm.checker.entries if certified.removed]
+
+    def run(self, plant: Plant | None = None) -> Verdict:
+        with (plant or Plant()).planted():
+            return self.swarm.run()
+
+
+@pytest.mark.parametrize("seed", [1, 2, 4])
+def test_the_organiser_goes_on_alone_and_the_lost_come_back_in_a_new_life(seed: int) -> None:
+    stage = Stage(seed)
+    stage.at(QUIET, lambda: stage.die(P1, P2))
+    stage.at(QUIET + 2, stage.swarm.removal.ask)
+    verdict = stage.run()
+    assert verdict.problem == ""
+    [entry] = stage.recertified()
+    assert [who.peer for who in entry.removed] == [P1, P2]
+    if not entry.entry.contributors:  # else it is the value that the organiser had accepted, unchanged
+        assert entry.entry.next_config == (stage.swarm.members[ORGANISER].me,)
+    after = stage.swarm.checker.entries[-1].entry.next_config
+    assert {(who.peer, who.incarnation) for who in after} == {(ORGANISER, 0), (P1, 1), (P2, 1)}
+    assert verdict.stats["contribution counted"] > 3
+
+
+def test_nothing_happens_without_the_organisers_word() -> None:
+    stage = Stage(1, back_s=12.0)
+    stage.at(QUIET, lambda: stage.die(P1, P2))
+    verdict = stage.run()
+    assert verdict.problem == ""
+    assert stage.recertified() == []
+
+
+def test_every_survivor_is_waited_for_and_votes_no_more() -> None:
+    """p1 is frozen: the organiser waits for its answer, however long, and decides nothing, though it is back with two of five."""
+    stage = Stage(FIVE, peers=5)
+    seen: list[tuple[Any, ...]] = []
+
+    def look() -> None:
+        view, sealed = stage.session().recertifying.view(), stage.session().machine
+        assert view is not None
+        assert sealed is not None
+        seen.append((view.removed, view.awaited, sealed.sealing.active, len(stage.recertified())))
+
+    stage.at(QUIET, lambda: stage.die(P2, P3, P4))
+    stage.at(QUIET, lambda: stage.swarm.freeze(P1))
+    stage.at(QUIET + 2, stage.swarm.removal.ask)
+    stage.at(QUIET + 5, look)
+    stage.at(QUIET + 6, lambda: stage.swarm.thaw(P1))
+    verdict = stage.run()
+    assert verdict.problem == ""
+    assert seen == [((P2, P3, P4), (P1,), True, 0)]
+    assert len(stage.recertified()) == 1
+
+
+def ask(stage: Stage, *peers: PeerId) -> None:
+    process = stage.swarm.members[ORGANISER].process
+    assert process is not None
+    with process.alive():
+        recertify(process.run.sessions, stage.swarm.world.now, peers)
+
+
+def test_what_cannot_be_right_is_refused() -> None:
+    stage = Stage(1)
+    refused: list[str] = []
+
+    def refuse(*peers: PeerId) -> None:
+        with pytest.raises(RecertifyError) as error:
+            ask(stage, *peers)
+        refused.append(error.value.message)
+
+    stage.at(QUIET, lambda: refuse(P1))
+    stage.at(QUIET, lambda: refuse(ORGANISER))
+    stage.at(QUIET, lambda: refuse(PeerId("px")))
+    stage.at(QUIET, lambda: stage.die(P1))
+    stage.at(QUIET + 3, lambda: refuse(P1))
+    stage.at(QUIET + 3, lambda: refuse())
+    assert stage.run().problem == ""
+    assert [text.split(" ", 1)[1] for text in refused] == [
+        "is alive", "the members that are lost for ever, not this node itself", "was never a member of this run",
+        "is nothing to recertify", "the members that are lost for ever, not this node itself",
+    ]  # fmt: skip
+
+
+class Unheard(Stage):
+    """From QUIET on, votes are lost, and the organiser hears nothing: so a value is chosen that nobody knows to be. Then all but the organiser
+    and one of the voters die for ever."""
+
+    def __init__(self, seed: int, *, branch_after_s: float | None = None) -> None:
+        super().__init__(seed, peers=5, branch_after_s=branch_after_s)
+        self.kept = P1
+        self.value = b""
+        self.over = False
+        tap = self.swarm.network.tap
+
+        def hear(sender: PeerId, receiver: PeerId, channel: str, payload: Any) -> bool:
+            lost = tap(sender, receiver, channel, payload) if tap else False
+            if self.over or self.swarm.world.now < QUIET:
+                return lost
+            vote = channel == "control" and payload[:1] == b"R" and isinstance(m.decode(payload[1:], sender).body, m.Accepted)
+            return lost or vote or ORGANISER in (sender, receiver)
+
+        self.swarm.network.tap = hear
+        self.at(QUIET + 4, self._strike)
+
+    def _strike(self) -> None:
+        voters = [member for member in self.swarm.members.values() if member.storage.journal().accepted is not None]
+        assert len(voters) >= 3, "the schedule does not bring about what it should"
+        assert ORGANISER not in {member.peer for member in voters}
+        accepted = voters[0].storage.journal().accepted
+        assert accepted is not None
+        self.kept, self.value, self.over = voters[0].peer, accepted[1].hash(), True
+        self.die(*(member.peer for member in self.swarm.members.values() if member.peer not in (ORGANISER, self.kept)))
+
+
+def unheard(branch_after_s: float | None = None) -> Unheard:
+    """The organiser's user declares the dead lost as soon as it can."""
+    stage = Unheard(1, branch_after_s=branch_after_s)
+    stage.at(QUIET + 6, stage.swarm.removal.ask)
+    return stage
+
+
+@pytest.mark.parametrize("after_s", [None, 1.0])
+def test_a_value_that_one_survivor_voted_for_is_signed_unchanged(after_s: float | None) -> None:
+    stage = unheard(after_s)
+    verdict = stage.run()
+    assert verdict.problem == ""
+    [entry] = stage.recertified()[:1]
+    assert entry.entry.hash() == stage.value
+    assert adopted_rounds(entry.entry) == 0
+
+
+@pytest.mark.parametrize(("plant", "after_s"), [("no-seal", None), ("own-value-only", None), ("branch-before-accepted", 1.0)])
+def test_a_planted_bug_of_recertifying_loses_that_value(plant: str, after_s: float | None) -> None:
+    assert unheard(after_s).run(SEAL_PLANTS[plant]()).problem.startswith("chosen")
+
+
+@pytest.mark.parametrize(("who", "nth"), [(ORGANISER, 1), (ORGANISER, 2), (ORGANISER, 3), (ORGANISER, 4), (P1, 1)])
+def test_a_kill_before_any_write_of_a_seal_changes_nothing(who: PeerId, nth: int) -> None:
+    """One signature an entry, however often the organiser dies; a sealed member stays sealed."""
+    stage = Stage(FIVE, peers=5)
+    disk, count = stage.swarm.members[who].disks[0], 0
+    before = type(disk).before_write
+
+    def write(kind: str) -> None:
+        nonlocal count
+        count += kind == "seal"
+        if kind == "seal" and count == nth:
+            raise ProcessDied(who, 0.5)
+        before(disk, kind)
+
+    disk.before_write = write  # type: ignore[method-assign]
+    stage.at(QUIET, lambda: stage.die(P2, P3, P4))
+    for wait in (2, 4, 6):
+        stage.at(QUIET + wait, stage.swarm.removal.ask)
+    verdict = stage.run()
+    assert verdict.problem == ""
+    assert count >= nth
+    assert len(stage.recertified()) == 1
