@@ -1,12 +1,15 @@
 """The peer-to-peer network of a node, on libp2p and trio. Only the node process imports it. Lowest first:
 
 addresses      network addresses as text: parse, validate, list our own
+peer_stream    a libp2p stream behind a small surface
 workarounds    everything we do against faults of py-libp2p
+dialling       connections made otherwise than by libp2p: from the listen port, through relays, at the same moment
 host           the libp2p host behind a small surface
 framing        frames on a byte stream: u32 length, payload, hard limits
 peerbook       who is where; the cache file that spares a restart the bootstrap
 faults         what peers do wrong, and who is shut out for it
 backoff        retry delays that grow, with jitter
+reach/         where we can be dialled; relays and hole punching where we cannot
 dht/           the private Kademlia: records, store, server, query engine
 bootstrap      finding the first peers, for as long as it takes
 announcements  signed announcements of members, and the registry of them

@@ -1,5 +1,6 @@
 """Network addresses as text (multiaddrs such as ``/ip4/192.0.2.7/tcp/4001``): parsing, validating, listing our own.
 
+A peer that nobody can dial is reached through a relay: its address is a circuit, ``/ip4/192.0.2.7/tcp/4001/p2p/RELAY/p2p-circuit``.
 Addresses come from strangers, so that everything here is strict and bounded, and nothing needs libp2p.
 """
 
@@ -18,6 +19,8 @@ from ...security.identity import is_peer_id
 MAX_ADDRESSES = 8
 """Addresses kept of one peer; more are of no use and cost a dial each."""
 MAX_ADDRESS_CHARS = 200
+
+CIRCUIT = "/p2p-circuit"
 
 _HOST_NAME = re.compile(r"(?=.{1,253}$)([A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?\.?)+$")
 _WILDCARDS = ("0.0.0.0", "::")
@@ -51,13 +54,37 @@ def host_and_port(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def is_address(address: str) -> bool:
-    """Whether another peer could dial ``address``: well formed, a real port, no wildcard."""
+def is_direct(address: str) -> bool:
+    """Whether another peer could dial ``address`` itself: well formed, a real port, no wildcard, no relay."""
     try:
         host, port = host_and_port(address)
     except ValueError:
         return False
     return port > 0 and host not in _WILDCARDS
+
+
+def circuit(relay: PeerId, address: str) -> str:
+    """The address of whoever is reached through ``relay``, which is dialled at ``address``."""
+    return f"{address}/p2p/{relay}{CIRCUIT}"
+
+
+def split_circuit(address: str) -> tuple[PeerId, str] | None:
+    """The relay of a circuit and where it is dialled; None when ``address`` is no circuit."""
+    head, mark, relay = address.removesuffix(CIRCUIT).rpartition("/p2p/")
+    if not address.endswith(CIRCUIT) or len(address) > MAX_ADDRESS_CHARS or not mark or not is_peer_id(relay) or not is_direct(head):
+        return None
+    return PeerId(relay), head
+
+
+def is_address(address: str) -> bool:
+    """Whether another peer could get somewhere with ``address``: by dialling it, or through the relay it names."""
+    return is_direct(address) or split_circuit(address) is not None
+
+
+def without_peer(address: str) -> str:
+    """``address`` less the ``/p2p/PEER`` of whom it leads to. A relay's stays."""
+    head, mark, peer = address.rpartition("/p2p/")
+    return head if mark and not peer.endswith(CIRCUIT) else address
 
 
 def usable(addresses: Iterable[str]) -> tuple[str, ...]:
@@ -116,6 +143,33 @@ def is_private(host: str) -> bool:
     """Whether a numeric host is on this machine or on a private network."""
     ip = ipaddress.ip_address(host)
     return ip.is_private or ip.is_loopback or ip.is_link_local
+
+
+def is_public(host: str) -> bool:
+    """Whether a host is one of the whole internet's. A name may be one; numbers of carrier-grade NATs and of documentation are not."""
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        return True
+    return ip.is_global and not ip.is_multicast
+
+
+def is_internet(address: str) -> bool:
+    """Whether what is dialled first for ``address`` is a numeric host of the whole internet's."""
+    host = host_of(address)
+    return (":" in host or host.replace(".", "").isdigit()) and is_public(host)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether ``address`` is on whatever machine dials it."""
+    host = host_of(address)
+    return host == "localhost" or host == "::1" or host.startswith("127.")
+
+
+def host_of(address: str) -> str:
+    """The host that is dialled first to get to ``address``: a circuit's is its relay's. Raises ValueError."""
+    found = split_circuit(address)
+    return host_and_port(found[1] if found else address)[0]
 
 
 def own_hosts() -> list[str]:

@@ -93,6 +93,11 @@ class Registry:
         theirs = {PeerId(news.peer): news.sequence for news in known}
         return [news for peer, (news, _) in self._runs.get(run, {}).items() if theirs.get(peer, -1) < news.sequence]
 
+    def runs_of(self, peer: PeerId, now: float) -> set[str]:
+        """The runs that ``peer`` has announced itself in."""
+        found = {run: peers[peer] for run, peers in self._runs.items() if peer in peers}
+        return {run for run, (news, until) in found.items() if until >= now and not news.leaving}
+
     def drop(self, run: RunId) -> None:
         """Forget a run."""
         self._runs.pop(run, None)

@@ -1,6 +1,6 @@
 """The libp2p host (TCP, Noise, Yamux) behind a small surface: dial, streams, link events. Errors of libp2p end here.
 
-This file, `workarounds` and `dht.wire` are all that name libp2p.
+This file, `dialling`, `peer_stream`, `workarounds` and `dht.wire` are all that knows libp2p.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any
 
 import trio
@@ -22,11 +22,13 @@ from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_ID
 from libp2p.stream_muxer.yamux.yamux import Yamux
 from multiaddr import Multiaddr
 
-from ...collectives.errors import AtollError, ConfigError, PeerLostError, PeerUnreachableError
+from ...collectives.errors import AtollError, ConfigError, PeerUnreachableError
 from ...collectives.identifiers import PeerId
 from ...security.identity import Identity
 from . import workarounds
-from .addresses import check_port_free, expand, host_and_port, usable
+from .addresses import check_port_free, expand, host_and_port, is_private, split_circuit, usable
+from .dialling import Dialler
+from .peer_stream import PeerStream
 
 DIAL_S = 10.0
 """A whole dial of one peer, all addresses, handshakes included. Generous: on a busy machine a handshake waits for its CPU, and one
@@ -39,52 +41,19 @@ DIALS_AT_ONCE = 4
 
 log = logging.getLogger("atoll.net")
 
-
-class PeerStream:
-    """An ordered, authenticated, encrypted byte stream to one peer."""
-
-    def __init__(self, peer: PeerId, stream: Any) -> None:
-        self.peer = peer
-        self._stream = stream
-
-    async def send_all(self, data: bytes) -> None:
-        """Send everything. Raises PeerLostError. Cancelled in the middle it leaves the stream unusable: close it then."""
-        try:
-            await self._stream.write(data)
-        except Exception as error:
-            raise PeerLostError(f"the stream to {self.peer} broke: {error}", peer=self.peer) from None
-
-    async def receive_some(self, max_bytes: int = 65_536) -> bytes:
-        """Up to ``max_bytes``; b"" when the stream has ended, in whatever way. Cancellation loses nothing."""
-        try:
-            return await self._stream.read(max_bytes)
-        except Exception:
-            return b""
-
-    async def finish(self) -> None:
-        """Say that nothing more will be sent; the other side can still read what was sent."""
-        try:
-            await self._stream.close()
-        except Exception as error:
-            raise PeerLostError(f"the stream to {self.peer} broke: {error}", peer=self.peer) from None
-
-    async def aclose(self) -> None:
-        """End the stream in both directions, at once. Never raises and never waits for the peer."""
-        with trio.move_on_after(0.5, shield=True):
-            try:
-                await self._stream.reset()
-            except Exception as error:
-                log.debug("reset failed: %r", error)
-
-
 Handler = Callable[[PeerStream], Awaitable[None]]
+Through = Callable[[PeerId, str, PeerId], Awaitable[None]]
+"""(relay, its address, peer): make a connection to a peer through a relay. Raises NetworkError."""
 
 
 class Host:
     """Our end of all connections."""
 
     def __init__(self, identity: Identity, listen: Sequence[str], *, announce: Sequence[str] = (), max_connections: int = 300) -> None:
-        """``listen``: addresses such as ``/ip4/0.0.0.0/tcp/0``; ``announce``: what to tell others in their place."""
+        """``listen``: addresses such as ``/ip4/0.0.0.0/tcp/0``; ``announce``: what to tell others in their place.
+
+        Set before `run`, if at all: ``advertised()``, what to tell others; ``through``, which makes connections through relays.
+        """
         self.peer = identity.peer
         self._listen = list(listen)
         self._announce = usable(announce)
@@ -97,7 +66,10 @@ class Host:
             disable_identify_address_discovery=True,  # one observer is no evidence; our own address logic decides what to announce
         )
         self._swarm: Swarm = self._host.get_network()
+        self.dialler = Dialler(self._swarm)
         workarounds.apply(self._swarm)
+        self.advertised: Callable[[], Sequence[str]] = lambda: self._announce or usable(self._addresses)
+        self.through: Through | None = None
         self._dials: dict[PeerId, trio.Event] = {}
         self._dial_limit = trio.CapacityLimiter(DIALS_AT_ONCE)
         self._links: deque[tuple[PeerId, bool]] = deque()
@@ -132,6 +104,8 @@ class Host:
         with trio.CancelScope(shield=True):
             async with self._host.run(listen_addrs=[Multiaddr(address) for address in self._listen]):
                 self._addresses = self._listening()
+                for address in self._host.get_transport_addrs():
+                    self.dialler.listens(*host_and_port(str(address)))
                 self._swarm.register_notifee(_LinkNotifee(self._link_changed))
                 ready.set()
                 await stop.wait()
@@ -156,8 +130,13 @@ class Host:
         return found
 
     def addresses(self) -> list[str]:
-        """Where others can dial us, without the peer id; empty before `run` has started."""
-        return list(self._announce) or list(usable(self._addresses))
+        """Where others can get to us, without the peer id; empty before `run` has started."""
+        return list(self.advertised())
+
+    def listening(self) -> list[str]:
+        """Where this machine's interfaces are now, with our port. Looks anew: they may have changed. Raises ConfigError E101."""
+        self._addresses = self._listening()
+        return self._addresses
 
     def handle(self, protocol: str, handler: Handler) -> None:
         """Call ``handler`` for each stream a peer opens with ``protocol``. The stream is closed when it returns or raises."""
@@ -182,6 +161,53 @@ class Host:
                 await self._arrival.wait()
         return self.connected(peer)
 
+    async def wait_direct(self, peer: PeerId, patience_s: float) -> bool:
+        """Whether there is a connection to ``peer`` that goes through no relay, within ``patience_s``."""
+        with trio.move_on_after(patience_s):
+            while self.path(peer) in ("", "relay"):
+                await self._arrival.wait()
+        return self.path(peer) not in ("", "relay")
+
+    def path(self, peer: PeerId) -> str:
+        """How ``peer`` is connected: "lan", "direct", "punched" or "relay", the best there is; "" when it is not."""
+        found = ""
+        for connection in self._open_connections(peer):
+            way, ends = self.dialler.way(connection), self.dialler.ends(connection)
+            if way != "relay":
+                return "punched" if way == "punched" else "lan" if ends and is_private(ends[1]) else "direct"
+            found = "relay"
+        return found
+
+    def ends(self, peer: PeerId, *, from_listen: bool = False) -> tuple[str, str] | None:
+        """Our host and the peer's, of a connection without a relay; ``from_listen``: of one that left from our listen port."""
+        for connection in self._open_connections(peer):
+            ends = self.dialler.ends(connection)
+            if ends and (not from_listen or self.dialler.way(connection) in ("listen", "punched")):
+                return ends
+        return None
+
+    async def close_relayed(self, peer: PeerId) -> None:
+        """Close connections to ``peer`` that go through a relay. Never raises."""
+        for connection in self._open_connections(peer):
+            if self.dialler.way(connection) == "relay":
+                await self._close(connection)
+
+    async def close_strays(self, hosts: Collection[str]) -> None:
+        """Close connections whose end here has an address that this machine no longer has. Never raises."""
+        async with trio.open_nursery() as nursery:
+            for peer in self.peers():
+                for connection in self._open_connections(peer):
+                    ends = self.dialler.ends(connection)
+                    if ends and ends[0] not in hosts:
+                        nursery.start_soon(self._close, connection)
+
+    async def _close(self, connection: Any) -> None:
+        with trio.move_on_after(1.0):
+            try:
+                await connection.close()
+            except Exception as error:
+                log.debug("close failed: %r", error)
+
     def connected(self, peer: PeerId) -> bool:
         """Whether there is an open connection."""
         return peer in self._up
@@ -200,21 +226,22 @@ class Host:
         """The connected peers."""
         return sorted(self._up)
 
-    async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        """Make sure there is a connection; several addresses are tried side by side, 0.2 s apart.
+    async def connect(self, peer: PeerId, addresses: Sequence[str], *, nested: bool = False) -> None:
+        """Make sure there is a connection; several addresses are tried side by side, 0.2 s apart, those through relays last.
 
-        Raises PeerUnreachableError when none answers within 10 s. Cancelled, it leaves nothing behind.
+        ``nested``: inside another connect (to its relay), whose turn it shares. Raises PeerUnreachableError when none answers within 10 s.
+        Cancelled, it leaves nothing behind.
         """
         while peer in self._dials:
             await self._dials[peer].wait()
         if self._has_connection(peer):
             return
-        candidates = usable(addresses)
+        candidates = sorted(usable(addresses), key=lambda address: split_circuit(address) is not None)
         if not candidates or peer == self.peer:
             raise PeerUnreachableError(f"no address of {peer} is known", peer=peer)
         self._dials[peer] = trio.Event()
         try:
-            async with self._dial_limit:
+            async with contextlib.nullcontext() if nested else self._dial_limit:
                 if not self._has_connection(peer):  # it may have dialled us meanwhile
                     await self._dial(peer, candidates)
         finally:
@@ -226,7 +253,13 @@ class Host:
 
         async def attempt(address: str, failed: trio.Event) -> None:
             try:
-                await self._swarm.dial_addr(Multiaddr(address), target)
+                hop = split_circuit(address)
+                if hop is None:
+                    await self.dialler.dial(address, target)
+                elif self.through is None:
+                    raise PeerUnreachableError("no relays here", peer=peer)
+                else:
+                    await self.through(*hop, peer)
             except Exception as error:
                 failures.append(f"{address}: {error.__cause__ or error}")
                 failed.set()
@@ -244,8 +277,49 @@ class Host:
             tried = "; ".join(failures) or f"no answer in {DIAL_S:g} s from {', '.join(candidates)}"
             raise PeerUnreachableError(f"cannot reach {peer}: {tried}", peer=peer)
 
+    async def dial_direct(self, peer: PeerId, addresses: Sequence[str], patience_s: float) -> bool:
+        """Try for a connection without a relay beside one that has one."""
+        with trio.move_on_after(patience_s):
+            async with trio.open_nursery() as nursery:
+
+                async def attempt(address: str) -> None:
+                    try:
+                        await self.dialler.dial(address, ID.from_base58(peer))
+                    except Exception as error:
+                        log.debug("%s: %r", address, error)
+                    else:
+                        nursery.cancel_scope.cancel()
+
+                for address in addresses:
+                    nursery.start_soon(attempt, address)
+        return self.path(peer) not in ("", "relay")
+
+    async def punch(self, peer: PeerId, address: str, *, initiator: bool, until: float) -> None:
+        """See `Dialler.punch`. Whether it worked, `wait_direct` tells."""
+        try:
+            await self.dialler.punch(address, ID.from_base58(peer), initiator=initiator, until=until)
+        except Exception as error:
+            log.debug("punching %s: %r", address, error)
+
+    async def join(self, stream: PeerStream, address: str, peer: PeerId, *, initiator: bool) -> None:
+        """A connection to ``peer`` over a stream through a relay. As the answering end it returns when the connection ends.
+
+        Raises PeerUnreachableError.
+        """
+        try:
+            await self.dialler.over(stream, address, ID.from_base58(peer), initiator=initiator)
+        except Exception as error:
+            raise PeerUnreachableError(f"no connection to {peer} through {stream.peer}: {error}", peer=peer) from None
+
+    async def answers(self, peer: PeerId, host: str, port: int) -> bool:
+        """Whether ``peer`` can be reached there anew, from a fresh port."""
+        return await self.dialler.probe(host, port, ID.from_base58(peer))
+
+    def _open_connections(self, peer: PeerId) -> list[Any]:
+        return [connection for connection in self._swarm.get_connections(ID.from_base58(peer)) if not connection.is_closed]
+
     def _has_connection(self, peer: PeerId) -> bool:
-        return any(not connection.is_closed for connection in self._swarm.get_connections(ID.from_base58(peer)))
+        return bool(self._open_connections(peer))
 
     async def open_stream(self, peer: PeerId, protocol: str, timeout_s: float = 10.0) -> PeerStream:
         """A new stream over the existing connection.
@@ -275,8 +349,8 @@ class Host:
             (self._up.add if up else self._up.discard)(peer)
             self._links.append((peer, up))
             self._links_changed.set()
-            self._arrival.set()
-            self._arrival = trio.Event()
+        self._arrival.set()
+        self._arrival = trio.Event()
 
 
 class _LinkNotifee(INotifee):

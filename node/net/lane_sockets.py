@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import trio
 
 from ...collectives.identifiers import PeerId
-from .addresses import check_port_free, expand, host_and_port, is_private, usable
+from .addresses import check_port_free, expand, host_and_port, is_direct, is_private, usable
 
 MAGIC = b"atoll/1\n"
 TOKEN_BYTES = 16
@@ -166,7 +166,7 @@ async def dial(addresses: Sequence[str], token: bytes, secrets: bytes) -> socket
     Cancelled, it leaves no socket behind.
     """
     winner: list[socket.socket] = []
-    targets = [host_and_port(address) for address in usable(addresses)]
+    targets = [host_and_port(address) for address in usable(addresses) if is_direct(address)]
     targets = [(host, port) for host, port in targets if _is_numeric(host)]
 
     async def attempt(host: str, port: int, failed: trio.Event) -> None:

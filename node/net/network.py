@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ import trio
 
 from ...collectives.identifiers import PeerId, RunId
 from ...security.identity import Identity
-from .addresses import check_announce, check_listen, host_and_port, join_peer, split_peer
+from .addresses import check_announce, check_listen, host_and_port, join_peer, split_peer, without_peer
 from .announcements import Announcement
 from .backoff import Backoff
 from .bootstrap import Bootstrap
@@ -23,6 +24,7 @@ from .host import Host
 from .lane_sockets import LaneListener, refuses
 from .lanes import Lanes, OnLane
 from .peerbook import PeerBook
+from .reach.reach import Reach, ReachSettings, known_to_dial
 from .rendezvous import Rendezvous
 from .streams import TopicStreams
 
@@ -42,7 +44,8 @@ class PeerNetwork:
     ours; ``on_member(run, peer, addresses)`` when a member of a run we announced becomes known or moves
     (no addresses: it said goodbye); ``on_refused(topic, peer, code, reason)`` when a peer does not admit us (E140: another
     protocol version; E201 and others: as the peer's `admit` said); ``on_lane(peer, socket, secret_mine, secret_theirs,
-    initiator, path)`` hands over a lane (see `lanes.OnLane`).
+    initiator, path)`` hands over a lane (see `lanes.OnLane`); ``on_path(peer, path)`` when a peer is connected in another way than before (see
+    `Host.path`); ``on_addresses()`` when ours are others.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class PeerNetwork:
         rng: random.Random | None = None,
         version: int = VERSION,
         max_connections: int = 300,
+        reach: ReachSettings | None = None,
     ) -> None:
         """``listen``, ``announce``: ``/ip4/HOST/tcp/PORT``; ``bootstrap``: the same with ``/p2p/PEER``; ``cache``: the peer cache file.
 
@@ -72,11 +76,15 @@ class PeerNetwork:
         self.on_link: Callable[[PeerId, bool], None] = lambda peer, up: None
         self.on_gone: Callable[[PeerId], None] = lambda peer: None
         self.on_member: Callable[[RunId, PeerId, Sequence[str]], None] = lambda run, peer, addresses: None
+        self.on_path: Callable[[PeerId, str], None] = lambda peer, path: None
+        self.on_addresses: Callable[[], None] = lambda: None
         self.book = PeerBook(self.peer)
+        self._given: set[str] = set()
         self._faults = Faults()
         self._bootstrap_peers = [split_peer(address) for address in bootstrap]
         for peer, address in self._bootstrap_peers:
             self.book.add(peer, [address])
+            self._given.add(address)
         if cache is not None:
             self.book.load(cache)
         self._host = Host(identity, listen, announce=announce, max_connections=max_connections)
@@ -94,6 +102,13 @@ class PeerNetwork:
         self._rendezvous = Rendezvous(identity, self._host, self.connect, lambda: self._bootstrap.peers, self._faults, self._rng)
         self._rendezvous.learned = self._learned
         self._lanes = Lanes(self._host, listener, self.connect, self._streams.admitted, self._faults, self._rng)
+        self.reach = Reach(
+            self._host, self._faults, self._rng, dataclasses.replace(reach or ReachSettings(), announce=tuple(announce)),
+            first=lambda: self._bootstrap.peers, known=self.book.addresses,
+            runs_of=lambda peer: self._rendezvous.registry.runs_of(peer, trio.current_time()),
+        )  # fmt: skip
+        self.reach.changed = self._moved
+        self.reach.on_path = lambda peer, path: self.on_path(peer, path)
         self._runs: dict[RunId, trio.CancelScope] = {}
         self._nursery: trio.Nursery | None = None
         self._unsaved = trio.Event()
@@ -124,12 +139,14 @@ class PeerNetwork:
         try:
             async with trio.open_nursery() as outer:
                 await outer.start(self._host.run, self._link_changed)
+                self.reach.began()
                 async with trio.open_nursery() as nursery:
                     await nursery.start(self._lanes.run)
                     await nursery.start(self._streams.run)
                     await nursery.start(self.dht.run)
                     nursery.start_soon(self._bootstrap.run)
                     nursery.start_soon(self._rendezvous.run)
+                    nursery.start_soon(self.reach.run)
                     nursery.start_soon(self._save_now_and_then)
                     self._nursery = nursery
                     for run in self._runs:
@@ -146,7 +163,7 @@ class PeerNetwork:
 
     def add_addresses(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Addresses of a peer, from a membership record, say. With or without ``/p2p/…``; malformed ones are dropped."""
-        self.book.add(peer, [address.split("/p2p/", 1)[0] for address in addresses])
+        self.book.add(peer, [without_peer(address) for address in addresses])
         self._unsaved.set()
 
     def add_bootstrap(self, addresses: Sequence[str]) -> None:
@@ -154,11 +171,12 @@ class PeerNetwork:
         for peer, address in [split_peer(address) for address in addresses]:
             if peer != self.peer:
                 self.book.add(peer, [address])
+                self._given.add(address)
                 self._bootstrap.add(peer)
 
     async def connect(self, peer: PeerId) -> None:
         """Make sure of a connection. Raises PeerUnreachableError. `send` does it by itself."""
-        await self._host.connect(peer, self.book.addresses(peer))
+        await self._host.connect(peer, known_to_dial(self.book.addresses(peer), self._given, self.reach.may_dial))
 
     def connected(self, peer: PeerId) -> bool:
         """Whether there is a libp2p connection to ``peer``."""
@@ -220,6 +238,7 @@ class PeerNetwork:
             return
         self._runs[run] = trio.CancelScope()
         self._rendezvous.join(run)
+        self.reach.runs_changed()
         if self._nursery is not None:
             self._nursery.start_soon(self._search, run)
 
@@ -258,7 +277,13 @@ class PeerNetwork:
         self.dht.link_changed(peer, up)
         self._bootstrap.link_changed()
         self._rendezvous.changed()
+        self.reach.link_changed(peer, up)
         self.on_link(peer, up)
+
+    def _moved(self) -> None:
+        """Others must be told other addresses of ours."""
+        self._rendezvous.moved()
+        self.on_addresses()
 
     async def _knock(self, peer: PeerId, host: str, port: int) -> None:
         """A process that was killed is told from a connection that broke."""
@@ -320,6 +345,8 @@ class PeerNetwork:
             "peer": self.peer,
             "addresses": self.addresses(),
             "connected": list(self._host.peers()),
+            "paths": {peer: self._host.path(peer) for peer in self._host.peers()},
+            "reach": self.reach.status(),
             "bootstrap": {
                 peer: "connected" if self.connected(peer) else self._bootstrap.failures.get(peer, "connecting")
                 for peer in self._bootstrap.peers

@@ -126,6 +126,11 @@ class Rendezvous:
             self._hints[peer] = None
             self.changed()
 
+    def moved(self) -> None:
+        """We have other addresses: say so in all runs."""
+        for run in self._mine if self._running else ():
+            self._announce(run)
+
     def changed(self) -> None:
         """A connection came or went, or we joined a run."""
         self._changed.set()

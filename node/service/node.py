@@ -208,8 +208,9 @@ class Node:
                 self._drop(run)
             raise run.error
         if run.manifest is None:
-            self._drop(run)
-            raise run.refusal() or self._nobody_answered(run)
+            error = run.refusal() or self._nobody_answered(run)
+            self._drop(run, error)  # others may wait for it, too
+            raise error
         return self._info(run)
 
     async def _enter(self, run_id: RunId, organiser: PeerId, signed: SignedManifest | None, admission: Admission) -> RunService:
@@ -390,6 +391,17 @@ class Node:
         """The process behind a connection that ended is no more."""
         for run in self.by_id.values():
             run.on_gone(peer)
+
+    def on_addresses(self) -> None:
+        """This node can be reached elsewhere than before."""
+        self.publish({"event": "node.addresses", "addresses": self.context.network.addresses()})
+        for run in self.by_id.values():
+            run.guard(lambda run=run: run.announce(trio.current_time()))
+            run.wake()
+
+    def on_path(self, peer: PeerId, path: str) -> None:
+        """A peer is connected in another way than before; "": no more."""
+        self.publish({"event": "peer.path", "peer": peer, "path": path})
 
     def on_refused(self, topic: str, peer: PeerId, code: str, reason: str) -> None:
         """A peer does not admit us."""

@@ -194,10 +194,11 @@ def plan_bytes(plan: Plan) -> int:
 def _connect(network: PeerNetwork, engine: EngineThread, node: Node, lanes: dict[tuple[PeerId, int], int]) -> None:
     network.on_link, network.on_gone = node.on_link, node.on_gone
     network.on_refused = node.on_refused
+    network.on_addresses, network.on_path = node.on_addresses, node.on_path
 
     def on_member(run: RunId, peer: PeerId, addresses: Sequence[str]) -> None:
         if run in node.by_id:
-            node.by_id[run].wake()
+            node.by_id[run].on_member()
 
     def on_lane(peer: PeerId, sock: Any, mine: bytes, theirs: bytes, initiator: bool, path: str, index: int, plain: bool) -> None:
         if plain and not node.plain_lanes:  # allowed when it was offered, and no more

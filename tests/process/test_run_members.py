@@ -18,16 +18,18 @@ import trio
 from bad_input_kit import LAYOUT, NUMEL, atoll, ended, new_run, odd, one_round, soon
 
 from atoll.collectives.engine import EngineThread
-from atoll.collectives.errors import PeerUnreachableError, SwarmClosedError
+from atoll.collectives.errors import NetworkError, PeerUnreachableError, SwarmClosedError
 from atoll.collectives.exchange import ResultComplete
 from atoll.collectives.identifiers import PeerId
 from atoll.node.client import NodeClient
+from atoll.node.control.service import JoinRequest
 from atoll.node.invite import make_invite
 from atoll.node.manifest import save_run
 from atoll.node.membership_records import Record, sign_record
 from atoll.node.net.addresses import split_peer
 from atoll.node.net.network import PeerNetwork
 from atoll.node.paths import find_paths
+from atoll.node.service import node
 from atoll.node.service.buffers import BufferPool
 from atoll.node.service.context import NodeContext
 from atoll.node.service.ports import DOMAIN
@@ -117,6 +119,36 @@ def test_what_the_engine_tells_after_the_end_of_a_run_reaches_nobody(tmp_path: P
                 _ = service.driven
 
     trio.run(bounded, main)
+
+
+def test_everybody_who_waits_for_a_run_that_nobody_knows_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The invite's bearer gives up; another client, that has only named the run, must not wait on."""
+    run, me = new_run(tmp_path), Identity.generate()
+    monkeypatch.setattr(node, "MANIFEST_PATIENCE_S", 0.5)
+    told = list[str]()
+
+    async def main(nursery: trio.Nursery) -> None:
+        network, paths = PeerNetwork(me, listen=LISTEN), find_paths(tmp_path / "other")
+        paths.ensure()
+        await nursery.start(network.run)
+        with EngineThread(network.peer, emit=lambda event: None) as engine:
+            context = NodeContext(me, paths, network, engine, nursery, random.Random(1), lambda event: None, BufferPool())
+            service = node.Node(context, private=False, parent_pid=0)
+
+            async def wait(enter: Callable[[], Awaitable[object]]) -> None:
+                with pytest.raises(NetworkError) as refused:
+                    await enter()
+                told.append(refused.value.code)
+
+            async with trio.open_nursery() as waiting:
+                request = JoinRequest(run.invite(), b"")
+                waiting.start_soon(wait, lambda: service.join(request, lambda stage, done, total: None))
+                while not service.by_id:
+                    await trio.lowlevel.checkpoint()
+                waiting.start_soon(wait, lambda: service.find_run(run.signed.run_id))
+
+    trio.run(bounded, main)
+    assert told == ["E110", "E110"]
 
 
 @pytest.mark.slow

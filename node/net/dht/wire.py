@@ -12,7 +12,7 @@ from multiaddr import Multiaddr
 from ....collectives.errors import RemoteProtocolError
 from ....collectives.identifiers import PeerId
 from ....security.identity import decode_base58, encode_base58, is_peer_id
-from ..addresses import MAX_ADDRESSES, is_address, usable
+from ..addresses import MAX_ADDRESSES, is_address, usable, without_peer
 
 MAX_MESSAGE_BYTES = 128 << 10
 MAX_PEERS = 64
@@ -44,7 +44,7 @@ def _packed_address(address: str) -> bytes:
 def _address(packed: bytes) -> str:
     """ "" when it is none of ours."""
     try:
-        text = str(Multiaddr(packed)).split("/p2p/", 1)[0]
+        text = without_peer(str(Multiaddr(packed)))
     except Exception:  # the parser raises several kinds on hostile bytes
         return ""
     return text if is_address(text) else ""

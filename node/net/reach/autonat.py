@@ -1,0 +1,134 @@
+"""AutoNAT (libp2p protocol ``/libp2p/autonat/1.0.0``): asking a public peer to dial us back, and doing that for others.
+
+The server dials from a fresh port, so that no mapping of ours lets it in that would not let anybody in, and only the address from which the
+asker's connection comes: it cannot be made to dial anybody else. We ask about one address at a time, so that each has a verdict of its own.
+
+py-libp2p 0.8.1's server (host/autonat/autonat.py:396) "connects" to a peer that is connected already, and so calls every address reachable.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import trio
+
+from ....collectives.errors import NetworkError, RemoteProtocolError
+from ....collectives.identifiers import PeerId
+from ....security.identity import decode_base58
+from ..addresses import host_and_port, is_direct, is_internet
+from ..faults import Faults
+from ..host import Host
+from ..peer_stream import PeerStream
+from . import protobuf
+from .circuit import pack, unpack
+from .protobuf import decode, number, octets
+
+PROTOCOL = "/libp2p/autonat/1.0.0"
+IDENTIFY = "/ipfs/id/1.0.0"
+DIAL, RESPONSE = 0, 1
+OK, DIAL_ERROR, DIAL_REFUSED, BAD_REQUEST = 0, 100, 101, 200
+ASK_S = 12.0
+WINDOW_S = 60.0
+PER_WINDOW = 60
+PER_PEER = 8
+AT_ONCE = 4
+MAX_ASKED = 4
+"""Addresses of a request that are looked at."""
+
+
+class Window:
+    """How often something happened within the last minute, over all and by peer. Sans-IO; ``now``: seconds."""
+
+    def __init__(self, total: int, each: int) -> None:
+        self._total, self._each = total, each
+        self._past: deque[tuple[float, PeerId]] = deque()
+
+    def allows(self, peer: PeerId, now: float) -> bool:
+        """Whether it may happen once more for ``peer``; if so it is counted."""
+        while self._past and now - self._past[0][0] > WINDOW_S:
+            self._past.popleft()
+        if len(self._past) >= self._total or sum(other == peer for _, other in self._past) >= self._each:
+            return False
+        self._past.append((now, peer))
+        return True
+
+
+def may_try(asked: list[str], from_host: str) -> list[str]:
+    """The addresses that a server dials for an asker whose connection comes from ``from_host``: the asker's own, and none in a house."""
+    found = [address for address in dict.fromkeys(asked) if address and is_direct(address) and is_internet(address)]
+    return [address for address in found if host_and_port(address)[0] == from_host][:MAX_ASKED]
+
+
+class AutoNat:
+    """Both sides. Used from the trio thread only."""
+
+    def __init__(self, host: Host, faults: Faults) -> None:
+        self._host, self._faults = host, faults
+        self._window = Window(PER_WINDOW, PER_PEER)
+        self._busy = trio.CapacityLimiter(AT_ONCE)
+        self.served = 0
+        host.handle(PROTOCOL, self._serve)
+
+    async def observe(self, server: PeerId) -> str:
+        """At which address ``server`` sees us; "" when it does not say. By the identify protocol. Raises NetworkError, RemoteProtocolError."""
+        with trio.move_on_after(ASK_S):
+            stream = await self._host.open_stream(server, IDENTIFY)
+            try:
+                return unpack(octets(await protobuf.receive(stream), 4))
+            except ValueError as error:
+                raise RemoteProtocolError(f"malformed identify: {error}", peer=server) from None
+            finally:
+                await stream.aclose()
+        return ""
+
+    async def ask(self, server: PeerId, address: str) -> bool | None:
+        """Whether ``server`` gets to us at ``address``; None when it does not try. Raises NetworkError, RemoteProtocolError."""
+        me = protobuf.encode({1: decode_base58(self._host.peer), 2: pack(address)})
+        with trio.move_on_after(ASK_S):
+            stream = await self._host.open_stream(server, PROTOCOL)
+            try:
+                await protobuf.send(stream, {1: DIAL, 2: protobuf.encode({1: me})})
+                found = decode(octets(await protobuf.receive(stream), 3))
+                status = number(found, 1, BAD_REQUEST)
+            except ValueError as error:
+                raise RemoteProtocolError(f"malformed answer: {error}", peer=server) from None
+            finally:
+                await stream.aclose()
+            return {OK: True, DIAL_ERROR: False}.get(status)
+        return None
+
+    async def _serve(self, stream: PeerStream) -> None:
+        peer, remote = stream.peer, stream.remote
+        if self._faults.shut_out(peer, trio.current_time()):
+            return
+        try:
+            with trio.fail_after(ASK_S):
+                request = await protobuf.receive(stream)
+                status, address = await self._try(peer, remote[0] if remote else "", request)
+                told = protobuf.encode({1: status, **({3: pack(address)} if address else {})})
+                await protobuf.send(stream, {1: RESPONSE, 3: told})
+                await stream.finish()
+                await stream.receive_some()
+        except RemoteProtocolError:
+            self._faults.count(peer, trio.current_time())
+        except (NetworkError, trio.TooSlowError):
+            pass
+
+    async def _try(self, peer: PeerId, from_host: str, request: protobuf.Fields) -> tuple[int, str]:
+        try:
+            info = decode(octets(decode(octets(request, 2)), 1))
+            asked = [unpack(raw) for raw in info.get(2, [])[: 4 * MAX_ASKED]]
+            mine = octets(info, 1) == decode_base58(peer) and number(request, 1) == DIAL
+        except ValueError:
+            mine, asked = False, []
+        if not mine:
+            return BAD_REQUEST, ""
+        addresses = may_try(asked, from_host)
+        if not addresses or not self._window.allows(peer, trio.current_time()):
+            return DIAL_REFUSED, ""
+        async with self._busy:
+            self.served += 1
+            for address in addresses:
+                if await self._host.answers(peer, *host_and_port(address)):
+                    return OK, address
+        return DIAL_ERROR, ""

@@ -1,0 +1,171 @@
+"""The address manager: what this node knows of its own addresses, and which of them it tells others. Sans-IO.
+
+* Addresses of this machine's interfaces. One of the internet's is told at once, and no more when those who tried it say that it does not answer.
+* Addresses at which public peers see us (behind a NAT): told when servers on other hosts have reached us there.
+* An address that the router was asked to map to us: the same.
+* Relays' circuits, while nobody can dial us.
+* Private addresses: only while we have met nobody of the internet, that is on networks without one. In a house with a way out they are told by
+  LAN discovery and to peers that the world sees at the same address; broadcast they would only make others dial in their own houses.
+
+Observations and verdicts age; a changed interface ends all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from ..addresses import host_and_port, is_direct, is_internet, is_loopback, usable
+
+Verdict = Literal["reachable", "unreachable", "unknown"]
+Reach = Literal["public", "private", "unknown", "local"]
+Nat = Literal["none", "endpoint-independent", "address-dependent", "unknown"]
+FRESH_S = 900.0
+"""How long an observation or a verdict counts."""
+ENOUGH = 2
+"""Servers on different hosts that must agree before nobody else is asked for a while."""
+MAX_CANDIDATES = 4
+MAX_OBSERVERS = 16
+
+
+class AddressManager:
+    """``now``: monotonic seconds."""
+
+    def __init__(self, announce: Sequence[str] = ()) -> None:
+        """``announce``: what the user says, which needs no proof."""
+        self._announce = usable(announce)
+        self._own: tuple[str, ...] = ()
+        self._mapped: dict[str, str] = {}
+        self._observed: dict[str, tuple[str, float]] = {}  # by the observer's host
+        self._reports: dict[str, dict[str, tuple[bool, float]]] = {}  # by address and by the server's host
+        self._circuits: tuple[str, ...] = ()
+
+    # ---- what is learned
+    def interfaces(self, addresses: Sequence[str]) -> bool:
+        """Where our interfaces listen now; True when that has changed. Then all that others said of us is void."""
+        if tuple(addresses) == self._own:
+            return False
+        self._own = tuple(addresses)
+        self._observed.clear()
+        self._reports.clear()
+        self._mapped.clear()
+        return True
+
+    def observed(self, by_host: str, address: str, now: float) -> None:
+        """A public peer at ``by_host`` sees connections that leave from our listen port come from ``address``."""
+        if not is_direct(address) or not is_internet(address):  # a peer that we also reach through a relay may name the circuit
+            return
+        self._observed.pop(by_host, None)
+        self._observed[by_host] = address, now
+        while len(self._observed) > MAX_OBSERVERS:
+            del self._observed[next(iter(self._observed))]
+
+    def mapped(self, means: str, address: str | None) -> None:
+        """The router leads ``address`` to us, by ``means`` ("upnp", "nat-pmp"); None: no longer."""
+        self._mapped.pop(means, None)
+        if address is not None and is_direct(address) and is_internet(address):
+            self._mapped[means] = address
+
+    def report(self, address: str, by_host: str, reached: bool, now: float) -> None:
+        """A server at ``by_host`` has tried ``address``."""
+        self._reports.setdefault(address, {})[by_host] = reached, now
+
+    def circuits(self, addresses: Sequence[str]) -> None:
+        """Where relays lead to us."""
+        self._circuits = tuple(addresses)
+
+    # ---- what follows
+    def seen_at(self, now: float) -> list[str]:
+        """At which addresses the internet sees our listen port, the one most observers agree on first."""
+        fresh = [address for address, at in self._observed.values() if now - at <= FRESH_S]
+        own = [address for address in self._own if is_internet(address)]
+        return list(
+            dict.fromkeys([*own, *self._mapped.values(), *sorted(set(fresh), key=lambda address: (-fresh.count(address), address))])
+        )
+
+    def candidates(self, now: float) -> list[str]:
+        """What may be worth telling, if it can be reached."""
+        found = self.seen_at(now)
+        if self.nat(now) == "address-dependent":  # a mapping for one destination is nobody else's
+            known = {*self._own, *self._mapped.values()}
+            found = [address for address in found if address in known]
+        return found[:MAX_CANDIDATES]
+
+    def lan(self) -> list[str]:
+        """Addresses of our interfaces that are not the internet's, loopback last."""
+        return sorted((address for address in self._own if not is_internet(address)), key=is_loopback)
+
+    def nat(self, now: float) -> Nat:
+        """Which kind of mapping stands between us and the internet, as far as TCP shows it."""
+        seen = {address for address, at in self._observed.values() if now - at <= FRESH_S}
+        if any(is_internet(address) for address in self._own) and all(self._is_own(address) for address in seen):
+            return "none"
+        if len(seen) > 1 and len({host_and_port(address)[1] for address in seen}) > 1:
+            return "address-dependent"
+        return "endpoint-independent" if len(self._observed) >= ENOUGH and len(seen) == 1 else "unknown"
+
+    def _is_own(self, address: str) -> bool:
+        return host_and_port(address)[0] in {host_and_port(own)[0] for own in self._own}
+
+    def verdict(self, address: str, now: float) -> Verdict:
+        """What those who tried say, the majority of them."""
+        fresh = [reached for reached, at in self._reports.get(address, {}).values() if now - at <= FRESH_S]
+        if not fresh:
+            return "unknown"
+        return "reachable" if 2 * sum(fresh) > len(fresh) else "unreachable"
+
+    def settled(self, now: float) -> bool:
+        """Whether enough servers have tried every candidate."""
+        fresh = {
+            address: sum(now - at <= FRESH_S / 2 for _, at in self._reports.get(address, {}).values()) for address in self.candidates(now)
+        }
+        return all(count >= ENOUGH for count in fresh.values())
+
+    @property
+    def online(self) -> bool:
+        """Whether we have met the internet: private addresses then mean something in our house only."""
+        return any(is_internet(address) for address in (*self._own, *self._announce)) or bool(self._observed)
+
+    def reach(self, now: float) -> Reach:
+        """Whether others can dial us. "local": nobody outside of private networks was met, so that nobody can tell."""
+        if any(is_internet(address) for address in self._announce):
+            return "public"
+        verdicts = [self.verdict(address, now) for address in self.candidates(now)]
+        if "reachable" in verdicts:
+            return "public"
+        if (verdicts and "unknown" not in verdicts) or (not verdicts and self.nat(now) == "address-dependent"):
+            return "private"
+        return "unknown" if self.online else "local"
+
+    def direct(self, now: float) -> list[str]:
+        """Addresses of the internet at which we can be dialled, as far as anybody knows."""
+        own = [address for address in self._own if is_internet(address) and self.verdict(address, now) != "unreachable"]
+        return list(dict.fromkeys([*own, *(a for a in self.candidates(now) if self.verdict(a, now) == "reachable")]))
+
+    def advertised(self, now: float) -> tuple[str, ...]:
+        """What to tell others, most useful first. Never empty once interfaces are known: an empty list would say goodbye."""
+        if self._announce:
+            return self._announce
+        found = [*self.direct(now), *self._circuits]
+        if not found or not self.online:
+            found += self._own
+        return usable(found)
+
+    def status(self, now: float) -> dict[str, Any]:
+        """For `atoll status` and `atoll netcheck`; plain values."""
+        candidates = list(dict.fromkeys([*self.candidates(now), *self.seen_at(now)]))
+        return {
+            "reach": self.reach(now),
+            "nat": self.nat(now),
+            "candidates": {
+                address: {
+                    "verdict": self.verdict(address, now),
+                    "reached_by": sorted(host for host, (reached, _) in self._reports.get(address, {}).items() if reached),
+                    "not_reached_by": sorted(host for host, (reached, _) in self._reports.get(address, {}).items() if not reached),
+                }
+                for address in candidates
+            },
+            "observers": len(self._observed),
+            "mappings": dict(self._mapped),
+            "circuits": list(self._circuits),
+        }

@@ -1,0 +1,179 @@
+"""From a relayed connection to a direct one: DCUtR (libp2p specification "relay/DCUtR") over TCP.
+
+Who was called through a relay drives. It dials what the other announces; if nobody answers there, both tell each other at which addresses public
+peers see them, and open a TCP connection to each other at the same moment, from their listen ports: each one's first packet opens its NAT for the
+other's. TCP makes one connection of two simultaneous opens, with equal ends: the caller plays the opening part in the handshake.
+
+py-libp2p 0.8.1 has this, too. What is wrong with it: it first dials every address it knows of the peer, private ones as well, and waits 10 s for
+them (relay/circuit_v2/dcutr.py:488); it tells a guess in place of the observed address (:1118), which no port-shifting NAT honours; both sides
+drive (:278); after three tries it never tries again.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import trio
+
+from ....collectives.errors import NetworkError, RemoteProtocolError
+from ....collectives.identifiers import PeerId
+from ..addresses import host_of, is_direct, is_internet, is_loopback
+from ..faults import Faults
+from ..host import Host
+from ..peer_stream import PeerStream
+from . import protobuf
+from .circuit import kind_of, pack, unpack
+
+PROTOCOL = "/libp2p/dcutr"
+CONNECT, SYNC = 100, 300
+ANSWER_S = 5.0
+DIAL_S = 2.0
+LAN_S = 1.0
+PUNCH_S = 4.0
+ATTEMPTS = 3
+AGAIN_S = 300.0
+"""Pause before another round of attempts, as long as the connection stays relayed: routers restart, people move."""
+SETTLE_S = 5.0
+"""How long the relayed connection lives beside the direct one: what is being said on it is said to its end."""
+MAX_ADDRESSES = 4
+SERVED_PER_MINUTE = 12
+
+
+class Puncher:
+    """Used from the trio thread only."""
+
+    def __init__(
+        self,
+        host: Host,
+        faults: Faults,
+        rng: random.Random,
+        *,
+        seen_at: Callable[[], Sequence[str]],
+        lan: Callable[[], Sequence[str]],
+        known: Callable[[PeerId], Sequence[str]],
+        done: Callable[[PeerId], None],
+    ) -> None:
+        """``seen_at()``: our addresses as public peers see them; ``lan()``: those of our interfaces; ``known(peer)``: where a peer may be dialled;
+        ``done(peer)`` is called when a path has become direct."""
+        self._host, self._faults, self._rng = host, faults, rng
+        self._seen_at, self._lan, self._known, self._done = seen_at, lan, known, done
+        self._driving: set[PeerId] = set()
+        self._served: dict[PeerId, tuple[float, int]] = {}
+        self._nursery: trio.Nursery | None = None
+        host.handle(PROTOCOL, self._serve)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            await trio.sleep_forever()
+
+    def arrived(self, peer: PeerId) -> None:
+        """Somebody calls us through a relay."""
+        if self._nursery is not None and peer not in self._driving:
+            self._driving.add(peer)
+            self._nursery.start_soon(self._drive, peer)
+
+    async def _drive(self, peer: PeerId) -> None:
+        try:
+            if not await self._host.wait_connected(peer, ANSWER_S):
+                return
+            while self._host.path(peer) == "relay":
+                if await self._host.dial_direct(peer, self._known(peer), DIAL_S) or await self._attempts(peer):
+                    break
+                await trio.sleep(AGAIN_S * self._rng.uniform(0.8, 1.2))
+            await self._settle(peer)
+        finally:
+            self._driving.discard(peer)
+
+    async def _attempts(self, peer: PeerId) -> bool:
+        for _ in range(ATTEMPTS):
+            try:
+                if await self._attempt(peer):
+                    return True
+            except RemoteProtocolError:
+                self._faults.count(peer, trio.current_time())
+                return False
+            except NetworkError:
+                pass
+            if self._host.path(peer) != "relay":
+                break
+            await trio.sleep(self._rng.uniform(0.1, 0.5))
+        return self._host.path(peer) not in ("", "relay")
+
+    async def _attempt(self, peer: PeerId) -> bool:
+        stream = await self._host.open_stream(peer, PROTOCOL, ANSWER_S)
+        try:
+            mine = list(self._seen_at())[:MAX_ADDRESSES]
+            asked_at = trio.current_time()
+            await protobuf.send(stream, {1: CONNECT, 2: [pack(address) for address in mine]})
+            theirs = await self._hear(stream, CONNECT)
+            rtt_s = trio.current_time() - asked_at
+            house = _same_house(mine, theirs)
+            if house and await self._host.dial_direct(peer, house, LAN_S):
+                return True
+            await protobuf.send(stream, {1: SYNC})
+            await trio.sleep(rtt_s / 2)
+            return await self._open(peer, theirs, initiator=False)
+        finally:
+            await stream.aclose()
+
+    async def _hear(self, stream: PeerStream, kind: int) -> list[str]:
+        """The addresses of the next message, which must be of this kind. Raises NetworkError, RemoteProtocolError."""
+        found: protobuf.Fields = {}
+        with trio.move_on_after(ANSWER_S):
+            found = await protobuf.receive(stream)
+        if kind_of(found, stream.peer) != kind:
+            raise RemoteProtocolError(f"DCUtR: message {kind} was expected", peer=stream.peer)
+        addresses = [unpack(raw) for raw in found.get(2, [])[: 4 * MAX_ADDRESSES]]
+        return list(dict.fromkeys(address for address in addresses if address and is_direct(address)))[: 2 * MAX_ADDRESSES]
+
+    async def _open(self, peer: PeerId, theirs: Sequence[str], *, initiator: bool) -> bool:
+        """Dial them, at the moment when they dial us. Addresses that are not the internet's are nobody's to name."""
+        assert self._nursery is not None, "hole punching is not running"
+        until = trio.current_time() + PUNCH_S
+        public = [address for address in theirs if is_internet(address)]
+        for address in public[:MAX_ADDRESSES]:
+            self._nursery.start_soon(self._punch, peer, address, initiator, until)
+        return bool(public) and await self._host.wait_direct(peer, PUNCH_S)
+
+    async def _punch(self, peer: PeerId, address: str, initiator: bool, until: float) -> None:
+        await self._host.punch(peer, address, initiator=initiator, until=until)
+
+    async def _settle(self, peer: PeerId) -> None:
+        if self._host.path(peer) in ("", "relay"):
+            return
+        self._done(peer)
+        await trio.sleep(SETTLE_S)
+        if self._host.path(peer) not in ("", "relay"):
+            await self._host.close_relayed(peer)
+
+    async def _serve(self, stream: PeerStream) -> None:
+        """The caller's part."""
+        peer, now = stream.peer, trio.current_time()
+        since, count = self._served.get(peer, (now, 0))
+        self._served[peer] = (since, count + 1) if now - since < 60.0 else (now, 1)
+        if len(self._served) > 1024:
+            self._served.clear()
+        if self._host.path(peer) != "relay" or self._served.get(peer, (now, 0))[1] > SERVED_PER_MINUTE:
+            return
+        try:
+            theirs = await self._hear(stream, CONNECT)
+            mine = list(self._seen_at())[:MAX_ADDRESSES]
+            if {host_of(address) for address in mine} & {host_of(address) for address in theirs}:
+                mine += [address for address in self._lan() if not is_loopback(address)][:MAX_ADDRESSES]
+            await protobuf.send(stream, {1: CONNECT, 2: [pack(address) for address in mine]})
+            await self._hear(stream, SYNC)
+            if await self._open(peer, theirs, initiator=True) and self._nursery is not None:
+                self._nursery.start_soon(self._settle, peer)
+        except RemoteProtocolError:
+            self._faults.count(peer, trio.current_time())
+        except NetworkError:
+            pass
+
+
+def _same_house(mine: Sequence[str], theirs: Sequence[str]) -> list[str]:
+    """Private addresses among theirs, if the world sees both of us at one address: then we stand behind the same router."""
+    shared = {host_of(address) for address in mine} & {host_of(address) for address in theirs}
+    return [address for address in theirs if not is_internet(address) and not is_loopback(address)] if shared else []

@@ -1,0 +1,242 @@
+"""Reachability: finds out where this node can be dialled, keeps relays while nobody can, makes relayed paths direct. The driver of this folder.
+
+Nothing here costs a node anything that meets no peer of the internet: it waits until it does.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import trio
+
+from ....collectives.errors import ConfigError, NetworkError, RemoteProtocolError
+from ....collectives.identifiers import PeerId
+from ..addresses import host_of, is_direct, is_internet, is_loopback, is_public, usable
+from ..faults import Faults
+from ..host import Host
+from .autonat import AutoNat
+from .circuits import Circuits
+from .ledger import RelayLimits
+from .manager import ENOUGH, AddressManager
+from .punch import Puncher
+from .relay import Relay
+from .routes import has_route
+
+WATCH_S = 5.0
+"""How often this machine's addresses are looked at: two system calls."""
+SOON_S = 0.3
+"""After something changed: several changes come together."""
+OBSERVE_S = 150.0
+ASK_AGAIN_S = 300.0
+SERVERS = 3
+"""On different hosts, asked at a time."""
+PATHS_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReachSettings:
+    """What the user says. ``announce``: addresses that need no proof."""
+
+    announce: tuple[str, ...] = ()
+    relay: RelayLimits = RelayLimits()
+    port_mapping: bool = True
+    lan_discovery: bool = True
+
+
+class Reach:
+    """Everything about being reached. Used from the trio thread only."""
+
+    def __init__(
+        self,
+        host: Host,
+        faults: Faults,
+        rng: random.Random,
+        settings: ReachSettings,
+        *,
+        first: Callable[[], Sequence[PeerId]],
+        known: Callable[[PeerId], Sequence[str]],
+        runs_of: Callable[[PeerId], Collection[str]],
+    ) -> None:
+        """``first()``: peers to prefer as servers and relays; ``known(peer)``: its addresses; ``runs_of(peer)``: runs it is announced in."""
+        self._host, self._faults, self._rng, self.settings = host, faults, rng, settings
+        self._first, self._known = first, known
+        self.changed: Callable[[], None] = lambda: None
+        self.on_path: Callable[[PeerId, str], None] = lambda peer, path: None
+        self.manager = AddressManager(settings.announce)
+        self.autonat = AutoNat(host, faults)
+        self.relay = Relay(
+            host, faults, settings.relay,
+            serves=lambda: bool(self.manager.direct(trio.current_time())) or bool(settings.announce),
+            knows=lambda peer: bool(runs_of(peer)),
+            related=lambda a, b: not set(runs_of(a)).isdisjoint(runs_of(b)),
+        )  # fmt: skip
+        self.circuits = Circuits(
+            host, faults, rng, wanted=self._wants_relays, candidates=self._relays, changed=self._update, arrived=self._arrived
+        )
+        self.puncher = Puncher(
+            host, faults, rng,
+            seen_at=lambda: self.manager.seen_at(trio.current_time()),
+            lan=self.manager.lan,
+            known=lambda peer: [address for address in known(peer) if is_direct(address) and self.may_dial(address)],
+            done=self._path_changed,
+        )  # fmt: skip
+        self._look = trio.Event()
+        self._asked: dict[tuple[str, str], float] = {}  # (server's host, address; "": observed): when
+        self._told: tuple[str, ...] = ()
+        self._paths: dict[PeerId, str] = {}
+        host.advertised = lambda: self.manager.advertised(trio.current_time())
+
+    def may_dial(self, address: str) -> bool:
+        """Whether an address that a peer named is worth a packet: on the internet we dial nobody's private addresses but those of our own house,
+        and nothing of our own machine's."""
+        if is_internet(address) or not self.manager.online:
+            return True
+        return not is_loopback(address) and (is_public(host_of(address)) or has_route(host_of(address)))
+
+    def began(self) -> None:
+        """The host listens: from now on there are addresses."""
+        self.manager.interfaces(self._host.listening())
+        self._told = tuple(self._host.addresses())
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with trio.open_nursery() as nursery:
+            for task in (self._watch, self._verify, self.circuits.run, self.puncher.run):
+                nursery.start_soon(task)
+
+    def link_changed(self, peer: PeerId, up: bool) -> None:
+        """A connection came or went."""
+        self.relay.link_changed(peer, up)
+        self.circuits.link_changed(peer, up)
+        self._path_changed(peer)
+        self._look.set()
+
+    def runs_changed(self) -> None:
+        """We joined a run, or left one: relays may think otherwise of us."""
+        self.circuits.look()
+
+    def path(self, peer: PeerId) -> str:
+        """See `Host.path`."""
+        return self._host.path(peer)
+
+    def _arrived(self, peer: PeerId) -> None:
+        self.puncher.arrived(peer)
+
+    def _path_changed(self, peer: PeerId) -> None:
+        path = self._host.path(peer)
+        if self._paths.get(peer, "") != path:
+            self._paths[peer] = path
+            if not path:
+                del self._paths[peer]
+            self.on_path(peer, path)
+
+    # ---- our own addresses
+    def _update(self) -> None:
+        """Something is known that was not. If others are to be told other addresses now, they are."""
+        self.manager.circuits(self.circuits.addresses())
+        told = tuple(self._host.addresses())
+        if told != self._told:
+            self._told = told
+            self.changed()
+
+    async def _watch(self) -> None:
+        """Interfaces come and go: another network, another address, a machine that slept."""
+        while True:
+            await trio.sleep(WATCH_S)
+            try:
+                listening = self._host.listening()
+            except ConfigError:
+                continue  # no network at all; it will come back
+            if self.manager.interfaces(listening):
+                self._asked.clear()
+                self._update()
+                self._look.set()
+                await self._host.close_strays({host_of(address) for address in listening})
+
+    def _servers(self) -> list[tuple[PeerId, str]]:
+        """Connected peers of the internet and their hosts, one a host, bootstraps first."""
+        peers = list(self._host.peers())
+        self._rng.shuffle(peers)
+        found: dict[str, PeerId] = {}
+        for peer in sorted(peers, key=lambda peer: peer not in self._first()):
+            ends = self._host.ends(peer)
+            if ends and is_public(ends[1]):
+                found.setdefault(ends[1], peer)
+        return [(peer, host) for host, peer in found.items()]
+
+    async def _verify(self) -> None:
+        while True:
+            await trio.sleep(SOON_S * self._rng.uniform(0.8, 1.2))
+            self._look = trio.Event()
+            async with trio.open_nursery() as nursery:
+                for peer, host in self._servers()[: 2 * SERVERS]:
+                    nursery.start_soon(self._consult, peer, host)
+            self._update()
+            self.circuits.look()
+            with trio.move_on_after(ASK_AGAIN_S * self._rng.uniform(0.4, 0.5)):
+                await self._look.wait()
+
+    def _due(self, host: str, address: str, every_s: float) -> bool:
+        """Whether a question is to be asked again; if so, it counts as asked."""
+        now = trio.current_time()
+        if now - self._asked.get((host, address), -1e9) < every_s:
+            return False
+        self._asked[host, address] = now
+        return True
+
+    async def _consult(self, peer: PeerId, host: str) -> None:
+        """Ask one server at which address it sees us, and whether it gets there."""
+        try:
+            if self._host.ends(peer, from_listen=True) and self._due(host, "", OBSERVE_S):
+                seen = await self.autonat.observe(peer)
+                if seen:
+                    self.manager.observed(host, seen, trio.current_time())
+                    self._update()
+                    self.circuits.look()
+            now = trio.current_time()
+            for address in self.manager.candidates(now):
+                if self._due(host, address, ASK_AGAIN_S):
+                    reached = await self.autonat.ask(peer, address)
+                    if reached is not None:
+                        self.manager.report(address, host, reached, trio.current_time())
+        except RemoteProtocolError:
+            self._faults.count(peer, trio.current_time())
+        except NetworkError:
+            pass
+
+    # ---- relays
+    def _wants_relays(self) -> bool:
+        return self.manager.online and self.manager.reach(trio.current_time()) != "public" and not self._plainly_public()
+
+    def _plainly_public(self) -> bool:
+        """An interface of ours has an address of the internet's, and nobody says that it does not answer."""
+        return bool(self.manager.direct(trio.current_time()))
+
+    def _relays(self) -> list[PeerId]:
+        return [peer for peer, _ in self._servers()]
+
+    def status(self) -> dict[str, Any]:
+        """For `atoll status`, `atoll netcheck` and the metrics; plain values."""
+        ledger = self.relay.ledger
+        return {
+            **self.manager.status(trio.current_time()),
+            "servers": len(self._servers()),
+            "enough_servers": ENOUGH,
+            "relays": {relay: list(held.addresses) for relay, held in self.circuits.held.items()},
+            "relays_refused": dict(self.circuits.refused),
+            "relaying": {
+                "reservations": len(ledger.reserved()),
+                "circuits": ledger.open,
+                "bytes": ledger.carried,
+                "refused": dict(ledger.refused),
+            },
+            "dial_backs": self.autonat.served,
+        }
+
+
+def known_to_dial(addresses: Sequence[str], given: Collection[str], may_dial: Callable[[str], bool]) -> tuple[str, ...]:
+    """Those of a peer's addresses that are dialled: what the user gave, and what `Reach.may_dial` lets pass."""
+    return usable(address for address in addresses if address in given or may_dial(address))

@@ -1,0 +1,114 @@
+"""Peers of `netns.reach_peer` on hosts of a laboratory: started, spoken to, waited for, ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+PATIENCE_S = 60.0  # a bound for hangs
+PROGRAM = Path(__file__).with_name("reach_peer.py")
+
+
+class Place(Protocol):
+    """A host of the laboratory, in front of a router or behind one."""
+
+    def command(self, argv: list[str]) -> list[str]:
+        """The command line that runs ``argv`` there."""
+        ...
+
+
+class Node:
+    """One peer. ``events``: everything it said so far."""
+
+    def __init__(self, place: Any, **start: Any) -> None:
+        self.process = subprocess.Popen(
+            place.command([sys.executable, str(PROGRAM)]),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        self.events: list[dict[str, Any]] = []
+        self._lines: queue.Queue[str] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+        self.tell(**start)
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._lines.put(line)
+        self._lines.put("")
+
+    def tell(self, **what: Any) -> None:
+        """One line to its stdin."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(what) + "\n")
+        self.process.stdin.flush()
+
+    def until(self, key: str, holds: Callable[[Any], bool] = lambda found: True, *, patience_s: float = PATIENCE_S) -> Any:
+        """The first thing said under ``key`` that ``holds``, if it was said already or is within ``patience_s``."""
+        for event in self.events:
+            if key in event and holds(event[key]):
+                return event[key]
+        end = time.monotonic() + patience_s
+        while (left := end - time.monotonic()) > 0:
+            try:
+                line = self._lines.get(timeout=left)
+            except queue.Empty:
+                break
+            if not line:
+                raise AssertionError(f"the peer ended: {self.events[-5:]}")
+            event = json.loads(line)
+            self.events.append(event)
+            if key in event and holds(event[key]):
+                return event[key]
+        raise AssertionError(f"no {key} in {patience_s:g} s; last: {self.events[-6:]}")
+
+    def status_when(self, holds: Callable[[dict[str, Any]], bool], *, patience_s: float = PATIENCE_S) -> dict[str, Any]:
+        """Its status document, asked for again and again until it ``holds``."""
+        end = time.monotonic() + patience_s
+        while True:
+            count = sum("status" in event for event in self.events)
+            self.tell(status=None)
+            while sum("status" in event for event in self.events) == count:
+                line = self._lines.get(timeout=PATIENCE_S)
+                if not line:
+                    raise AssertionError(f"the peer ended: {self.events[-5:]}")
+                self.events.append(json.loads(line))
+            found = self.events[-1]["status"]
+            if holds(found):
+                return found
+            if time.monotonic() > end:
+                raise AssertionError(f"not within {patience_s:g} s: {found}")
+
+    @property
+    def peer(self) -> str:
+        """Its id."""
+        self.until("up")
+        return next(event["peer"] for event in self.events if "up" in event)
+
+    @property
+    def address(self) -> str:
+        """Where it listens first of all, with its id."""
+        return str(self.until("up")[0])
+
+    def close(self) -> None:
+        """End it. Idempotent."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.kill()
+        self.process.wait()
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+    def __enter__(self) -> Node:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()

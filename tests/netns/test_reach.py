@@ -1,0 +1,140 @@
+"""Peers behind NATs, in front of them public ones: who can be dialled is told so, who cannot is reached through relays, and directly a moment later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from netns.lab import Lab
+from netns.nat import Router
+from netns.reach_kit import Node
+
+pytestmark = pytest.mark.netns
+RUN = "run"
+
+
+class Town:
+    """Three public nodes (the first is the others' bootstrap), and what tests add."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.stack = stack
+        self.lab = stack.enter_context(Lab(8, internet=True))
+        self.kinds = ["port-restricted", "port-shifting", "symmetric", "symmetric", "full-cone"]
+        self.homes = [Router(host, kind) for host, kind in zip(self.lab.hosts[3:], self.kinds, strict=True)]  # type: ignore[arg-type]
+        self.public = [self.add(self.lab.hosts[0], bootstrap=[])]
+        self.public += [self.add(host) for host in self.lab.hosts[1:3]]
+
+    def add(self, place: Any, **start: Any) -> Node:
+        """One more peer; it knows the first two public ones."""
+        known = [node.address for node in getattr(self, "public", [])[:2]]
+        return self.stack.enter_context(Node(place, **{"bootstrap": known, "run": RUN, **start}))
+
+
+@pytest.fixture(scope="module")
+def town() -> Iterator[Town]:
+    with ExitStack() as stack:
+        yield Town(stack)
+
+
+@pytest.fixture(scope="module")
+def hidden(town: Town) -> list[Node]:
+    """One peer behind each router, in the order of `Town.kinds`."""
+    return [town.add(home.hosts[0]) for home in town.homes]
+
+
+def circuits(addresses: list[str]) -> set[str]:
+    """The ids of the relays among somebody's addresses."""
+    return {address.split("/p2p/")[1].removesuffix("/p2p-circuit") for address in addresses if "/p2p-circuit" in address}
+
+
+def verdicts(status: dict[str, Any]) -> set[str]:
+    return {found["verdict"] for found in status["reach"]["candidates"].values()}
+
+
+def judged(reach: str) -> Callable[[dict[str, Any]], bool]:
+    return lambda status: status["reach"]["reach"] == reach
+
+
+def test_public_nodes_are_told_so(town: Town, hidden: list[Node]) -> None:
+    for node, host in zip(town.public, town.lab.hosts, strict=False):
+        status = node.status_when(judged("public"))
+        assert status["reach"]["nat"] == "none"
+        assert status["addresses"] == [f"/ip4/{host.address}/tcp/4001/p2p/{node.peer}"]
+
+
+@pytest.mark.parametrize(("index", "nat"), [(0, "endpoint-independent"), (1, "endpoint-independent"), (2, "address-dependent")])
+def test_who_is_behind_a_router_has_relays_and_no_address_of_its_own(town: Town, hidden: list[Node], index: int, nat: str) -> None:
+    status = hidden[index].status_when(lambda found: judged("private")(found) and len(found["reach"]["relays"]) == 2)
+    assert status["reach"]["nat"] == nat
+    assert circuits(status["addresses"]) == set(status["reach"]["relays"])
+    assert len(status["addresses"]) == 2  # nothing but circuits: neither the house's address nor one that was not reached
+    assert "reachable" not in verdicts(status)
+    seen = {address.split("/")[2] for address in status["reach"]["candidates"]}
+    assert seen <= {town.lab.hosts[3 + index].address}
+
+
+def test_an_open_router_lets_us_be_dialled(town: Town, hidden: list[Node]) -> None:
+    status = hidden[4].status_when(lambda found: judged("public")(found) and not found["reach"]["relays"])
+    assert status["addresses"] == [f"/ip4/{town.lab.hosts[7].address}/tcp/4001/p2p/{hidden[4].peer}"]
+    assert status["reach"]["nat"] == "endpoint-independent"
+
+
+@pytest.mark.parametrize(("a", "b"), [(0, 1), (2, 4)])
+def test_two_hidden_peers_meet_directly(hidden: list[Node], a: int, b: int) -> None:
+    """Through a relay first; then without: at the same moment (0, 1), or since one of them can be dialled (2, 4)."""
+    for node in (hidden[a], hidden[b]):
+        node.until("told")
+    hidden[a].status_when(lambda found: bool(found["addresses"]))
+    hidden[b].until("member", lambda member: member[0] == hidden[a].peer and "192.168" not in member[1][0])
+    hidden[a].until("member", lambda member: member[0] == hidden[b].peer and "192.168" not in member[1][0])
+    hidden[a].tell(send=hidden[b].peer)
+    hidden[b].until("got", lambda got: got == [hidden[a].peer, "hello"])
+    for node, other in ((hidden[a], hidden[b]), (hidden[b], hidden[a])):
+        node.until("path", lambda path, peer=other.peer: path[0] == peer and path[1] in ("direct", "punched"))
+        node.status_when(lambda found, peer=other.peer: found["paths"].get(peer) in ("direct", "punched"))
+
+
+def test_two_symmetric_routers_leave_the_relay(hidden: list[Node]) -> None:
+    """It stays relayed, and works."""
+    one, other = hidden[2], hidden[3]
+    other.status_when(lambda found: len(found["reach"]["relays"]) == 2)
+    one.until("member", lambda member: member[0] == other.peer and bool(circuits(member[1])))
+    one.tell(send=other.peer)
+    other.until("got", lambda got: got == [one.peer, "hello"])
+    other.until("path", lambda path: path == [one.peer, "relay"])
+    assert other.status_when(lambda found: True)["paths"][one.peer] == "relay"
+
+
+def test_strangers_are_not_relayed(town: Town, hidden: list[Node]) -> None:
+    """A peer of no run that the relay knows reaches nobody through it, and gets no place."""
+    status = hidden[0].status_when(lambda found: len(found["reach"]["relays"]) == 2)
+    stranger = town.add(town.lab.hosts[1], listen=["/ip4/0.0.0.0/tcp/4009"], run="")
+    stranger.tell(add=[hidden[0].peer, status["addresses"]])
+    stranger.tell(connect=hidden[0].peer)
+    _, error = stranger.until("connected", lambda found: found[0] == hidden[0].peer)
+    assert "relays only for peers of runs it knows" in error
+
+
+def test_addresses_of_other_houses_are_not_dialled(town: Town, hidden: list[Node]) -> None:
+    """Whoever makes others believe that a peer is at a private address, or at their own machine, makes them send nothing."""
+    victim = town.add(town.lab.hosts[2], listen=["/ip4/0.0.0.0/tcp/4010"], run="other")
+    name = "12D3KooWQnwEGNqcM2nAcPtRR9rAX8Hrg4k9kJLCHoTR5chJfz6d"
+    victim.tell(add=[name, ["/ip4/192.168.4.2/tcp/4001", "/ip4/127.0.0.1/tcp/4010", "/ip4/10.0.0.1/tcp/22", "/ip4/169.254.169.254/tcp/80"]])
+    victim.tell(connect=name)
+    assert victim.until("connected", lambda found: found[0] == name)[1] == f"no address of {name} is known"
+
+
+def test_a_relay_dies_and_another_takes_its_place(town: Town, hidden: list[Node]) -> None:
+    """Last: it takes a public node from the town."""
+    node = hidden[1]
+    relays = set(node.status_when(lambda found: len(found["reach"]["relays"]) == 2)["reach"]["relays"])
+    dead = next(public for public in town.public if public.peer in relays)
+    dead.close()
+    status = node.status_when(lambda found: len(set(found["reach"]["relays"]) - {dead.peer}) == 2)
+    assert dead.peer not in circuits(status["addresses"])
+    caller = hidden[3]
+    caller.until("member", lambda member: member[0] == node.peer and bool(circuits(member[1])) and dead.peer not in circuits(member[1]))
+    caller.tell(send=node.peer)
+    node.until("got", lambda got: got == [caller.peer, "hello"])

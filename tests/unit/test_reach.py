@@ -1,0 +1,249 @@
+"""The address manager, a relay's ledger, the rules of dialling back, and the small messages: state machines without I/O."""
+
+from __future__ import annotations
+
+import pytest
+
+from atoll.collectives.identifiers import PeerId
+from atoll.node.net.addresses import circuit, host_of, is_address, is_direct, is_internet, split_circuit, split_peer, usable, without_peer
+from atoll.node.net.announcements import Registry, announce
+from atoll.node.net.reach.autonat import Window, may_try
+from atoll.node.net.reach.circuit import pack, peer_field, peer_in, reservation_fields, reservation_in, unpack
+from atoll.node.net.reach.ledger import Ledger, RelayLimits
+from atoll.node.net.reach.manager import FRESH_S, AddressManager
+from atoll.node.net.reach.protobuf import MAX_FIELDS, decode, encode, number, octets
+from atoll.node.net.reach.routes import on_link
+from atoll.security.identity import Identity
+
+A, B, C = (Identity.generate().peer for _ in range(3))
+HOUSE, LOOP = "/ip4/192.168.1.20/tcp/4150", "/ip4/127.0.0.1/tcp/4150"
+WAN, SHIFTED = "/ip4/11.0.0.7/tcp/4150", "/ip4/11.0.0.7/tcp/50123"
+S1, S2, S3 = "11.1.0.1", "11.2.0.1", "11.3.0.1"
+CIRCUIT = circuit(A, "/ip4/11.1.0.1/tcp/4001")
+
+
+# ---- addresses
+def test_a_circuit_is_an_address_and_leads_to_its_relay() -> None:
+    assert split_circuit(CIRCUIT) == (A, "/ip4/11.1.0.1/tcp/4001")
+    assert is_address(CIRCUIT)
+    assert not is_direct(CIRCUIT)
+    assert host_of(CIRCUIT) == "11.1.0.1"
+    assert without_peer(f"{CIRCUIT}/p2p/{B}") == CIRCUIT
+    assert without_peer(f"{WAN}/p2p/{B}") == WAN
+    assert without_peer(WAN) == WAN
+    assert split_peer(f"{CIRCUIT}/p2p/{B}") == (B, CIRCUIT)
+    assert usable([CIRCUIT, WAN, CIRCUIT]) == (CIRCUIT, WAN)
+
+
+@pytest.mark.parametrize(
+    "bad", [f"{CIRCUIT}/p2p/{A}/p2p-circuit", "/p2p-circuit", f"/p2p/{A}/p2p-circuit", "/ip4/11.1.0.1/tcp/1/p2p/x/p2p-circuit"]
+)
+def test_what_is_no_circuit(bad: str) -> None:
+    assert split_circuit(bad) is None
+    assert not is_address(bad)
+
+
+@pytest.mark.parametrize(
+    ("host", "answer"),
+    [
+        ("11.0.0.1", True),
+        ("10.0.0.1", False),
+        ("127.0.0.1", False),
+        ("169.254.169.254", False),
+        ("100.64.0.1", False),
+        ("224.0.0.1", False),
+    ],
+)
+def test_whose_the_internet_is(host: str, answer: bool) -> None:
+    assert is_internet(f"/ip4/{host}/tcp/1") is answer
+
+
+def test_ipv6() -> None:
+    assert is_internet("/ip6/2a0b::1/tcp/1")
+    assert not is_internet("/ip6/fe80::1/tcp/1")
+    assert not is_internet("/ip6/fd00::1/tcp/1")
+    assert not is_internet("/dns4/example.org/tcp/1")
+
+
+# ---- the address manager
+def behind_nat(*observations: tuple[str, str]) -> AddressManager:
+    manager = AddressManager()
+    assert manager.interfaces([HOUSE, LOOP])
+    for by, address in observations:
+        manager.observed(by, address, 0.0)
+    return manager
+
+
+def test_without_an_internet_private_addresses_are_told() -> None:
+    manager = behind_nat()
+    assert manager.advertised(0.0) == (HOUSE, LOOP)
+    assert (manager.reach(0.0), manager.nat(0.0)) == ("local", "unknown")
+    assert not manager.online
+
+
+def test_a_public_interface_is_told_at_once_until_it_is_refuted() -> None:
+    manager = AddressManager()
+    manager.interfaces([WAN, LOOP])
+    assert manager.advertised(0.0) == (WAN,)
+    assert manager.reach(0.0) == "unknown"
+    manager.report(WAN, S1, True, 0.0)
+    assert (manager.reach(0.0), manager.nat(0.0)) == ("public", "none")
+    manager.report(WAN, S2, False, 1.0)
+    manager.report(WAN, S3, False, 1.0)
+    assert manager.reach(1.0) == "private"
+    manager.circuits([CIRCUIT])
+    assert manager.advertised(1.0) == (CIRCUIT,)
+
+
+def test_what_is_observed_is_told_only_when_it_was_reached() -> None:
+    manager = behind_nat((S1, WAN))
+    assert manager.advertised(0.0) == (HOUSE, LOOP)  # better than a goodbye
+    manager.circuits([CIRCUIT])
+    assert manager.advertised(0.0) == (CIRCUIT,)
+    manager.report(WAN, S1, True, 1.0)
+    assert manager.advertised(1.0) == (WAN, CIRCUIT)
+    manager.circuits([])
+    assert manager.advertised(1.0) == (WAN,)
+    assert manager.reach(1.0) == "public"
+
+
+def test_the_majority_of_servers_decides_and_verdicts_age() -> None:
+    manager = behind_nat((S1, WAN), (S2, WAN))
+    manager.report(WAN, S1, True, 0.0)
+    manager.report(WAN, S2, False, 0.0)
+    assert manager.verdict(WAN, 0.0) == "unreachable"
+    manager.report(WAN, S3, True, 0.0)
+    assert manager.verdict(WAN, 0.0) == "reachable"
+    assert manager.verdict(WAN, FRESH_S + 1) == "unknown"
+    assert manager.candidates(FRESH_S + 1) == []
+
+
+def test_kinds_of_nat() -> None:
+    assert behind_nat((S1, WAN)).nat(0.0) == "unknown"
+    assert behind_nat((S1, SHIFTED), (S2, SHIFTED)).nat(0.0) == "endpoint-independent"
+    symmetric = behind_nat((S1, WAN), (S2, SHIFTED))
+    assert symmetric.nat(0.0) == "address-dependent"
+    assert symmetric.candidates(0.0) == []
+    assert symmetric.reach(0.0) == "private"
+    assert set(symmetric.seen_at(0.0)) == {WAN, SHIFTED}
+
+
+def test_observers_cannot_name_private_addresses_or_relays() -> None:
+    manager = behind_nat((S1, "/ip4/10.0.0.1/tcp/22"), (S2, "/ip4/127.0.0.1/tcp/22"), (S3, CIRCUIT))
+    assert manager.seen_at(0.0) == []
+    assert not manager.online
+
+
+def test_a_mapping_is_a_candidate_and_goes() -> None:
+    manager = behind_nat((S1, WAN), (S2, SHIFTED))
+    manager.mapped("upnp", "/ip4/11.0.0.7/tcp/4150")
+    assert manager.candidates(0.0) == [WAN]
+    manager.mapped("nat-pmp", "/ip4/192.168.0.1/tcp/4150")
+    assert manager.candidates(0.0) == [WAN]
+    manager.mapped("upnp", None)
+    assert manager.candidates(0.0) == []
+
+
+def test_another_network_voids_what_others_said() -> None:
+    manager = behind_nat((S1, WAN))
+    manager.report(WAN, S1, True, 0.0)
+    assert not manager.interfaces([HOUSE, LOOP])
+    assert manager.interfaces(["/ip4/172.20.10.2/tcp/4150", LOOP])
+    assert (manager.reach(1.0), manager.candidates(1.0)) == ("local", [])
+    assert manager.advertised(1.0) == ("/ip4/172.20.10.2/tcp/4150", LOOP)
+
+
+def test_what_the_user_announces_needs_no_proof() -> None:
+    manager = AddressManager(["/ip4/11.9.9.9/tcp/4150"])
+    manager.interfaces([HOUSE])
+    assert manager.advertised(0.0) == ("/ip4/11.9.9.9/tcp/4150",)
+    assert manager.reach(0.0) == "public"
+
+
+# ---- a relay's promises
+def test_reservations_are_bounded_by_host_and_in_all_and_end() -> None:
+    ledger = Ledger(RelayLimits(reservations=3, reservations_per_host=2, reservation_s=10.0))
+    peers = [PeerId(f"p{index}") for index in range(5)]
+    assert [ledger.reserve(peer, S1, 0.0) for peer in peers[:3]] == [True, True, False]
+    assert [ledger.reserve(peer, S2, 0.0) for peer in peers[3:]] == [True, False]
+    assert ledger.reserve(peers[0], S1, 9.0)  # a renewal
+    assert ledger.reserved() == [peers[0], peers[1], peers[3]]
+    assert (ledger.holds(peers[0], 15.0), ledger.holds(peers[1], 15.0)) == (True, False)
+    assert ledger.refused["reservations"] == 2
+    ledger.drop(peers[0])
+    assert not ledger.holds(peers[0], 15.0)
+
+
+def test_circuits_are_bounded_by_peer_and_in_all() -> None:
+    ledger = Ledger(RelayLimits(circuits=3, circuits_per_peer=2))
+    assert [ledger.begin(A, B), ledger.begin(A, C), ledger.begin(A, B)] == [True, True, False]
+    ledger.end(A, C)
+    assert ledger.begin(A, B)
+    assert ledger.open == 2
+    assert not ledger.begin(C, B)  # B has two
+
+
+def test_runs_that_a_relay_knows() -> None:
+    registry = Registry()
+    one, two = Identity.generate(), Identity.generate()
+    for identity, run in ((one, "a"), (one, "b"), (two, "b")):
+        assert registry.accept(announce(identity, run, [WAN], 1000.0), A, 0.0, 1000.0)  # type: ignore[arg-type]
+    assert registry.runs_of(one.peer, 0.0) == {"a", "b"}
+    assert registry.runs_of(two.peer, 0.0) == {"b"}
+    assert registry.runs_of(A, 0.0) == set()
+    assert registry.runs_of(one.peer, 1e6) == set()
+
+
+# ---- dialling back
+def test_a_server_dials_nothing_but_the_askers_own_host() -> None:
+    asked = [WAN, "/ip4/11.0.0.8/tcp/4150", HOUSE, LOOP, CIRCUIT, "", "/dns4/example.org/tcp/80", SHIFTED, WAN]
+    assert may_try(asked, "11.0.0.7") == [WAN, SHIFTED]
+    assert may_try(asked, "192.168.1.20") == []
+    assert may_try(asked, "") == []
+    assert len(may_try([f"/ip4/11.0.0.7/tcp/{port}" for port in range(1, 99)], "11.0.0.7")) == 4
+
+
+def test_dialling_back_is_rationed() -> None:
+    window = Window(3, 2)
+    assert [window.allows(peer, 0.0) for peer in (A, A, A, B, C)] == [True, True, False, True, False]
+    assert window.allows(A, 61.0)
+
+
+# ---- messages
+def test_messages_come_back_as_they_were() -> None:
+    assert decode(encode({1: 300, 2: b"xy", 3: [b"a", b""]})) == {1: [300], 2: [b"xy"], 3: [b"a", b""]}
+    assert number(decode(b""), 1, 7) == 7
+    assert octets(decode(b""), 1) == b""
+    assert peer_in({2: [peer_field(B)]}, A) == B
+    granted = reservation_in({3: [reservation_fields(1234, [f"{WAN}/p2p/{A}", CIRCUIT])]}, A)
+    assert (granted.expires_s, granted.addresses) == (1234, (WAN, CIRCUIT))
+    assert unpack(pack(CIRCUIT)) == CIRCUIT
+    assert unpack(b"\xff\xff") == unpack(7) == unpack(bytes(300)) == ""
+
+
+def test_the_librarys_messages_are_the_same() -> None:
+    from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage
+
+    message = HopMessage()
+    message.ParseFromString(encode({1: 1, 2: peer_field(B), 5: 100}))
+    assert (message.type, message.status) == (HopMessage.CONNECT, 100)
+    assert peer_in(decode(message.SerializeToString()), A) == B
+
+
+@pytest.mark.parametrize("bad", [b"\x08", b"\x0a\x05ab", b"\x0b\x01", b"\x08" + b"\xff" * 11, encode({1: [1] * (MAX_FIELDS + 1)})])
+def test_broken_messages_are_refused(bad: bytes) -> None:
+    with pytest.raises(ValueError, match=r"field|number|kind"):
+        decode(bad)
+
+
+def test_on_link_networks() -> None:
+    table = (
+        "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n"
+        "eth0\t00000000\t0101A8C0\t0003\t0\t0\t0\t00000000\t0\t0\t0\n"
+        "eth0\t0001A8C0\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0\n"
+        "eth0\t0000000A\t0101A8C0\t0003\t0\t0\t0\t000000FF\t0\t0\t0\n"
+    )
+    assert on_link("192.168.1.77", table)
+    assert not on_link("192.168.2.77", table)
+    assert not on_link("10.0.0.1", table)
+    assert not on_link("not a number", table)
