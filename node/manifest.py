@@ -76,17 +76,20 @@ class InnerTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class OuterTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``[train.outer]``: applied to the anchor, in the node, the same on all members."""
 
-    optimizer: Literal["nesterov", "sgd", "adam", "yogi", "adagrad", "co2"] = "nesterov"
+    optimizer: Literal["nesterov", "sgd", "adam", "yogi", "adagrad", "co2", "adamw"] = "nesterov"
     lr: Annotated[float, msgspec.Meta(gt=0, le=10)] = 0.7  # DiLoCo's published value (arXiv 2311.08105)
     momentum: Fraction = 0.9  # DiLoCo's published value; 0.6 below about 50 rounds, where 0.9 diverges
-    beta2: Fraction = 0.99  # of adam and yogi, published as epsilon is (arXiv 2003.00295)
-    epsilon: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1e-3  # of adam, yogi and adagrad
+    beta2: Fraction = 0.99  # of adam, yogi and adamw, published as epsilon is (arXiv 2003.00295)
+    epsilon: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1e-3  # of adam, yogi, adagrad and adamw
+    weight_decay: NotNegative = 0.0  # of adamw
     clip: Positive = 3.0  # of co2: times the mean norm of the momentum
     governor: bool = False  # restart momentum and halve lr for a while when the update's norm jumps
 
     def settings(self) -> OuterSettings:
         """As the outer step takes it."""
-        return OuterSettings(self.optimizer, self.lr, self.momentum, self.beta2, self.epsilon, self.clip, self.governor)
+        return OuterSettings(
+            self.optimizer, self.lr, self.momentum, self.beta2, self.epsilon, self.weight_decay, self.clip, self.governor
+        )  # fmt: skip
 
 
 class TrainTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -95,7 +98,7 @@ class TrainTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``overlap``, ``delay`` and ``mixing`` say what members train on while a round is under way (`docs/optimizers.md`).
     """
 
-    method: Literal["diloco", "local_sgd"] = "diloco"
+    method: Literal["diloco", "local_sgd", "gradient_averaging"] = "diloco"
     sync_every: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] | None = None
     round_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] | None = None
     target_samples: Natural | None = None

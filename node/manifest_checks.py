@@ -27,8 +27,15 @@ def check_train(train: TrainTable, no_quorum: NoQuorumTable, name: str) -> None:
             why="A result is adopted before the next contribution is made.",
             hint="Give a smaller delay, or leave it out: then that is when the result is adopted.",
         )
+    if train.method == "gradient_averaging" and train.overlap != "none":
+        raise ConfigError(
+            f"{name}: gradients cannot be averaged with overlap",
+            key="$.train.overlap",
+            why="A gradient is one of the anchor it was taken at; training goes on when the step is made.",
+            hint='overlap = "none", or method = "diloco"',
+        )
     outer = train.outer
-    if no_quorum.policy == "branch" and (outer.optimizer in ("adam", "yogi", "co2") or outer.governor):
+    if no_quorum.policy == "branch" and (outer.optimizer in ("adam", "yogi", "co2", "adamw") or outer.governor):
         raise ConfigError(
             f'{name}: a run with $.no_quorum.policy = "branch" cannot have this outer optimizer',
             key="$.train.outer.optimizer",

@@ -87,7 +87,6 @@ class Replica:
         self.settings = settings or RunSettings()
         self.feedback = Feedback(flat.layout, self.settings) if self.settings.feedback else None
         self.members = 1
-        self.write = self._write  # what a contribution is; gradient averaging has another
         self._own: Tensor | None = None  # eager: the momentum of one's own contributions
         self._share = 0.0  # of the samples, in the last round that counted
         self._clock = clock
@@ -141,6 +140,13 @@ class Replica:
         else:
             yield self._offer(deadline_s, decidable)
 
+    def stepped(self, samples: int) -> None:
+        """An inner step on ``samples`` samples was made."""
+
+    def collect(self, samples: int) -> None:
+        """So many samples more are in the live parameters."""
+        self.unsent += samples
+
     @property
     def finished(self) -> bool:
         """Whether the run has committed as many rounds as its manifest asks for."""
@@ -188,7 +194,7 @@ class Replica:
 
     def _offer(self, deadline_s: float, decidable: Callable[[], bool]) -> Turn:
         started, samples, base = self._clock(), self.unsent, self.base
-        pending = self.swarm.contribute(samples=samples, write=self.write, base=base.round)
+        pending = self.swarm.contribute(samples=samples, write=self._write, base=base.round)
         frozen = self.frozen = Frozen(pending, samples)
         self.unsent = 0
         decided = False

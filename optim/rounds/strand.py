@@ -14,6 +14,7 @@ from torch import Tensor
 from ...collectives.layout import Layout
 from ...collectives.swarm import AnchorView, FragmentSwarm, Outcome, Pending, Swarm
 from ..model.flat import FlatVector
+from .gradients import GradientReplica
 from .replica import Replica, Turn
 from .schedule import Counted, Schedule, Since, StepCounter
 
@@ -100,7 +101,7 @@ class Strand:
 
     def collect(self) -> None:
         """The round's samples are the replica's to contribute."""
-        self.replica.unsent += self.since.settle().samples
+        self.replica.collect(self.since.settle().samples)
         self.since.clear()
 
     def noted(self, turn: Turn) -> None:
@@ -118,11 +119,12 @@ def make_strands(
 ) -> list[Strand]:
     """One strand a fragment of the run, over the parts of ``flat``."""
     settings = swarm.settings
+    kind = GradientReplica if settings.method == "gradient_averaging" else Replica
     if settings.fragments == 1:
-        return [Strand(Replica(flat, swarm, clock, dropped, settings), lambda: swarm.closing, counter, clock, 0.0)]
+        return [Strand(kind(flat, swarm, clock, dropped, settings), lambda: swarm.closing, counter, clock, 0.0)]
     cut, strands = cast("FragmentSwarm", swarm), list[Strand]()
     for fragment, part in enumerate(flat.cut(settings.fragments)):
-        replica = Replica(part, FragmentLog(cut, fragment), clock, dropped, settings)
+        replica = kind(part, FragmentLog(cut, fragment), clock, dropped, settings)
         ahead = (settings.fragments - fragment) % settings.fragments / settings.fragments
         strands.append(Strand(replica, lambda fragment=fragment: cut.fragment_closing(fragment), counter, clock, ahead))
     return strands

@@ -31,7 +31,7 @@ from ..rounds.events import ProgressDropped, Reentered, RoundSeen, TrainingAlone
 from ..rounds.replica import Turn
 from ..rounds.schedule import Since, StepCounter, WaitBudget
 from ..rounds.strand import Bases, Strand, enter, make_strands
-from .checks import check_arguments, check_optimizer, check_ranks, check_swarm, innermost
+from .checks import check_arguments, check_method, check_optimizer, check_ranks, check_swarm, innermost
 from .lookout import Lookout, reached
 from .resume import Resume, save
 from .state import Totals
@@ -72,6 +72,7 @@ def attach(
     check_ranks()
     inner = None
     if optimizer is not None:
+        check_method(swarm.settings)
         inner = innermost(optimizer)
         check_optimizer(model, inner)
     for thing, key in ((model, "model"), (inner, "optimizer")):
@@ -150,6 +151,8 @@ class Attachment:
         if self._detached or self.done:
             return
         self._counter.count(samples, found_inf)
+        for strand in self._strands:
+            strand.replica.stepped(samples)
         if due := [strand for strand in self._strands if strand.due]:
             self._sync(due)
         elif late := [strand for strand in self._strands if strand.late]:
@@ -216,7 +219,7 @@ class Attachment:
         self._uncollected.clear()
         if self._declared and not self._hooks:  # by hand, without step(): what samples() was told
             for strand in self._strands:
-                strand.replica.unsent += self._declared
+                strand.replica.collect(self._declared)
             self._declared = None
 
     def _boundary(self, strands: Sequence[Strand], only_settle: bool) -> Iterator[tuple[Strand, Turn]]:

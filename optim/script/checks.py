@@ -72,6 +72,16 @@ def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
         )
 
 
+def check_method(settings: RunSettings) -> None:
+    """Raise ConfigError when the run's members contribute gradients: an optimizer of the script's own would move the model between them."""
+    if settings.method == "gradient_averaging":
+        raise ConfigError(
+            'the run\'s method is "gradient_averaging": it has one optimizer, in the nodes',
+            key="$.train.method",
+            hint="opt = GradientAveraging(model.parameters(), swarm=swarm, model=model), in place of your optimizer",
+        )
+
+
 def check_ranks() -> None:
     """Raise ConfigError inside a torch.distributed job of several ranks."""
     if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
