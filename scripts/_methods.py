@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 import torch
-from torch import Tensor
 
 from atoll.collectives.codecs.names import BYTES_PER_VALUE
 from atoll.collectives.layout import cut
@@ -238,6 +237,3 @@ def _digest(view: Any) -> str:
     values = torch.empty(view.numel)
     view.copy_into(values)
     return str(hash(values.numpy().tobytes()))
-
-
-__all__ = ["METHODS", "SIZES", "Tensor", "cell", "method_of"]
