@@ -590,18 +590,19 @@ def test_one_member_with_plain_averaging_follows_its_inner_optimizer_alone() -> 
 
 @pytest.mark.parametrize("members", [2, 4])
 def test_members_that_do_the_same_equal_one_bit_for_bit(members: int) -> None:
-    """Sums of two or four equal numbers are exact, and so is their mean."""
-    table = RoundTable([f"peer{index}" for index in range(members)], msgspec.structs.replace(SETTINGS, deadline_s=60.0))
+    """Sums of two or four equal numbers are exact, and so is their mean, where their weights are powers of two."""
+    four = msgspec.structs.replace(SETTINGS, sync_every=4, deadline_s=60.0)
+    table = RoundTable([f"peer{index}" for index in range(members)], four)
     models = [net() for _ in range(members)]
 
     def script(swarm: TableSwarm, index: int) -> None:
         optimizer = adamw(models[index])
         attach(models[index], optimizer, swarm)
-        train(models[index], optimizer, range(5 * H), 0)
+        train(models[index], optimizer, range(20), 0)
 
     run_members(table, script)
     one = net()
     optimizer = adamw(one)
-    attach(one, optimizer, SoloSwarm(SETTINGS))
-    train(one, optimizer, range(5 * H), 0)
+    attach(one, optimizer, SoloSwarm(four))
+    train(one, optimizer, range(20), 0)
     assert [np.array_equal(flat(model), flat(one)) for model in models] == [True] * members
