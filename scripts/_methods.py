@@ -188,7 +188,11 @@ def cell(name: str, seed: int, size: Size) -> dict[str, Any]:
         method.peers, settings=settings, seed=seed, latency_s=LATENCY_S,
         bandwidth_bytes_per_s=payload / (TRANSFER_SHARE * method.sync_every * STEP_S),
     )  # fmt: skip
-    results = swarm.run(lambda member: worker(member, task, method, settings), step_s=STEP_S)
+
+    def script(member: Any) -> dict[str, Any]:
+        return worker(member, task, method, settings)
+
+    results = swarm.run(script, step_s=STEP_S)
     assert len({result["digest"] for result in results}) == 1, "anchors differ"
     first = results[0]
     sent = sum(result["sent"] for result in results) / method.peers

@@ -85,8 +85,8 @@ def unpack(state: Mapping[str, Any], strands: int) -> Saved:
 
 def _strand(state: Mapping[str, Any]) -> SavedStrand:
     since = Counted(*(int(state["since"][field.name]) for field in fields(Counted)))
-    counts = (int(state[key]) for key in ("unsent", "frozen"))
-    return SavedStrand(int(state["round"]), str(state["digest"]), *counts, since, float(state["elapsed_s"]))
+    unsent, frozen = int(state["unsent"]), int(state["frozen"])
+    return SavedStrand(int(state["round"]), str(state["digest"]), unsent, frozen, since, float(state["elapsed_s"]))
 
 
 def is_current(saved: SavedStrand, round_: int, digest: str) -> bool:
