@@ -9,8 +9,9 @@ framing        frames on a byte stream: u32 length, payload, hard limits
 peerbook       who is where; the cache file that spares a restart the bootstrap
 faults         what peers do wrong, and who is shut out for it
 backoff        retry delays that grow, with jitter
+dnsaddr        names in addresses, and names that stand for peers
 reach/         where we can be dialled; relays and hole punching where we cannot
-dht/           the private Kademlia: records, store, server, query engine
+dht/           the private Kademlia: records, store, server, query engine without I/O, its driver
 bootstrap      finding the first peers, for as long as it takes
 announcements  signed announcements of members, and the registry of them
 rendezvous     the members of a run, known to all of them
@@ -19,7 +20,10 @@ wires          connections for control messages, in place of libp2p streams
 greeting       what is said when a message stream opens
 outbox         what waits for one peer, and the stream or wire it goes out on
 streams        persistent message streams per (peer, topic)
+through/       ways through routers: observers, punching, the relay
 bridge         a libp2p stream that plays the part of a socket
+lane_talk      what two peers say to each other about a lane
+ways           one lane is made: dialled, punched or relayed
 lanes          direct TCP connections for bulk data, negotiated over libp2p
 network        PeerNetwork: all of it behind one object
 """

@@ -54,6 +54,11 @@ def host_and_port(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def is_host_name(host: str) -> bool:
+    """Whether ``host`` could be asked for in the DNS."""
+    return bool(_HOST_NAME.match(host))
+
+
 def is_direct(address: str) -> bool:
     """Whether another peer could dial ``address`` itself: well formed, a real port, no wildcard, no relay."""
     try:
@@ -170,6 +175,11 @@ def host_of(address: str) -> str:
     """The host that is dialled first to get to ``address``: a circuit's is its relay's. Raises ValueError."""
     found = split_circuit(address)
     return host_and_port(found[1] if found else address)[0]
+
+
+def has_public(addresses: Iterable[str]) -> bool:
+    """Whether one of these can be dialled on the internet, by number and without a relay."""
+    return any(is_direct(address) and is_internet(address) for address in addresses)
 
 
 def own_hosts() -> list[str]:

@@ -12,6 +12,7 @@ import trio
 
 from ...collectives.identifiers import PeerId, RunId
 from ...security.identity import Identity
+from . import dnsaddr
 from .addresses import check_announce, check_listen, host_and_port, join_peer, split_peer, without_peer
 from .announcements import Announcement
 from .backoff import Backoff
@@ -27,6 +28,9 @@ from .peerbook import PeerBook
 from .reach.reach import Reach, ReachSettings, known_to_dial
 from .rendezvous import Rendezvous
 from .streams import TopicStreams
+from .through.relaying import Helpers, Relay
+from .through.vouchers import Limits
+from .ways import Ways
 
 SAVE_S = 1.0
 SEARCH_FIRST_S = 0.5
@@ -60,10 +64,12 @@ class PeerNetwork:
         rng: random.Random | None = None,
         version: int = VERSION,
         max_connections: int = 300,
+        texts: dnsaddr.Texts = dnsaddr.texts_of,
         reach: ReachSettings | None = None,
     ) -> None:
-        """``listen``, ``announce``: ``/ip4/HOST/tcp/PORT``; ``bootstrap``: the same with ``/p2p/PEER``; ``cache``: the peer cache file.
+        """``listen``, ``announce``: ``/ip4/HOST/tcp/PORT``; ``bootstrap``: the same with ``/p2p/PEER``, or ``/dnsaddr/HOST``.
 
+        ``cache``: the peer cache file; ``texts``: where the names among ``bootstrap`` are looked up.
         ``lane_port``: TCP port of the lane listener, on the host of the first listen address; 0 takes any. Raises ConfigError.
         """
         for address in listen:
@@ -81,27 +87,26 @@ class PeerNetwork:
         self.book = PeerBook(self.peer)
         self._given: set[str] = set()
         self._faults = Faults()
-        self._bootstrap_peers = [split_peer(address) for address in bootstrap]
-        for peer, address in self._bootstrap_peers:
-            self.book.add(peer, [address])
-            self._given.add(address)
+        self._texts = texts
         if cache is not None:
             self.book.load(cache)
         self._host = Host(identity, listen, announce=announce, max_connections=max_connections)
         listener = LaneListener(host_and_port(listen[0])[0], lane_port)
         self._streams = TopicStreams(self._host, self.connect, self._faults, self._rng, listener, version)
         self._bootstrap = Bootstrap(
-            [peer for peer, _ in self._bootstrap_peers if peer != self.peer],
-            self.connect,
-            self._host.connected,
-            lambda: not self._host.peers(),
-            self.book.peers,
-            self._rng,
+            [], self.connect, self._host.connected, lambda: not self._host.peers(), self.book.peers, self._look_up, self._rng
         )
+        self.add_bootstrap(bootstrap)
         self.dht = Dht(identity, self._host, self.connect, self._addresses_of, self.book.add, self._faults, self._rng)
         self._rendezvous = Rendezvous(identity, self._host, self.connect, lambda: self._bootstrap.peers, self._faults, self._rng)
         self._rendezvous.learned = self._learned
-        self._lanes = Lanes(self._host, listener, self.connect, self._streams.admitted, self._faults, self._rng)
+        self._helpers = Helpers(self._host, self.book.addresses)
+        relays = (reach or ReachSettings()).relay
+        self._relay = Relay(
+            self._host, listener, lambda run, peer: relays.open_to_all or self._knows(run, peer), Limits(circuits=relays.circuits)
+        )
+        self._ways = Ways(listener, self._helpers, self._streams.common_topic, self._rng)
+        self._lanes = Lanes(self._host, self._ways, self.connect, self._streams.admitted, self._faults, self._rng)
         self.reach = Reach(
             self._host, self._faults, self._rng, dataclasses.replace(reach or ReachSettings(), announce=tuple(announce)),
             first=lambda: self._bootstrap.peers, known=self.book.addresses,
@@ -155,6 +160,7 @@ class PeerNetwork:
                     await trio.sleep_forever()
         finally:
             self._nursery = None
+            self._relay.close()
             self._save()
 
     def addresses(self) -> list[str]:
@@ -168,15 +174,27 @@ class PeerNetwork:
 
     def add_bootstrap(self, addresses: Sequence[str]) -> None:
         """More addresses to start from (an invite's), for as long as this node lives. Raises ConfigError."""
-        for peer, address in [split_peer(address) for address in addresses]:
-            if peer != self.peer:
-                self.book.add(peer, [address])
-                self._given.add(address)
-                self._bootstrap.add(peer)
+        names = [address for address in addresses if address.startswith(dnsaddr.PREFIX)]
+        direct = [split_peer(address) for address in addresses if address not in names]
+        for name in names:
+            dnsaddr.split(name)
+            self._bootstrap.add_name(name)
+        for peer in self._noted(direct):
+            self._bootstrap.add(peer)
+
+    def _noted(self, found: Sequence[tuple[PeerId, str]]) -> list[PeerId]:
+        for peer, address in found:
+            self.book.add(peer, [address])
+            self._given.add(address)
+        return [peer for peer, _ in found if peer != self.peer]
+
+    async def _look_up(self, name: str) -> list[PeerId]:
+        return self._noted(await dnsaddr.look_up(name, self._texts))
 
     async def connect(self, peer: PeerId) -> None:
         """Make sure of a connection. Raises PeerUnreachableError. `send` does it by itself."""
-        await self._host.connect(peer, known_to_dial(self.book.addresses(peer), self._given, self.reach.may_dial))
+        addresses = known_to_dial(self.book.addresses(peer), self._given, self.reach.may_dial)
+        await self._host.connect(peer, await dnsaddr.numeric(addresses, self._given))
 
     def connected(self, peer: PeerId) -> bool:
         """Whether there is a libp2p connection to ``peer``."""
@@ -270,7 +288,10 @@ class PeerNetwork:
             self.book.confirm(peer)
             self._unsaved.set()
             self._lanes.arrived(peer)
+            if self._nursery is not None:
+                self._nursery.start_soon(self._helpers.met, peer)
         else:
+            self._helpers.lost(peer)
             dialled = self._streams.link_lost(peer)
             if dialled is not None and self._nursery is not None:
                 self._nursery.start_soon(self._knock, peer, *dialled)
@@ -279,6 +300,10 @@ class PeerNetwork:
         self._rendezvous.changed()
         self.reach.link_changed(peer, up)
         self.on_link(peer, up)
+
+    def _knows(self, run: str, peer: PeerId) -> bool:
+        """Whether a peer is announced in a run: then our relay of lanes serves it."""
+        return run in self._rendezvous.registry.runs_of(peer, trio.current_time())
 
     def _moved(self) -> None:
         """Others must be told other addresses of ours."""
@@ -350,9 +375,12 @@ class PeerNetwork:
             "bootstrap": {
                 peer: "connected" if self.connected(peer) else self._bootstrap.failures.get(peer, "connecting")
                 for peer in self._bootstrap.peers
-            },
+            }
+            | {name: self._bootstrap.failures[name] for name in self._bootstrap.names if name in self._bootstrap.failures},
             "runs": {run: [peer for peer, _ in self.members(run)] for run in self._runs},
             "lanes": dict(self._lanes.paths),
+            "lanes_why": dict(self._ways.why),
+            "relayed": {"circuits": self._relay.circuits, "bytes": self._relay.nbytes},
             "wires": self._streams.wires(),
             "dht_peers": len(self.dht.table),
             "faults": dict(self._faults.total),
