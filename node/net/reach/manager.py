@@ -166,6 +166,7 @@ class AddressManager:
                 for address in candidates
             },
             "observers": len(self._observed),
+            "interfaces": list(self._own),
             "mappings": dict(self._mapped),
             "circuits": list(self._circuits),
         }
