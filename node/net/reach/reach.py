@@ -21,6 +21,7 @@ from .autonat import AutoNat
 from .circuits import Circuits
 from .ledger import RelayLimits
 from .manager import ENOUGH, AddressManager
+from .portmap import PortMapper
 from .punch import Puncher
 from .relay import Relay
 from .routes import has_route
@@ -43,7 +44,6 @@ class ReachSettings:
     announce: tuple[str, ...] = ()
     relay: RelayLimits = RelayLimits()
     port_mapping: bool = True
-    lan_discovery: bool = True
 
 
 class Reach:
@@ -83,6 +83,7 @@ class Reach:
             known=lambda peer: [address for address in known(peer) if is_direct(address) and self.may_dial(address)],
             done=self._path_changed,
         )  # fmt: skip
+        self.mapper = PortMapper(rng, mine=self.manager.lan, told=self._mapped)
         self._look = trio.Event()
         self._asked: dict[tuple[str, str], float] = {}  # (server's host, address; "": observed): when
         self._told: tuple[str, ...] = ()
@@ -104,7 +105,7 @@ class Reach:
     async def run(self) -> None:
         """Until cancelled."""
         async with trio.open_nursery() as nursery:
-            for task in (self._watch, self._verify, self.circuits.run, self.puncher.run):
+            for task in (self._watch, self._verify, self._ask_router, self.circuits.run, self.puncher.run):
                 nursery.start_soon(task)
 
     def link_changed(self, peer: PeerId, up: bool) -> None:
@@ -155,6 +156,18 @@ class Reach:
                 self._update()
                 self._look.set()
                 await self._host.close_strays({host_of(address) for address in listening})
+
+    async def _ask_router(self) -> None:
+        """Once it shows that we are behind a NAT: nothing is asked of the router of a node that can be dialled."""
+        if self.settings.port_mapping:
+            while not self._wants_relays() or not self.manager.seen_at(trio.current_time()):
+                await trio.sleep(WATCH_S)
+            await self.mapper.run()
+
+    def _mapped(self, means: str, address: str | None) -> None:
+        self.manager.mapped(means, address)
+        self._update()
+        self._look.set()
 
     def _servers(self) -> list[tuple[PeerId, str]]:
         """Connected peers of the internet and their hosts, one a host, bootstraps first."""
