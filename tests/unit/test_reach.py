@@ -145,6 +145,18 @@ def test_a_mapping_is_a_candidate_and_goes() -> None:
     assert manager.candidates(0.0) == []
 
 
+def test_what_was_tried_before_it_was_mapped_is_tried_again() -> None:
+    manager = behind_nat((S1, WAN), (S2, WAN))
+    manager.report(WAN, S1, False, 0.0)
+    manager.mapped("nat-pmp", WAN)
+    assert manager.verdict(WAN, 0.0) == "unknown"
+    manager.report(WAN, S1, True, 1.0)
+    manager.mapped("nat-pmp", WAN)  # a renewal
+    assert manager.verdict(WAN, 1.0) == "reachable"
+    manager.mapped("nat-pmp", None)
+    assert manager.verdict(WAN, 1.0) == "unknown"
+
+
 def test_another_network_voids_what_others_said() -> None:
     manager = behind_nat((S1, WAN))
     manager.report(WAN, S1, True, 0.0)

@@ -60,11 +60,16 @@ class AddressManager:
         while len(self._observed) > MAX_OBSERVERS:
             del self._observed[next(iter(self._observed))]
 
-    def mapped(self, means: str, address: str | None) -> None:
-        """The router leads ``address`` to us, by ``means`` ("upnp", "nat-pmp"); None: no longer."""
-        self._mapped.pop(means, None)
+    def mapped(self, means: str, address: str | None) -> bool:
+        """The router leads ``address`` to us, by ``means`` ("upnp", "nat-pmp"); None: no longer. True when that is news: verdicts from
+        before it are void then."""
+        if self._mapped.get(means) == address:
+            return False
+        self._reports.pop(self._mapped.pop(means, ""), None)
         if address is not None and is_direct(address) and is_internet(address):
             self._mapped[means] = address
+            self._reports.pop(address, None)
+        return True
 
     def report(self, address: str, by_host: str, reached: bool, now: float) -> None:
         """A server at ``by_host`` has tried ``address``."""

@@ -165,7 +165,9 @@ class Reach:
             await self.mapper.run()
 
     def _mapped(self, means: str, address: str | None) -> None:
-        self.manager.mapped(means, address)
+        if self.manager.mapped(means, address):
+            for key in [key for key in self._asked if key[1] == address]:  # who tried it before it was mapped may try again
+                del self._asked[key]
         self._update()
         self._look.set()
 
