@@ -51,6 +51,7 @@ class RoundMachine:
         self.round_s: float | None = None  # how long the last round took
         self.bulk_s = 0.0  # how long the last reduction took
         self.catching = Catching(self, now)
+        self.voted = 0  # the newest round in which others were heard to vote
         self._early: list[tuple[PeerId, int, int, m.Body]] = []
         self.removed = {who for certified in journal.entries for who in certified.removed}  # they never vote again
         self._open(now)
@@ -139,6 +140,8 @@ class RoundMachine:
             self.joiners[who] = (round_, now)
         if round_ < self.round:
             return self.catching.answer(now, peer, round_)
+        if isinstance(body, m.Accept | m.Accepted):
+            self.voted = max(self.voted, round_)
         if isinstance(body, m.Seal):
             return self.sealing.on_seal(now, who, round_, body)
         if isinstance(body, m.Fetch | m.Join):
@@ -241,7 +244,7 @@ class RoundMachine:
         if self.sealing.tick(now):
             return
         stale = now - opened.progress_at > self.timing.takeover_s / 2
-        if not self.is_member or (self.engaged and stale):
+        if not self.is_member or (stale and (self.engaged or self.voted >= self.round)):
             self.catching.ask_around(now)
         if not self.is_member:
             return

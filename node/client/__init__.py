@@ -1,8 +1,8 @@
 """The script's and the command line's side of the node: blocking, without trio and libp2p; torch only where tensors are touched.
 
+* eager        getting the interpreter soon while others compute in Python
 * link         one connection: requests, answers, descriptors, pushes
 * find         the running node of a home, or a private one
-* eager        getting the interpreter soon while others compute in Python
 * memory       the mappings of an opened run, and the views of its anchor
 * shared       tensors that the node reads where they lie: `Swarm.buffer`
 * pending      what `contribute` and `all_reduce` return

@@ -22,6 +22,7 @@ from ...collectives.errors import AtollError, DeadlineExceededError, LocalProtoc
 from ..control import protocol as p
 from ..control.address import check_folder, check_peer
 from ..lifecycle import close_in_children
+from .eager import eager
 
 HELLO_S = 10.0
 NOT_RUNNING = "E003"
@@ -107,7 +108,7 @@ class Link:
     def submit(self, make: Callable[[int], p.Request], progress: Callable[[str, int, int], None] | None = None) -> Call:
         """Send a request; its answer comes to the returned Call. Raises SwarmClosedError when the link is lost."""
         call = Call(progress)
-        with self._condition:
+        with self._condition, eager():
             id_, self._next_id = self._next_id, self._next_id + 1
             data = p.frame(make(id_))
             self._check()
@@ -136,7 +137,7 @@ class Link:
 
     def post(self, message: p.Release | p.Report, *, may_drop: bool) -> bool:
         """Send something that has no answer, without waiting. False when it was dropped (the node reads too slowly, or is lost)."""
-        with self._condition:
+        with self._condition, eager():
             if self.lost is not None or (may_drop and len(self._unsent) > MAX_UNSENT_BYTES):
                 return False
             self._unsent += p.frame(message)
@@ -147,7 +148,7 @@ class Link:
 
     def poll(self) -> None:
         """Take in what has come, without waiting. Never raises: look at ``lost``."""
-        with self._condition:
+        with self._condition, eager():
             if self.lost is None and not self._reading:
                 self._flush()
                 self._read()
@@ -155,7 +156,7 @@ class Link:
     def wait_for(self, ready: Callable[[], bool], timeout_s: float | None, give_up: Callable[[], bool] | None = None) -> bool:
         """Wait until ``ready()`` (True), or the link is lost, time is up or ``give_up()`` (then ``ready()`` as it is)."""
         until = None if timeout_s is None else time.monotonic() + timeout_s
-        with self._condition:
+        with self._condition, eager():
             while not ready() and self.lost is None and not (give_up and give_up()):
                 left = None if until is None else until - time.monotonic()
                 if left is not None and left <= 0:

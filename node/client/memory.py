@@ -12,6 +12,7 @@ from blake3 import blake3
 from ...collectives.errors import LocalProtocolError
 from ..control.protocol import opened_fds
 from ..shared_memory import SLOTS, AnchorSlot, ReadOnlyFloats, WritableFloats, map_bytes, received
+from .eager import eager
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -114,7 +115,8 @@ class SlotView:
 
     def copy_into(self, destination: Tensor, start: int = 0) -> None:
         """See AnchorView. Raises LocalProtocolError after `release`, or when range or destination do not fit."""
-        self._held().copy_into(destination, start)
+        with eager():
+            self._held().copy_into(destination, start)
 
     def feed(self, digest: blake3) -> None:
         """Add its bytes to a digest."""

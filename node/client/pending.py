@@ -119,8 +119,7 @@ class ReduceTicket:
 
     def wait(self, timeout_s: float | None = None) -> Outcome:
         """See Operating."""
-        with eager():
-            self._swarm.wait_until(self.resolved, timeout_s)
+        self._swarm.wait_until(self.resolved, timeout_s)
         if self.resolved():
             self._settle()
         if self.outcome is None and self.call is not None and self.call.refused and self.call.error is not None:
@@ -130,13 +129,16 @@ class ReduceTicket:
 
     def copy_into(self, destination: Tensor, start: int = 0) -> None:
         """See Operating. Raises LocalProtocolError when there is no result, or after `release`."""
+        with eager():
+            self._copy_into(destination, start)
+
+    def _copy_into(self, destination: Tensor, start: int) -> None:
         if self._fd is not None:
             (number, fd), self._fd = self._fd, None
             self._result = self._memory.result(number, fd, self._grid)
         if self._result is None or start < 0 or start + destination.numel() > self.numel:
             raise LocalProtocolError(f"no elements [{start}, {start + destination.numel()}) of a result")
-        with eager():
-            copy_range(self._result, destination, start)
+        copy_range(self._result, destination, start)
 
     def release(self) -> None:
         """See Operating."""

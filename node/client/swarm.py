@@ -219,7 +219,7 @@ class RunSwarm:
         if not 1 <= (samples := sample_count(samples)) < 1 << 48:
             raise LocalProtocolError(f"a contribution of {samples} samples")
         at = self._ready(fragment)
-        with self._lock:
+        with self._lock, eager():
             earlier = self._tickets.get(fragment)
             if earlier is not None and not earlier.resolved():
                 raise LocalProtocolError("a contribution is still undecided", hint="wait() for it, or try again when it is done()")
@@ -251,9 +251,8 @@ class RunSwarm:
         """See Swarm. Raises SwarmClosedError without a node."""
         import torch  # the caller has it
 
-        at, values = self._ready(), flat_of(source, torch.float32, devices=DEVICES)
         with eager():
-            return self._operate(at, call, values)
+            return self._operate(self._ready(), call, flat_of(source, torch.float32, devices=DEVICES))
 
     def _operate(self, at: _Attached, call: Call, values: Tensor) -> ReduceTicket:
         try:
@@ -314,7 +313,8 @@ class RunSwarm:
         codec: str = "", everyone: bool = False,
     ) -> Handle[Outcome]:  # fmt: skip
         """See Swarm. ``flat`` is written by the `wait` that first sees "committed"."""
-        return all_reduce(self, flat, op_id=op_id, op=op, weight=weight, deadline_s=deadline_s, codec=codec, everyone=everyone)
+        with eager():
+            return all_reduce(self, flat, op_id=op_id, op=op, weight=weight, deadline_s=deadline_s, codec=codec, everyone=everyone)
 
     def _tell(self, at: _Attached, make: Callable[[int], p.Request]) -> None:
         """A request whose answer nobody waits for."""

@@ -167,6 +167,7 @@ class Lanes:
         self.allows_plain: Callable[[PeerId], bool] = lambda peer: False
         self.paths: dict[PeerId, str] = {}
         self._wanted: dict[_Key, _Wanted] = {}
+        self._there: dict[_Key, tuple[float, bytes]] = {}  # since when, and by which token: also those that only the other side wants so far
         self._busy: set[_Key] = set()
         self._nursery: trio.Nursery | None = None
         host.handle(PROTOCOL, self._serve)
@@ -184,17 +185,22 @@ class Lanes:
         assert self._nursery is not None, "lanes are not running"
         for index in range(min(count, MAX_LANES)):
             if (peer, index) not in self._wanted and peer != self._host.peer:
-                self._wanted[peer, index] = wanted = _Wanted()
+                wanted = self._wanted[peer, index] = _Wanted()
+                if (peer, index) in self._there:
+                    wanted.up, (wanted.since, wanted.token) = True, self._there[peer, index]
                 self._nursery.start_soon(self._keep, peer, index, wanted)
 
     def release(self, peer: PeerId) -> None:
         """Lanes to ``peer`` are no longer wanted; those that are open are their owner's to close."""
         for key in [key for key in self._wanted if key[0] == peer]:
             self._wanted.pop(key).scope.cancel()
+        for key in [key for key in self._there if key[0] == peer]:
+            del self._there[key]
         self.paths.pop(peer, None)
 
     def lost(self, peer: PeerId, index: int = 0) -> None:
         """The lane's owner says that it broke. If it is still wanted, a new one is offered."""
+        self._there.pop((peer, index), None)
         wanted = self._wanted.get((peer, index))
         if wanted is not None and wanted.up:
             wanted.up = False
@@ -236,9 +242,10 @@ class Lanes:
                         backoff.reset()
 
     def _up(self, peer: PeerId, sock: socket.socket, path: str, terms: _Terms) -> None:
+        self._there[peer, terms.place] = trio.current_time(), terms.token
         wanted = self._wanted.get((peer, terms.place))
         if wanted is not None:
-            wanted.up, wanted.since, wanted.token = True, trio.current_time(), terms.token
+            wanted.up, (wanted.since, wanted.token) = True, self._there[peer, terms.place]
             wanted.notify()
         self.paths[peer] = f"{path}, not encrypted" if terms.plain else path
         self.on_lane(peer, sock, terms.mine, terms.theirs, terms.initiator, path, terms.place, terms.plain)
@@ -351,6 +358,7 @@ class Lanes:
                 await self._offer(talk.peer, ask.index)
         elif not wanted.up or ask.lost == wanted.token:
             wanted.up = False
+            self._there.pop((talk.peer, ask.index), None)
             wanted.notify()
 
     async def _offered(self, talk: _Talk, offer: _Offer) -> None:

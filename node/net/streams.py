@@ -233,8 +233,9 @@ class TopicStreams:
                 pass
 
     async def _receive(self, stream: PeerStream | Wire, reader: FrameReader, topic: Topic) -> None:
-        while True:
-            with trio.move_on_after(SILENT_S) as silence:
+        with trio.CancelScope() as silence:
+            while True:
+                silence.deadline = trio.current_time() + SILENT_S
                 payload = await reader.next()
                 if payload is None:
                     return
@@ -244,5 +245,3 @@ class TopicStreams:
                     topic.handler(stream.peer, payload)
                 else:
                     await stream.send_all(frame(b""))
-            if silence.cancelled_caught:
-                return

@@ -205,7 +205,7 @@ def _connect(network: PeerNetwork, engine: EngineThread, node: Node, lanes: dict
 
     def on_member(run: RunId, peer: PeerId, addresses: Sequence[str]) -> None:
         if run in node.by_id:
-            node.by_id[run].wake()
+            node.by_id[run].on_member()
 
     def on_lane(peer: PeerId, sock: Any, mine: bytes, theirs: bytes, initiator: bool, path: str, index: int, plain: bool) -> None:
         if plain and not node.plain_lanes:  # allowed when it was offered, and no more

@@ -73,6 +73,8 @@ class RunService:
         self._asking = Asking(random.Random(node.rng.random()))
         self._slots: dict[int, AnchorSlots] = {}  # by fragment
         self._wake = trio.Event()
+        self._due = 0.0  # when the session is looked at next, unless something wakes us
+        self._news = True  # of members, from discovery
         self._scope = trio.CancelScope()
         self._traffic_before = self._node_traffic()
 
@@ -252,14 +254,17 @@ class RunService:
         while True:
             wake = self._wake = trio.Event()
             self._tend_lanes()
-            with trio.move_on_at(max(session.next_due(), trio.current_time() + 0.001)):
+            self._due = max(session.next_due(), trio.current_time() + 0.001)
+            with trio.move_on_at(self._due):
                 await wake.wait()
             self.guard(self._look)
 
     def _look(self) -> None:
         session, now = self.whole, trio.current_time()
         assert session is not None
-        session.add_contacts(now, [peer for peer, _ in self.node.network.members(self.run_id)])
+        if self._news:
+            self._news = False
+            session.add_contacts(now, [peer for peer, _ in self.node.network.members(self.run_id)])
         for peer, addresses in session.sessions[0].membership.moved().items():  # so that members find one another without any bootstrap
             self.node.network.add_addresses(peer, addresses)
         if now >= session.next_due():
@@ -267,6 +272,11 @@ class RunService:
 
     def wake(self) -> None:
         """Look at the session's timers again."""
+        self._wake.set()
+
+    def on_member(self) -> None:
+        """Discovery has found a member, or where it is now."""
+        self._news = True
         self._wake.set()
 
     def _tend_lanes(self) -> None:
@@ -354,7 +364,8 @@ class RunService:
         session = self.whole
         if session is not None:
             self.guard(lambda: handle(session, trio.current_time()))
-            self.wake()
+            if session.next_due() < self._due:  # else one more step of the loop for each message, for nothing
+                self.wake()
 
     # ---- memory
     def slots(self, numel: int, fragment: int = 0) -> AnchorSlots:

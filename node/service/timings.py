@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import fields
 from typing import Any
 
 from ...collectives.identifiers import PeerId, RunId
@@ -41,11 +41,11 @@ class Timings:
             if was[0] <= sent and was[1] <= received:  # else it is a new lane
                 sent, received = sent - was[0], received - was[1]
             lanes[peer] = {"sent": sent, "received": received}
-        fields = _rounded(asdict(timing))
-        slowest = fields.pop("slowest")
+        told = {field.name: _rounded(getattr(timing, field.name)) for field in fields(timing)}
+        slowest = told.pop("slowest")
         self._publish(
             {
-                "event": "reduction.timed", "run": self._run_id, "at": time.time() - (now - event.began), **fields, "lanes": lanes,
+                "event": "reduction.timed", "run": self._run_id, "at": time.time() - (now - event.began), **told, "lanes": lanes,
                 "slowest": dict(zip(("peer", "phase", "behind_s"), slowest, strict=True)) if slowest else None,
             }
         )  # fmt: skip

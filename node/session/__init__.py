@@ -20,6 +20,7 @@ recertifying    the organiser's word that members are lost for ever: checked, an
 earlier         what became of contributions of an earlier life
 applying        what follows the outer step of a decided entry
 installing      a fetched state replaces the own one
+resting         how often to look for what needs repair
 others          whom to ask; who is on another history of the run
 beginning       the genesis; what the last life left on disk; whose model it is
 session         Session: all of it tied together

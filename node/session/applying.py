@@ -19,6 +19,11 @@ class Applying:
         self.session = session
         self._unrecorded: Entry | None = None  # applied, but the disk was full
 
+    @property
+    def unrecorded(self) -> bool:
+        """Whether an entry is applied that could not be recorded yet."""
+        return self._unrecorded is not None
+
     def applied(self, now: float, entry: Entry) -> None:
         """The outer step of the decided entry is done: the next round opens. Raises StorageError: then `retry` comes back to it."""
         session, machine, replica = self.session, self.session.machine, self.session.replica

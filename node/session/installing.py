@@ -20,6 +20,11 @@ class Installing:
         self._half_done = False
         self._waiting: tuple[int, bytes, Layout, memoryview] | None = None  # it came while an entry was being applied, or found no room
 
+    @property
+    def busy(self) -> bool:
+        """Whether a state is being installed, or waits for that."""
+        return self.under_way or self._waiting is not None
+
     def arrived(self, now: float, round_: int, root: bytes, layout: Layout, data: memoryview) -> None:
         """A verified state was fetched: install it, then take over the entries up to it."""
         session, machine = self.session, self.session.machine

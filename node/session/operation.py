@@ -91,6 +91,11 @@ class Operation(BesideRun):
         return self.op_id is not None or self.done or self.journal.spent or self.machine.contribution is not None
 
     @property
+    def under_way(self) -> bool:
+        """Whether this member waits for a decision: it has called, or taken part."""
+        return not self.done and (self.op_id is not None or self.machine.engaged)
+
+    @property
     def hopeless(self) -> bool:
         """Whether those who called something else leave no quorum for this; or of a group, those who are gone."""
         machine, others = self.machine, {peer for peer, log in self.others.items() if self.pinned or not self.alike(log)}

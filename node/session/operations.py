@@ -63,6 +63,11 @@ class Operations:
         while len(self.spent) > MAX_SPENT:
             del self.spent[next(iter(self.spent))]
 
+    @property
+    def under_way(self) -> bool:
+        """Whether any operation is."""
+        return any(operation.under_way for operation in self.by_key.values())
+
     # ---- the script
     def prepare(self, now: float, call: Call, numel: int) -> Operation:
         """The operation that a call is about: its configuration and the vector's shape are fixed from now on.
@@ -295,7 +300,7 @@ class Operations:
             if operation.others:
                 self._follow(now, operation)
             operation = self.by_key[operation.key]
-            if not operation.done and (operation.op_id is not None or operation.machine.engaged):
+            if operation.under_way:
                 operation.machine.tick(now)
                 if operation.spec.group:
                     self._give_up(now, operation)

@@ -36,6 +36,7 @@ from .operations import Operations
 from .others import Others
 from .ports import Replica, SessionPorts
 from .recertifying import Recertifying
+from .resting import look_s
 from .serving import Serving
 from .transfer import Transfer
 
@@ -333,8 +334,8 @@ class Session:
         self._drain(now)
 
     def next_due(self) -> float:
-        """When `tick` wants to be called next."""
-        return min(self.membership.next_due(), self._ticked_at + self.timing.pull_s)
+        """When `tick` wants to be called next; after any input perhaps earlier than was said before."""
+        return min(self.membership.next_due(), self._ticked_at + look_s(self))
 
     # ---- progress
     def adopt(self, now: float, round_: int, root: bytes) -> None:

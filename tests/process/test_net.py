@@ -603,6 +603,10 @@ def test_one_side_that_wants_a_lane_is_enough(driver_wants: bool) -> None:
         wanting.ensure_lane(other.peer)
         await wait_for(lambda: bool(lane_a.all and lane_b.all))
         await check_lane(lane_a, lane_b)
+        other.ensure_lane(wanting.peer)  # it is there: nothing is to be made
+        assert other._lanes._wanted[wanting.peer, 0].up
+        other.lane_lost(wanting.peer)
+        await wait_for(lambda: len(lane_a.all) == len(lane_b.all) == 2)
         lane_a.close()
         lane_b.close()
 

@@ -237,6 +237,7 @@ def test_a_script_of_another_model_is_attached_to_no_fragment() -> None:
             run_of(member).attach(member.clock(), odd)
         held = [session.script for session in run_of(member).sessions]
         member.open(LAYOUT, lambda initial: None)
+        member.sleep(20.0 - member.clock())  # until both have a script again
         return held, give(member, 0, 1.0).counted
 
     assert play(2, body) == [([None] * P, True)] * 2
