@@ -96,10 +96,9 @@ class Peers(msgspec.Struct, frozen=True, tag="peers"):
     run: Name
 
 
-class Ping(msgspec.Struct, frozen=True, tag="ping"):
+class Ping(Status, frozen=True, tag="ping"):
     """→ Document: how ``peer`` (a whole id) is reached now, and its round-trip time. See `NodeService.ping`."""
 
-    id: Id
     peer: Name
 
 
