@@ -70,7 +70,7 @@ def netcheck_command() -> int:
         network: dict[str, Any] = client.status().get("network") or {}
     reach: dict[str, Any] = network.get("reach") or {}
     rows, verdict = netcheck_lines(reach), outcome(reach)
-    hint = advice(reach, _port(network))
+    hint = advice(reach, port_of(network))
     error = {"code": "E130", "message": "nobody can reach this node, and no relay accepted it"} if verdict == "cut-off" else None
     findings = [{"level": level, "what": what, "text": text} for level, what, text in rows]
     terminal.data(rows_text(terminal, rows), {"verdict": verdict, "findings": findings, "advice": hint, "error": error, "reach": reach})
@@ -81,7 +81,7 @@ def netcheck_command() -> int:
     return CUT_OFF if error else 0
 
 
-def _port(network: dict[str, Any]) -> int:
+def port_of(network: dict[str, Any]) -> int:
     """The port to forward; that of the first address that is no relay's."""
     for address in network.get("addresses") or ():
         fields = str(address).split("/")

@@ -121,3 +121,17 @@ def test_netcheck_and_ping_need_a_node(tmp_path: Any, capsys: pytest.CaptureFixt
     for command in (["netcheck"], ["ping", "calm-heron"]):
         assert run([*command, "--home", str(tmp_path), "--json"]) == 3
         assert json.loads(capsys.readouterr().out)["error"]["code"] == "E003"
+
+
+def test_doctor_finds_and_mends(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    def doctor(*options: str, status: int = 0) -> dict[str, str]:
+        assert run(["doctor", *options, "--home", str(tmp_path), "--json"]) == status
+        return {found["what"]: found["level"] for found in json.loads(capsys.readouterr().out)["findings"]}
+
+    assert doctor() == {"versions": "ok", "identity": "warn", "disk": "ok", "node": "warn"}
+    assert doctor("--fix")["identity"] == "ok"
+    key = next(tmp_path.rglob("identity.key"))
+    key.chmod(0o644)
+    assert doctor(status=1)["identity"] == "fail"
+    assert doctor("--fix")["identity"] == "ok"
+    assert key.stat().st_mode & 0o777 == 0o600
