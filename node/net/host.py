@@ -9,7 +9,7 @@ import contextlib
 import logging
 import secrets
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import trio
@@ -194,13 +194,13 @@ class Host:
             if self.dialler.way(connection) == "relay":
                 await self._close(connection)
 
-    async def close_strays(self, hosts: Collection[str]) -> None:
+    async def close_strays(self, ours: Callable[[str], bool]) -> None:
         """Close connections whose end here has an address that this machine no longer has. Never raises."""
         async with trio.open_nursery() as nursery:
             for peer in self.peers():
                 for connection in self._open_connections(peer):
                     ends = self.dialler.ends(connection)
-                    if ends and ends[0] not in hosts:
+                    if ends and not ours(ends[0]):
                         nursery.start_soon(self._close, connection)
 
     async def _close(self, connection: Any) -> None:

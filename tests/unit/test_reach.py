@@ -13,7 +13,7 @@ from atoll.node.net.reach.circuit import pack, peer_field, peer_in, reservation_
 from atoll.node.net.reach.ledger import Ledger, RelayLimits
 from atoll.node.net.reach.manager import FRESH_S, AddressManager
 from atoll.node.net.reach.protobuf import MAX_FIELDS, decode, encode, number, octets
-from atoll.node.net.reach.routes import on_link
+from atoll.node.net.reach.routes import assigned, on_link
 from atoll.security.identity import Identity
 
 A, B, C = (Identity.generate().peer for _ in range(3))
@@ -247,6 +247,11 @@ def test_the_librarys_messages_are_the_same() -> None:
 def test_broken_messages_are_refused(bad: bytes) -> None:
     with pytest.raises(ValueError, match=r"field|number|kind"):
         decode(bad)
+
+
+def test_whose_address_it_is() -> None:
+    assert assigned("127.0.0.1")
+    assert not assigned("192.0.2.1")
 
 
 def test_on_link_networks() -> None:

@@ -127,6 +127,11 @@ class AddressManager:
         return all(count >= ENOUGH for count in fresh.values())
 
     @property
+    def plain(self) -> bool:
+        """Whether an interface of ours has an address of the internet's: then no NAT is in between."""
+        return any(is_internet(address) for address in self._own)
+
+    @property
     def online(self) -> bool:
         """Whether we have met the internet: private addresses then mean something in our house only."""
         return any(is_internet(address) for address in (*self._own, *self._announce)) or bool(self._observed)

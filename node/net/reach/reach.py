@@ -24,7 +24,7 @@ from .manager import ENOUGH, AddressManager
 from .portmap import PortMapper
 from .punch import Puncher
 from .relay import Relay
-from .routes import has_route
+from .routes import assigned, has_route
 
 WATCH_S = 5.0
 """How often this machine's addresses are looked at: two system calls."""
@@ -61,8 +61,7 @@ class Reach:
         runs_of: Callable[[PeerId], Collection[str]],
     ) -> None:
         """``first()``: peers to prefer as servers and relays; ``known(peer)``: its addresses; ``runs_of(peer)``: runs it is announced in."""
-        self._host, self._faults, self._rng, self.settings = host, faults, rng, settings
-        self._first, self._known = first, known
+        self._host, self._faults, self._rng, self._first, self.settings = host, faults, rng, first, settings
         self.changed: Callable[[], None] = lambda: None
         self.on_path: Callable[[PeerId, str], None] = lambda peer, path: None
         self.manager = AddressManager(settings.announce)
@@ -74,7 +73,13 @@ class Reach:
             related=lambda a, b: not set(runs_of(a)).isdisjoint(runs_of(b)),
         )  # fmt: skip
         self.circuits = Circuits(
-            host, faults, rng, wanted=self._wants_relays, candidates=self._relays, changed=self._update, arrived=self._arrived
+            host,
+            faults,
+            rng,
+            wanted=self._wants_relays,
+            candidates=self._relays,
+            changed=self._update,
+            arrived=lambda peer: self.puncher.arrived(peer),
         )
         self.puncher = Puncher(
             host, faults, rng,
@@ -88,6 +93,7 @@ class Reach:
         self._asked: dict[tuple[str, str], float] = {}  # (server's host, address; "": observed): when
         self._told: tuple[str, ...] = ()
         self._paths: dict[PeerId, str] = {}
+        host.dialler.from_listen = lambda: not self.manager.plain
         host.advertised = lambda: self.manager.advertised(trio.current_time())
 
     def may_dial(self, address: str) -> bool:
@@ -116,15 +122,8 @@ class Reach:
         self._look.set()
 
     def runs_changed(self) -> None:
-        """We joined a run, or left one: relays may think otherwise of us."""
-        self.circuits.look()
-
-    def path(self, peer: PeerId) -> str:
-        """See `Host.path`."""
-        return self._host.path(peer)
-
-    def _arrived(self, peer: PeerId) -> None:
-        self.puncher.arrived(peer)
+        """We joined a run: relays may think otherwise of us."""
+        self.circuits.again()
 
     def _path_changed(self, peer: PeerId) -> None:
         path = self._host.path(peer)
@@ -155,7 +154,7 @@ class Reach:
                 self._asked.clear()
                 self._update()
                 self._look.set()
-                await self._host.close_strays({host_of(address) for address in listening})
+                await self._host.close_strays(assigned)
 
     async def _ask_router(self) -> None:
         """Once it shows that we are behind a NAT: nothing is asked of the router of a node that can be dialled."""
@@ -186,6 +185,7 @@ class Reach:
         while True:
             await trio.sleep(SOON_S * self._rng.uniform(0.8, 1.2))
             self._look = trio.Event()
+            self._asked = {key: at for key, at in self._asked.items() if trio.current_time() - at < ASK_AGAIN_S}
             async with trio.open_nursery() as nursery:
                 for peer, host in self._servers()[: 2 * SERVERS]:
                     nursery.start_soon(self._consult, peer, host)
@@ -231,7 +231,7 @@ class Reach:
         return bool(self.manager.direct(trio.current_time()))
 
     def _relays(self) -> list[PeerId]:
-        return [peer for peer, _ in self._servers()]
+        return [peer for peer, _ in self._servers() if self._host.path(peer) != "punched"]  # those are behind a NAT themselves
 
     def status(self) -> dict[str, Any]:
         """For `atoll status`, `atoll netcheck` and the metrics; plain values."""
