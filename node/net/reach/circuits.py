@@ -105,7 +105,7 @@ class Circuits:
 
     async def _renew(self) -> None:
         for relay, held in list(self.held.items()):
-            if held.renew_at <= trio.current_time() and not await self._reserve(relay):
+            if held.renew_at <= trio.current_time() and not await self.reserve(relay):
                 self.held.pop(relay, None)
                 self._changed()
 
@@ -114,9 +114,9 @@ class Circuits:
             if len(self.held) >= KEPT:
                 break
             if relay not in self.held and self._again.get(relay, 0.0) <= trio.current_time():
-                await self._reserve(relay)
+                await self.reserve(relay)
 
-    async def _reserve(self, relay: PeerId) -> bool:
+    async def reserve(self, relay: PeerId) -> bool:
         """Ask for a place, or for more time at one."""
         status = 0
         try:
