@@ -43,7 +43,9 @@ def netcheck_lines(reach: Document) -> list[tuple[str, str, str]]:
     """(level, what, text) rows; levels ok, warn, fail."""
     verdict, nat = outcome(reach), str(reach.get("nat") or "unknown")
     level = {"cut-off": "fail", "unknown": "warn"}.get(verdict, "ok")
-    rows = [(level, "reach", reach_text(reach)), ("warn" if nat == "address-dependent" else "ok", "nat", _NATS.get(nat, nat))]
+    rows = [(level, "reach", reach_text(reach))]
+    if verdict != "local":
+        rows.append(("warn" if nat == "address-dependent" else "ok", "nat", _NATS.get(nat, nat)))
     for address, found in (reach.get("candidates") or {}).items():
         rows.append((*_tried(found), f"{address}  {_by(found)}"))
     for means, address in (reach.get("mappings") or {}).items():

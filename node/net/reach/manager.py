@@ -23,7 +23,7 @@ Nat = Literal["none", "endpoint-independent", "address-dependent", "unknown"]
 FRESH_S = 900.0
 """How long an observation or a verdict counts."""
 ENOUGH = 2
-"""Servers on different hosts that must agree before nobody else is asked for a while."""
+"""Observers on different hosts before a NAT is called endpoint-independent."""
 MAX_CANDIDATES = 4
 MAX_OBSERVERS = 16
 
@@ -118,13 +118,6 @@ class AddressManager:
         if not fresh:
             return "unknown"
         return "reachable" if 2 * sum(fresh) > len(fresh) else "unreachable"
-
-    def settled(self, now: float) -> bool:
-        """Whether enough servers have tried every candidate."""
-        fresh = {
-            address: sum(now - at <= FRESH_S / 2 for _, at in self._reports.get(address, {}).values()) for address in self.candidates(now)
-        }
-        return all(count >= ENOUGH for count in fresh.values())
 
     @property
     def plain(self) -> bool:

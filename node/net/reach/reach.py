@@ -34,7 +34,6 @@ OBSERVE_S = 150.0
 ASK_AGAIN_S = 300.0
 SERVERS = 3
 """On different hosts, asked at a time."""
-PATHS_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
