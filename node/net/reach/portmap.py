@@ -70,7 +70,9 @@ class PortMapper:
     async def _map(self) -> Mapping | None:
         """A new mapping, or the old one for longer."""
         inside = self._inside()
-        for ask in (self._by_natpmp, self._by_upnp) if inside is not None else ():
+        if inside is None:
+            return None
+        for ask in (self._by_natpmp, self._by_upnp):
             try:
                 if (found := await ask(inside)) is not None:
                     return found
