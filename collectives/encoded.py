@@ -62,7 +62,7 @@ class EncodedVector:
             return device.decode(self, out)
         for codec, elements, first, stop in self.grid.runs():
             start = first * self.grid.chunk_elements
-            values = out[start : start + (stop - first) * elements]
+            values = out if stop - first == self.grid.chunks else out[start : start + (stop - first) * elements]
             if not (isinstance(codec, BlockCodec | FloatCodec) and codec.decode_chunks(self.wire(first), stop - first, values)):
                 for chunk, part in enumerate(values.split(elements), first):
                     codec.decode(self.wire(chunk), part, cold=True)

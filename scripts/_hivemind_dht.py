@@ -13,6 +13,7 @@ from _hivemind_peers import started_dht
 def main() -> None:
     """Start the peers one after the other, warm up, measure."""
     import hivemind  # pyright: ignore[reportMissingImports]  # in its own environment
+    from hivemind.utils import get_dht_time  # pyright: ignore[reportMissingImports]
 
     settings: dict[str, Any] = json.loads(sys.argv[1])
     peers: list[Any] = []
@@ -23,7 +24,7 @@ def main() -> None:
     times: dict[str, list[float]] = {"store_ms": [], "get_ms": []}
     for number in range(settings["warmup"] + settings["reps"]):
         started = time.perf_counter()
-        stored = writer.store(f"key {number}", number, expiration_time=hivemind.get_dht_time() + 600)
+        stored = writer.store(f"key {number}", number, expiration_time=get_dht_time() + 600)
         taken = time.perf_counter() - started
         time.sleep(settings["pause_s"])
         started = time.perf_counter()

@@ -9,7 +9,7 @@ rounds             rounds that the swarm committed, as its members saw them
 faults             how many of each kind struck
 stuck              times no round came for 30 s, the first minute aside
 digests_equal      every round had one anchor, the same for everybody who told of it
-rss_growth_mib, fd_growth   of the watched process that grew most, from the first to the last window (each 15 % of the run)
+rss_growth_mib, fd_growth   of the watched process that grew most, from the second to the last window (each 15 % of the run); runs has them all
 loss, loss_fault_free       of the last anchors; loss_ratio is one by the other
 """
 
@@ -85,18 +85,18 @@ class Chronicle:
                 process = psutil.Process(pid)
                 self.samples.setdefault(pid, []).append((time.monotonic(), process.memory_info().rss, process.num_fds()))
 
-    def growth(self, began: float, ended: float) -> tuple[float, int, int]:
-        """(MiB, descriptors) from the first window after the start to the last, of whichever process grew most; and how many were watched."""
-        window = WINDOW * (ended - began)
-        mib, fds, watched = float("-inf"), -(1 << 30), 0
-        for rows in self.samples.values():
-            first = [row for row in rows if began + window <= row[0] < began + 2 * window]
-            last = [row for row in rows if row[0] >= ended - window]
-            if first and last:
-                watched += 1
-                mib = max(mib, (statistics.median(row[1] for row in last) - statistics.median(row[1] for row in first)) / 2**20)
-                fds = max(fds, round(statistics.median(row[2] for row in last) - statistics.median(row[2] for row in first)))
-        return mib, fds, watched
+    def growth(self, began: float, ended: float) -> list[dict[str, Any]]:
+        """Of each process that lived through most of the run: MiB and descriptors in each window of it, the first one left out, and what they
+        grew from the second to the last."""
+        window, found = WINDOW * (ended - began), list[dict[str, Any]]()
+        for pid, rows in self.samples.items():
+            windows = [[row for row in rows if 0 <= row[0] - began - at * window < window] for at in range(1, round(1 / WINDOW))]
+            windows.append([row for row in rows if ended - window <= row[0] <= ended])
+            if windows[0] and windows[-1]:
+                mib = [round(statistics.median(row[1] for row in rows) / 2**20, 1) for rows in windows if rows]
+                fds = [round(statistics.median(row[2] for row in rows)) for rows in windows if rows]
+                found.append({"pid": pid, "mib": mib, "fds": fds, "grew_mib": round(mib[-1] - mib[0], 1), "grew_fds": fds[-1] - fds[0]})
+        return found
 
 
 class Soak:
@@ -254,6 +254,10 @@ def run(options: argparse.Namespace, folder: Path) -> int:
         loss, chronicle = soak.loss(), soak.chronicle
     finally:
         soak.end()
+    watched = chronicle.growth(began, ended)
+    progress(
+        "grew, of those that lived through it: " + ", ".join(f"{one['grew_mib']} MiB and {one['grew_fds']} descriptors" for one in watched)
+    )
     progress(f"{chronicle.top} rounds, {sum(chronicle.faults.values())} faults, loss {loss:.4f}; now without faults")
     twin = Soak(folder / "twin", options.peers, options.seed)
     try:
@@ -261,12 +265,12 @@ def run(options: argparse.Namespace, folder: Path) -> int:
         loss_fault_free, twin_rounds = twin.loss(), twin.chronicle.top
     finally:
         twin.end()
-    mib, fds, watched = chronicle.growth(began, ended)
     differing = sorted(round_ for round_, digests in chronicle.digests.items() if len(digests) > 1)
     emit(
-        "soak", vars(options), [{"faults": dict(chronicle.faults), "twin_rounds": twin_rounds}], rounds=chronicle.top,
+        "soak", vars(options), [{"faults": dict(chronicle.faults), "twin_rounds": twin_rounds, "watched": watched}], rounds=chronicle.top,
         faults=sum(chronicle.faults.values()), stuck=chronicle.stuck, digests_equal=not differing, differing=differing[:20],
-        rss_growth_mib=round(mib, 1), fd_growth=fds, watched=watched, loss=round(loss, 5), loss_fault_free=round(loss_fault_free, 5),
+        rss_growth_mib=max((one["grew_mib"] for one in watched), default=None), fd_growth=max((one["grew_fds"] for one in watched), default=None),
+        watched=len(watched), loss=round(loss, 5), loss_fault_free=round(loss_fault_free, 5),
         loss_ratio=round(loss / loss_fault_free, 4), round_s=round((ended - began) / max(1, chronicle.top), 3),
     )  # fmt: skip
     return 0

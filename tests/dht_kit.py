@@ -66,10 +66,13 @@ class Node:
 
 
 class Swarm:
-    """``count`` nodes, a ``hostile`` share of them liars, each knowing ``known`` others at the start; then all refresh."""
+    """``count`` nodes, a ``hostile`` share of them liars, each knowing ``known`` others at the start; then all refresh.
 
-    def __init__(self, count: int, *, seed: int = 0, hostile: float = 0.0, dead: float = 0.0, known: int = 5) -> None:
-        self.world = World(seed)
+    ``slow_s``: what every way takes longer.
+    """
+
+    def __init__(self, count: int, *, seed: int = 0, hostile: float = 0.0, dead: float = 0.0, known: int = 5, slow_s: float = 0.0) -> None:
+        self.world, self._slow_s = World(seed), slow_s
         self._chance = self.world.stream("swarm")
         liars = round(count * hostile)
         ways = [WAYS[number % len(WAYS)] for number in range(liars)] + [""] * (count - liars)
@@ -143,9 +146,9 @@ class Swarm:
             assert work.done or self.world.run(stop=lambda work=work: work.done), "the operation stands still"
 
     def ask(self, sender: Node, peer: PeerId, request: Rpc, answered: Callable[[Rpc], None], failed: Callable[[], None]) -> None:
-        """Carry a request and its answer; the latency of a way is 5 to 40 ms."""
+        """Carry a request and its answer; the latency of a way is 5 to 40 ms, and ``slow_s`` more."""
         self.requests += 1
-        there, back = (self._chance.uniform(0.005, 0.04) for _ in range(2))
+        there, back = (self._slow_s + self._chance.uniform(0.005, 0.04) for _ in range(2))
         if peer not in self.nodes:
             self.world.after(DIAL_S, failed)
         elif not self.nodes[peer].up:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..manifest import SignedManifest
 
 INVITE_FILE = "invite"
-_ADDRESS = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/[^/]+/tcp/[0-9]+/p2p/[1-9A-HJ-NP-Za-km-z]+")
+_ADDRESS = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/[^/]+/tcp/[0-9]+/p2p/[1-9A-HJ-NP-Za-km-z]+|/dnsaddr/[^/]+(/p2p/[1-9A-HJ-NP-Za-km-z]+)?")
 _UNITS_S = {"s": 1, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 

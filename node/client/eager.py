@@ -7,9 +7,9 @@ import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 
-EAGER_S = 0.00005
+EAGER_S = 0.0002
 """How long another thread may keep the lock when this one wants it. Every system call and every step of torch gives it up: a reduction has some
-thirty of them, and Python's 5 ms each would be longer than all the rest of it."""
+twenty of them, and Python's 5 ms each would be longer than all the rest of it. Shorter than this, the others want it back too soon."""
 
 _lock = threading.Lock()
 _inside, _before = 0, 0.0

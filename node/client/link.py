@@ -182,9 +182,10 @@ class Link:
             self._condition.notify_all()  # also when Ctrl-C ends this wait: another thread reads on
         if readable and self.lost is None:
             self._flush()
-            self._read()
+            self._read(once=True)
 
-    def _read(self) -> None:
+    def _read(self, *, once: bool = False) -> None:
+        """Take in what is there; ``once``: what one look brings, when more is looked for soon: every look gives up the interpreter's lock."""
         while True:
             try:
                 data, ancillary, flags, _ = self._socket.recvmsg(_READ_BYTES, socket.CMSG_SPACE(p.MAX_FDS * 4), _CLOEXEC)
@@ -202,6 +203,8 @@ class Link:
                     self._dispatch(answer)
             except AtollError as error:
                 self._lose(f"the node said something strange: {error.message}")
+                return
+            if once:
                 return
 
     def _keep_fds(self, ancillary: list[tuple[int, int, bytes]]) -> None:

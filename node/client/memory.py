@@ -78,7 +78,8 @@ def copy_range(vector: EncodedVector, destination: Tensor, start: int) -> None:
     """Decode elements [start, start + destination.numel()) into ``destination``: float32, contiguous, on the CPU or a GPU."""
     import torch  # the caller has it
 
-    grid, out = vector.grid, destination.detach().view(-1)
+    plain = destination.dim() == 1 and not destination.requires_grad  # each step of torch gives up the interpreter's lock
+    grid, out = vector.grid, destination if plain else destination.detach().view(-1)
     if start == 0 and out.numel() == grid.numel:
         return vector.decode(out)
     scratch = torch.empty(min(grid.chunk_elements, grid.numel), dtype=torch.float32, device="cpu")

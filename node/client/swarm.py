@@ -413,7 +413,8 @@ class RunSwarm:
         at = self._at
         if at is not None and not ready():
             at.link.wait_for(ready, timeout_s)
-        self.take_in()
+        if at is None or at.link.lost is not None or not ready():
+            self.take_in()
 
     def still_open(self) -> Outcome:
         """An "open" outcome that says why."""

@@ -27,8 +27,24 @@ async def watch_parent(link: ParentLink, parent_pid: int) -> str:
             nursery.cancel_scope.cancel()
 
         nursery.start_soon(link_closed)
+        await _until_dead(parent_pid)
         while os.getppid() == parent_pid:  # a dead parent's children are given to init or a subreaper
             await trio.sleep(POLL_S)
         reasons.append(f"the script (process {parent_pid}) is gone")
         nursery.cancel_scope.cancel()
     return reasons[0]
+
+
+async def _until_dead(pid: int) -> None:
+    """Where the system can tell it (Linux), until this process has ended; elsewhere, and when it is no more, it returns at once."""
+    if not hasattr(os, "pidfd_open"):
+        return
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return
+    try:
+        if os.getppid() == pid:  # else the number is somebody else's by now
+            await trio.lowlevel.wait_readable(fd)
+    finally:
+        os.close(fd)

@@ -9,8 +9,9 @@ framing        frames on a byte stream: u32 length, payload, hard limits
 peerbook       who is where; the cache file that spares a restart the bootstrap
 faults         what peers do wrong, and who is shut out for it
 backoff        retry delays that grow, with jitter
+dnsaddr        names in addresses, and names that stand for peers
 reach/         where we can be dialled; relays and hole punching where we cannot
-dht/           the private Kademlia: records, store, server, query engine
+dht/           the private Kademlia: records, store, server, query engine without I/O, its driver
 bootstrap      finding the first peers, for as long as it takes
 announcements  signed announcements of members, and the registry of them
 rendezvous     the members of a run, known to all of them

@@ -54,6 +54,11 @@ def host_and_port(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def is_host_name(host: str) -> bool:
+    """Whether ``host`` could be asked for in the DNS."""
+    return bool(_HOST_NAME.match(host))
+
+
 def is_direct(address: str) -> bool:
     """Whether another peer could dial ``address`` itself: well formed, a real port, no wildcard, no relay."""
     try:

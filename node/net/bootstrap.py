@@ -19,6 +19,8 @@ EAGER_MAX_S = 0.4
 """Longest delay between tries while the node is alone: a start should take a moment, not a back-off."""
 EAGER_FOR_S = 60.0
 PATIENT_MAX_S = 30.0
+NAMES_AGAIN_S, NAMES_ALONE_S = 600.0, 30.0
+"""A name is looked up again after so long; sooner while nobody is connected, since it may stand for others by now."""
 CACHED_AT_ONCE = 8
 """Cached peers tried per round while nobody is connected."""
 
@@ -33,13 +35,19 @@ class Bootstrap:
         connected: Callable[[PeerId], bool],
         alone: Callable[[], bool],
         cached: Callable[[], Sequence[PeerId]],
+        look_up: Callable[[str], Awaitable[Sequence[PeerId]]],
         rng: random.Random,
     ) -> None:
-        """``connect`` raises NetworkError; ``alone()``: no connection at all; ``cached()``: peers of an earlier life."""
+        """``connect`` raises NetworkError; ``alone()``: no connection at all; ``cached()``: peers of an earlier life.
+
+        ``look_up(name)``: the peers that a ``/dnsaddr/…`` stands for now; raises NetworkError.
+        """
         self._peers = list(dict.fromkeys(peers))
         self._connect, self._connected, self._alone, self._cached, self._rng = connect, connected, alone, cached, rng
         self._changed = trio.Event()
-        self.failures: dict[PeerId, str] = {}
+        self._look_up = look_up
+        self._names: list[str] = []
+        self.failures: dict[str, str] = {}  # by peer or name
         self._nursery: trio.Nursery | None = None
 
     def add(self, peer: PeerId) -> None:
@@ -48,6 +56,18 @@ class Bootstrap:
             self._peers.append(peer)
             if self._nursery is not None:
                 self._nursery.start_soon(self._hold, peer)
+
+    def add_name(self, name: str) -> None:
+        """Whoever ``name`` stands for, now and later, is a bootstrap peer."""
+        if name not in self._names:
+            self._names.append(name)
+            if self._nursery is not None:
+                self._nursery.start_soon(self._resolve, name)
+
+    @property
+    def names(self) -> list[str]:
+        """The names that stand for bootstrap peers."""
+        return self._names
 
     @property
     def peers(self) -> list[PeerId]:
@@ -65,8 +85,23 @@ class Bootstrap:
             self._nursery = nursery
             for peer in self._peers:
                 nursery.start_soon(self._hold, peer)
+            for name in self._names:
+                nursery.start_soon(self._resolve, name)
             nursery.start_soon(self._use_cache)
             await trio.sleep_forever()
+
+    async def _resolve(self, name: str) -> None:
+        backoff = Backoff(FIRST_S, NAMES_ALONE_S, self._rng)
+        while True:
+            try:
+                for peer in await self._look_up(name):
+                    self.add(peer)
+                self.failures.pop(name, None)
+                again_s = NAMES_ALONE_S if self._alone() else NAMES_AGAIN_S
+            except NetworkError as error:
+                self.failures[name] = error.message
+                again_s = backoff.next_s()
+            await trio.sleep(again_s * self._rng.uniform(0.8, 1.0))
 
     async def _hold(self, peer: PeerId) -> None:
         backoff, since = self._eager(), trio.current_time()

@@ -167,9 +167,7 @@ class Lanes:
         self.allows_plain: Callable[[PeerId], bool] = lambda peer: False
         self.paths: dict[PeerId, str] = {}
         self._wanted: dict[_Key, _Wanted] = {}
-        self._there: dict[
-            _Key, tuple[float, bytes]
-        ] = {}  # since when, and by which token: also those that only the other side wants so far
+        self._there: dict[_Key, tuple[float, bytes]] = {}  # since when, by which token: also what only the other side wants
         self._busy: set[_Key] = set()
         self._nursery: trio.Nursery | None = None
         host.handle(PROTOCOL, self._serve)

@@ -14,6 +14,7 @@ import trio
 from ...collectives.errors import NetworkError
 from ...collectives.identifiers import PeerId, RunId
 from ...security.identity import Identity
+from . import dnsaddr
 from .addresses import check_announce, check_listen, host_and_port, join_peer, split_peer, without_peer
 from .announcements import Announcement
 from .backoff import Backoff
@@ -62,10 +63,12 @@ class PeerNetwork:
         rng: random.Random | None = None,
         version: int = VERSION,
         max_connections: int = 300,
+        texts: dnsaddr.Texts = dnsaddr.texts_of,
         reach: ReachSettings | None = None,
     ) -> None:
-        """``listen``, ``announce``: ``/ip4/HOST/tcp/PORT``; ``bootstrap``: the same with ``/p2p/PEER``; ``cache``: the peer cache file.
+        """``listen``, ``announce``: ``/ip4/HOST/tcp/PORT``; ``bootstrap``: the same with ``/p2p/PEER``, or ``/dnsaddr/HOST``.
 
+        ``cache``: the peer cache file; ``texts``: where the names among ``bootstrap`` are looked up.
         ``lane_port``: TCP port of the lane listener, on the host of the first listen address; 0 takes any. Raises ConfigError.
         """
         for address in listen:
@@ -83,23 +86,16 @@ class PeerNetwork:
         self.book = PeerBook(self.peer)
         self._given: set[str] = set()
         self._faults = Faults()
-        self._bootstrap_peers = [split_peer(address) for address in bootstrap]
-        for peer, address in self._bootstrap_peers:
-            self.book.add(peer, [address])
-            self._given.add(address)
+        self._texts = texts
         if cache is not None:
             self.book.load(cache)
         self._host = Host(identity, listen, announce=announce, max_connections=max_connections)
         listener = LaneListener(host_and_port(listen[0])[0], lane_port)
         self._streams = TopicStreams(self._host, self.connect, self._faults, self._rng, listener, version)
         self._bootstrap = Bootstrap(
-            [peer for peer, _ in self._bootstrap_peers if peer != self.peer],
-            self.connect,
-            self._host.connected,
-            lambda: not self._host.peers(),
-            self.book.peers,
-            self._rng,
+            [], self.connect, self._host.connected, lambda: not self._host.peers(), self.book.peers, self._look_up, self._rng
         )
+        self.add_bootstrap(bootstrap)
         self.dht = Dht(identity, self._host, self.connect, self._addresses_of, self.book.add, self._faults, self._rng)
         self._rendezvous = Rendezvous(identity, self._host, self.connect, lambda: self._bootstrap.peers, self._faults, self._rng)
         self._rendezvous.learned = self._learned
@@ -170,15 +166,27 @@ class PeerNetwork:
 
     def add_bootstrap(self, addresses: Sequence[str]) -> None:
         """More addresses to start from (an invite's), for as long as this node lives. Raises ConfigError."""
-        for peer, address in [split_peer(address) for address in addresses]:
-            if peer != self.peer:
-                self.book.add(peer, [address])
-                self._given.add(address)
-                self._bootstrap.add(peer)
+        names = [address for address in addresses if address.startswith(dnsaddr.PREFIX)]
+        direct = [split_peer(address) for address in addresses if address not in names]
+        for name in names:
+            dnsaddr.split(name)
+            self._bootstrap.add_name(name)
+        for peer in self._noted(direct):
+            self._bootstrap.add(peer)
+
+    def _noted(self, found: Sequence[tuple[PeerId, str]]) -> list[PeerId]:
+        for peer, address in found:
+            self.book.add(peer, [address])
+            self._given.add(address)
+        return [peer for peer, _ in found if peer != self.peer]
+
+    async def _look_up(self, name: str) -> list[PeerId]:
+        return self._noted(await dnsaddr.look_up(name, self._texts))
 
     async def connect(self, peer: PeerId) -> None:
         """Make sure of a connection. Raises PeerUnreachableError. `send` does it by itself."""
-        await self._host.connect(peer, known_to_dial(self.book.addresses(peer), self._given, self.reach.may_dial))
+        addresses = known_to_dial(self.book.addresses(peer), self._given, self.reach.may_dial)
+        await self._host.connect(peer, await dnsaddr.numeric(addresses, self._given))
 
     def path(self, peer: PeerId) -> str:
         """How ``peer`` is connected: "lan", "direct", "punched", "relay"; "" when it is not."""
@@ -380,7 +388,8 @@ class PeerNetwork:
             "bootstrap": {
                 peer: "connected" if self.connected(peer) else self._bootstrap.failures.get(peer, "connecting")
                 for peer in self._bootstrap.peers
-            },
+            }
+            | {name: self._bootstrap.failures[name] for name in self._bootstrap.names if name in self._bootstrap.failures},
             "runs": {run: [peer for peer, _ in self.members(run)] for run in self._runs},
             "lanes": dict(self._lanes.paths),
             "wires": self._streams.wires(),

@@ -44,6 +44,7 @@ class Outbox:
         self.wire: Wire | None = None  # what we speak on, if it is not a stream
         self.dialled: tuple[str, int] | None = None  # where it was dialled
         self._owner, self._host, self._peer, self._topic = owner, host, peer, topic
+        self._spoke = False  # in this round of the scheduler: what else is said in it goes out together, at its end
         self._queue: deque[tuple[float, bytes]] = deque()
         self._queued_bytes = 0
         self._wake = trio.Event()
@@ -52,15 +53,15 @@ class Outbox:
     def put(self, data: bytes) -> None:
         """Send a message, or queue it; the oldest make room."""
         wire = self.wire
-        if wire is not None and not self._queue and not wire.blocked:
+        if wire is not None and not self._queue and not wire.blocked and not self._spoke:
             try:
                 wire.write(frame(data))
             except PeerLostError:
                 wire.close()  # `_listen` learns of it
             else:
                 self._owner.counters.sent(len(data))
-                if wire.blocked:
-                    self._wake.set()
+                self._spoke = True
+                self._wake.set()
                 return
         self._queue.append((trio.current_time(), data))
         self._queued_bytes += len(data)
@@ -212,6 +213,7 @@ class Outbox:
             if batch:
                 await stream.send_all(bytes(batch))
                 continue
+            self._spoke = False
             if isinstance(stream, Wire) and stream.blocked:
                 await stream.flush()
                 continue

@@ -40,7 +40,9 @@ class PeerBook:
         """Remember addresses, newest first; malformed ones are dropped."""
         if peer == self._me:
             return
-        known = self._addresses.get(peer, ())
+        addresses, known = tuple(addresses), self._addresses.get(peer, ())
+        if addresses and addresses == known[: len(addresses)]:  # most often: every answer of the DHT names the same peers
+            return
         merged = usable((*addresses, *known))
         if not merged:
             return

@@ -95,6 +95,17 @@ def test_a_frozen_node_costs_one_hedge(frozen: int) -> None:
         assert swarm.world.now - started < hedge_s + 3 * 0.08  # three exchanges at most
 
 
+def test_few_and_slow_peers_are_waited_for() -> None:
+    swarm = Swarm(3, seed=17, slow_s=0.3)
+    writer, reader = swarm.living[:2]
+    assert swarm.put(writer, "name", b"value") >= 1
+    assert swarm.get(reader, writer.peer, "name") == b"value"
+    swarm.living[2].way = "silent"
+    started = swarm.world.now
+    assert swarm.get(reader, writer.peer, "nothing") is None
+    assert swarm.world.now - started < 3.0
+
+
 def test_a_value_outlives_its_owner_and_all_who_kept_it_first() -> None:
     swarm = Swarm(60, seed=11)
     writer, reader = swarm.living[:2]

@@ -1,4 +1,8 @@
-"""One persistent kad stream per peer, pipelined: requests go out at once, answers come back in order."""
+"""One persistent kad stream per peer, pipelined: requests go out at once, answers come back in order.
+
+libp2p in Go and JavaScript does not answer ADD_PROVIDER, others do. A ping goes out right behind it, which everybody answers; the
+other answer is passed over.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from ....collectives.errors import NetworkError, PeerLostError, RemoteProtocolEr
 from ....collectives.identifiers import PeerId
 from ..faults import Faults
 from ..host import PeerStream
-from .wire import MessageReader, Rpc, encode
+from .wire import ADD_PROVIDER, PING, MessageReader, Rpc, encode
 
 ANSWER_S = 2.0
 
@@ -51,18 +55,20 @@ class Channel:
                     self._stream = await self._open_stream(self._peer)
                     self._nursery.start_soon(self._read, self._stream)
                 self._waiting.append(waiting)
-                await self._stream.send_all(encode(request))
+                await self._stream.send_all(encode(request) + (encode(Rpc(PING)) if request.kind == ADD_PROVIDER else b""))
             await waiting.done.wait()
         if waiting.answer is None:
             if not waiting.done.is_set() and self._stream is not None:
                 await self._stream.aclose()  # it is out of step now; the reader sees the end
             raise PeerLostError(f"{self._peer} did not answer a DHT request", peer=self._peer)
-        return waiting.answer
+        return Rpc(ADD_PROVIDER, request.key) if request.kind == ADD_PROVIDER else waiting.answer
 
     async def _read(self, stream: PeerStream) -> None:
         reader = MessageReader(stream.receive_some, self._peer)
         try:
             while (answer := await reader.next()) is not None:
+                if answer.kind == ADD_PROVIDER:
+                    continue
                 if not self._waiting:
                     raise RemoteProtocolError("answer without a request", peer=self._peer)
                 waiting = self._waiting.popleft()

@@ -19,7 +19,9 @@ from .server import Server
 from .wire import ADD_PROVIDER, FIND_NODE, GET_PROVIDERS, GET_VALUE, PUT_VALUE, Located, Rpc
 from .work import Lookup, Store, Work
 
-REPLICAS = 8
+REPLICAS = 5
+NEIGHBOURS = 8
+"""As many of the peers nearest to ourselves are met at each refresh."""
 QUORUM = 3
 """Equal answers that end a get: one from each path."""
 HEDGE_MIN_S, HEDGE_MAX_S = 0.05, 0.5
@@ -159,8 +161,9 @@ class Engine:
 
     def refresh(self) -> Operation[None]:
         """Look up ourselves and a place at random: fills the table with neighbours, and keeps the far buckets fresh."""
-        for key in (decode_base58(self.me), self._rng.randbytes(32)):
-            yield self._lookup(Rpc(FIND_NODE, key), key)
+        me, anywhere = decode_base58(self.me), self._rng.randbytes(32)
+        yield self._lookup(Rpc(FIND_NODE, me), me, width=NEIGHBOURS, exhaustive=True)
+        yield self._lookup(Rpc(FIND_NODE, anywhere), anywhere)
 
     # --- inside ---
 
@@ -170,7 +173,13 @@ class Engine:
         return lookup.nearest(max(K, 2 * replicas))
 
     def _lookup(
-        self, request: Rpc, key: bytes, *, exhaustive: bool = False, enough: Callable[[PeerId, Rpc], bool] = lambda peer, answer: False
+        self,
+        request: Rpc,
+        key: bytes,
+        *,
+        width: int = K,
+        exhaustive: bool = False,
+        enough: Callable[[PeerId, Rpc], bool] = lambda peer, answer: False,
     ) -> Lookup:
         target = position(key)
         start = self.table.closest(target) or list(self._dead_until)[-K:]  # if all seem dead, that may be our own fault: ask them
@@ -179,6 +188,7 @@ class Engine:
             target,
             start,
             hedge_s=self.hedge_s,
+            width=width,
             exhaustive=exhaustive,
             enough=enough,
             worth_asking=lambda peer, now: peer != self.me and self._dead_until.get(peer, now) <= now,

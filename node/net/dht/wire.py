@@ -12,7 +12,7 @@ from multiaddr import Multiaddr
 from ....collectives.errors import RemoteProtocolError
 from ....collectives.identifiers import PeerId
 from ....security.identity import decode_base58, encode_base58, is_peer_id
-from ..addresses import MAX_ADDRESSES, is_address, usable, without_peer
+from ..addresses import MAX_ADDRESSES, is_address, without_peer
 
 MAX_MESSAGE_BYTES = 128 << 10
 MAX_PEERS = 64
@@ -50,6 +50,18 @@ def _address(packed: bytes) -> str:
     return text if is_address(text) else ""
 
 
+@lru_cache(maxsize=4096)
+def _packed_peer(peer: PeerId) -> bytes:
+    return decode_base58(peer)
+
+
+@lru_cache(maxsize=4096)
+def _peer(packed: bytes) -> PeerId:
+    """ "" when it is no peer id."""
+    text = encode_base58(packed)
+    return PeerId(text if is_peer_id(text) else "")
+
+
 def encode(rpc: Rpc) -> bytes:
     """Wire bytes, length included."""
     message = Message()
@@ -60,7 +72,7 @@ def encode(rpc: Rpc) -> bytes:
     for peers, field in ((rpc.closer, message.closerPeers), (rpc.providers, message.providerPeers)):
         for peer, addresses in peers:
             entry = field.add()
-            entry.id = decode_base58(peer)
+            entry.id = _packed_peer(peer)
             entry.addrs.extend(_packed_address(address) for address in addresses)
     body = message.SerializeToString()
     return _varint(len(body)) + body
@@ -80,11 +92,11 @@ def decode(body: bytes, peer: PeerId) -> Rpc:
 def _located(entries: object) -> tuple[Located, ...]:
     found: list[Located] = []
     for entry in list(entries)[:MAX_PEERS]:  # pyright: ignore[reportArgumentType, reportCallIssue]
-        peer = encode_base58(entry.id) if len(entry.id) <= 64 else ""
-        if is_peer_id(peer):
-            found.append(
-                (PeerId(peer), usable(_address(packed) for packed in list(entry.addrs)[: 4 * MAX_ADDRESSES] if len(packed) <= 256))
-            )
+        peer = _peer(entry.id) if len(entry.id) <= 64 else ""
+        if peer:
+            texts = dict.fromkeys(_address(packed) for packed in list(entry.addrs)[: 4 * MAX_ADDRESSES] if len(packed) <= 256)
+            texts.pop("", None)
+            found.append((PeerId(peer), tuple(texts)[:MAX_ADDRESSES]))
     return tuple(found)
 
 

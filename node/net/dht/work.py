@@ -26,6 +26,8 @@ BETA = 3
 """A path may stop early when this many of its nearest peers have answered."""
 GRACE_HEDGES = 4
 """So many hedge times after the others a path is given up: somebody keeps it busy with peers that do not exist."""
+PATIENCE_S = 1.0
+"""Who found or stored too little waits so long for the slow ones: a first connection over a long way takes its time."""
 SPARES = 2
 """A store that fails is made elsewhere, up to this many times the replicas."""
 
@@ -95,6 +97,9 @@ class _Requests:
 
     def flying(self) -> list[_Asked]:
         return [asked for asked in self.by_peer.values() if asked.state is _State.ASKED]
+
+    def any_slow(self) -> bool:
+        return any(asked.state is _State.SLOW for asked in self.by_peer.values())
 
     def let_go_of_the_slow(self, now: float) -> None:
         for asked in self.flying():
@@ -166,8 +171,7 @@ class Lookup:
             if peer is not None:
                 self._requests.ask(peer, path, now)
                 out.append((peer, self._request))
-        left = PATHS - len(self._ended)
-        if not left or (left < PATHS and self._requests.by_peer and now >= self._give_up_at()):
+        if now >= self._give_up_at():
             self.done = True
             return []
         return out
@@ -226,6 +230,10 @@ class Lookup:
         return list(islice(live, count))
 
     def _give_up_at(self) -> float:
+        """When the lookup is over if nothing more happens."""
+        if len(self._ended) == PATHS:
+            patient = self._requests.any_slow() and (self._exhaustive or not self._sound)
+            return self._last_end + (PATIENCE_S if patient else 0.0)
         return self._last_end + GRACE_HEDGES * self._requests.hedge_s if self._sound else float("inf")
 
 
@@ -237,12 +245,15 @@ class Store:
         self._request, self._waiting, self._kept = request, list(peers[: SPARES * replicas]), kept
         self._wanted = min(replicas, len(peers))
         self._requests = _Requests(hedge_s)
+        self._patient_until, self._given_up = float("inf"), False
         self.stored = 0
 
     @property
     def over(self) -> bool:
         """See `Work`."""
-        return not self._requests.flying() and (self.stored >= self._wanted or not self._waiting)
+        if self._requests.flying():
+            return False
+        return self.stored >= self._wanted or (not self._waiting and (self._given_up or not self._requests.any_slow()))
 
     @property
     def done(self) -> bool:
@@ -256,12 +267,14 @@ class Store:
         while self._waiting and self.stored + len(self._requests.flying()) < self._wanted:
             peer = self._waiting.pop(0)
             self._requests.ask(peer, 0, now)
+            self._patient_until = now + PATIENCE_S
             out.append((peer, self._request))
+        self._given_up = now >= self._patient_until
         return out
 
     def wake(self) -> float:
         """See `Work`."""
-        return self._requests.wake()
+        return min(self._requests.wake(), self._patient_until)
 
     def answered(self, peer: PeerId, answer: Rpc, now: float) -> None:
         """See `Work`."""
