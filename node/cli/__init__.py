@@ -51,7 +51,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "peers": ("daemon", "Show the members of a run."),
     "ping": ("reaching", "Say how a peer is reached, and how long a round trip takes."),
     "netcheck": ("reaching", "Say whether others can reach this node, and what that means."),
-    "doctor": ("doctor", "Check this machine as a node: versions, key, disk, network."),
+    "doctor": ("doctor", "Check this machine as a node: versions, key, disk, the running node, and whether others reach it."),
     "relay": ("reaching", "Be a bootstrap and a relay for others, on a machine with a public address."),
     "recertify": ("recertify", "Go on without members that are lost for ever (organiser only)."),
     "id": ("identity", "Print this machine's peer id."),
