@@ -81,7 +81,7 @@ class SimSwarm:
         branches = BRANCHED if plant is None else plant.branches
         self.options, self.plant = options or Options(), plant or Plant()
         self.world = World(seed)
-        self.rng = self.world.stream("swarm")
+        self.rng, self.knocks = self.world.stream("swarm"), self.world.stream("knocks")
         self.network = Network(self.world, latency_s=0.0005, jitter_s=0.004)
         self.train_s = self.rng.choice((0.1, 0.3, 0.6))
         count = self.rng.randint(*self.options.peers)
@@ -253,6 +253,8 @@ class SimSwarm:
             if other is not member and other.process is not None and self.rng.random() < 0.5:
                 process = other.process
                 self.world.after(0.001, lambda p=process: p.link(member.peer, False))
+                if self.options.faults and self.knocks.random() < 0.5:  # a machine that refuses connections tells more than a lost one
+                    self.world.after(0.002, lambda p=process: p.gone(member.peer) if member.process is None else None)
 
     def restart(self, peer: PeerId) -> None:
         """Start a process again."""
