@@ -25,6 +25,7 @@ DEFAULT_CHUNK_ELEMENTS = dict.fromkeys(CODECS, 131_072) | {"int8": 262_144, "bit
 ones cost a tenth more CPU time; twice as long ones gain little. `bits`: for operations, not for runs."""
 
 MANY_CHUNKS, LEAST_ELEMENTS = 128, 16_384
+LONG_ELEMENTS = 262_144  # a chunk as long as this is worth more to the processor than a few more chunks to a link: half as many do
 
 
 def chunk_elements(codec: str, numel: int) -> int:
@@ -34,6 +35,8 @@ def chunk_elements(codec: str, numel: int) -> int:
     them, links stand idle at both ends of a reduction. (Not for codebooks, of which each chunk has one.)
     """
     elements = DEFAULT_CHUNK_ELEMENTS[codec]
-    while codec != "codebook8" and elements > LEAST_ELEMENTS and numel < MANY_CHUNKS * elements:
+    while codec != "codebook8" and elements > LEAST_ELEMENTS:
+        if numel >= (MANY_CHUNKS // 2 if elements >= LONG_ELEMENTS else MANY_CHUNKS) * elements:
+            break
         elements //= 2
     return elements

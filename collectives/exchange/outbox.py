@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..identifiers import PeerId
 from ..pace import Lead
@@ -23,8 +22,7 @@ Handed = tuple[dict[int, float], int]
 """A chunk that was handed out, and where the time of it stands."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outgoing:
+class Outgoing(NamedTuple):
     """One record to send: header bytes and plaintext payload.
 
     The payload stays valid until the next `next_record` for the same peer, over whichever lane; copy it, seal it or send it before.
@@ -200,7 +198,11 @@ class Sender:
 
     def _next_part(self, flow: Flow, state: PlanState) -> tuple[bytes, int] | None:
         """The first part that its owner has room for: see `PlanState.within`."""
+        if not flow.parts:
+            return None
         lead = self._lead()
+        if lead.rate <= 0:  # the usual case on fast links, asked for every record
+            return next(iter(flow.parts))
         return next((part for part in flow.parts if state.within(part[1], lead)), None)
 
     def _encode(self, flow: Flow, box: Outbox, cid: bytes, chunk: int) -> memoryview | None:

@@ -70,8 +70,11 @@ class NodeClient:
         self._link.wait_for(lambda: False, None)
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Telemetry events from now on, until the node ends. This connection is then good for nothing else."""
+        """Telemetry events from this call on, until the node ends. This connection is then good for nothing else."""
         self._link.ask(p.Subscribe, p.Done, timeout_s=ANSWER_S)
+        return self._follow()
+
+    def _follow(self) -> Iterator[dict[str, Any]]:
         while self._link.wait_for(lambda: bool(self._events), None):
             yield self._events.pop(0)
 

@@ -20,7 +20,10 @@ wires          connections for control messages, in place of libp2p streams
 greeting       what is said when a message stream opens
 outbox         what waits for one peer, and the stream or wire it goes out on
 streams        persistent message streams per (peer, topic)
+through/       ways through routers: observers, punching, the relay
 bridge         a libp2p stream that plays the part of a socket
+lane_talk      what two peers say to each other about a lane
+ways           one lane is made: dialled, punched or relayed
 lanes          direct TCP connections for bulk data, negotiated over libp2p
 network        PeerNetwork: all of it behind one object
 """

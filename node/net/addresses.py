@@ -177,6 +177,11 @@ def host_of(address: str) -> str:
     return host_and_port(found[1] if found else address)[0]
 
 
+def has_public(addresses: Iterable[str]) -> bool:
+    """Whether one of these can be dialled on the internet, by number and without a relay."""
+    return any(is_direct(address) and is_internet(address) for address in addresses)
+
+
 def own_hosts() -> list[str]:
     """Our numeric addresses for a wildcard listener: those of the default routes, then loopback. Sends nothing."""
     hosts: list[str] = []

@@ -12,7 +12,7 @@ import errno
 import hmac
 import ipaddress
 import socket
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 import trio
@@ -76,9 +76,9 @@ def detach(sock: trio.socket.SocketType) -> socket.socket:
     return plain
 
 
-def path_of(sock: socket.socket) -> str:
-    """ "lan" when the other end has a private address, else "direct"."""
-    return "lan" if is_private(sock.getpeername()[0]) else "direct"
+def path_of(sock: socket.socket, way: str = "direct") -> str:
+    """ "lan" when the other end has a private address, else ``way``."""
+    return "lan" if is_private(sock.getpeername()[0]) else way
 
 
 class LaneListener:
@@ -88,8 +88,19 @@ class LaneListener:
         """``host``: numeric; ``port`` 0 takes any."""
         self._host, self._port = host, port
         self._expected: dict[bytes, Expected] = {}
+        self._services: dict[bytes, Callable[[trio.socket.SocketType], Awaitable[None]]] = {}
         self._pending = 0
         self._announce: list[str] = []
+
+    @property
+    def host(self) -> str:
+        """Where it listens: a numeric address, perhaps the wildcard."""
+        return self._host
+
+    def serve(self, magic: bytes, service: Callable[[trio.socket.SocketType], Awaitable[None]]) -> None:
+        """Connections that begin with ``magic`` (as long as MAGIC) go to ``service``, which bounds their number and time; they are closed
+        when it returns or raises OSError, unless it has detached them."""
+        self._services[magic] = service
 
     def addresses(self) -> list[str]:
         """Where the listener can be dialled; empty before `run` has started."""
@@ -138,23 +149,31 @@ class LaneListener:
         nursery.start_soon(self._greet, sock)
 
     async def _greet(self, sock: trio.socket.SocketType) -> None:
+        service = None
         try:
-            with sock, trio.move_on_after(HELLO_S):
-                await self._check_hello(sock)
+            with sock:
+                try:
+                    with trio.move_on_after(HELLO_S):
+                        magic = await receive_exactly(sock, len(MAGIC))
+                        service = self._services.get(magic)
+                        if magic == MAGIC:
+                            await self._check_hello(sock)
+                finally:
+                    self._pending -= 1
+                if service is not None:
+                    await service(sock)
         except OSError:
             pass
-        finally:
-            self._pending -= 1
 
     async def _check_hello(self, sock: trio.socket.SocketType) -> None:
-        hello = await _receive_exactly(sock, len(MAGIC) + TOKEN_BYTES + PROOF_BYTES)
-        token, shown = hello[len(MAGIC) : -PROOF_BYTES], hello[-PROOF_BYTES:]
+        hello = await receive_exactly(sock, TOKEN_BYTES + PROOF_BYTES)
+        token, shown = hello[:TOKEN_BYTES], hello[TOKEN_BYTES:]
         expected = self._expected.get(token)
-        if not hello.startswith(MAGIC) or expected is None or expected.socket is not None:
+        if expected is None or expected.socket is not None:
             return
         if not hmac.compare_digest(shown, proof(expected.secrets, b"dial", token)):
             return
-        await _send_all(sock, proof(expected.secrets, b"take", token))
+        await send_all(sock, proof(expected.secrets, b"take", token))
         if self._expected.get(token) is expected and expected.socket is None:
             expected.socket = detach(sock)
             expected.arrived.set()
@@ -219,19 +238,34 @@ async def _dial_one(host: str, port: int, token: bytes, secrets: bytes) -> socke
         with trio.socket.socket(family, socket.SOCK_STREAM) as sock:
             set_options(sock)
             await sock.connect((host, port))
-            await _send_all(sock, MAGIC + token + proof(secrets, b"dial", token))
-            answer = await _receive_exactly(sock, PROOF_BYTES)
-            return detach(sock) if hmac.compare_digest(answer, proof(secrets, b"take", token)) else None
+            return detach(sock) if await hello(sock, token, secrets) else None
     except OSError:
         return None
 
 
-async def _send_all(sock: trio.socket.SocketType, data: bytes) -> None:
+async def hello(sock: trio.socket.SocketType, token: bytes, secrets: bytes) -> bool:
+    """Prove ourselves on a socket we have dialled; whether the other end did, too. Raises OSError."""
+    await send_all(sock, MAGIC + token + proof(secrets, b"dial", token))
+    return hmac.compare_digest(await receive_exactly(sock, PROOF_BYTES), proof(secrets, b"take", token))
+
+
+async def be_greeted(sock: trio.socket.SocketType, token: bytes, secrets: bytes) -> bool:
+    """The same from the other end. Raises OSError."""
+    said = await receive_exactly(sock, len(MAGIC) + TOKEN_BYTES + PROOF_BYTES)
+    if not hmac.compare_digest(said, MAGIC + token + proof(secrets, b"dial", token)):
+        return False
+    await send_all(sock, proof(secrets, b"take", token))
+    return True
+
+
+async def send_all(sock: trio.socket.SocketType, data: bytes) -> None:
+    """Send everything. Raises OSError."""
     while data:
         data = data[await sock.send(data) :]
 
 
-async def _receive_exactly(sock: trio.socket.SocketType, count: int) -> bytes:
+async def receive_exactly(sock: trio.socket.SocketType, count: int) -> bytes:
+    """So many bytes. Raises OSError, also where the connection ends before."""
     data = b""
     while len(data) < count:
         piece = await sock.recv(count - len(data))

@@ -1,9 +1,9 @@
 """Lanes: direct TCP connections for bulk data, agreed on over an authenticated libp2p stream (protocol ``/atoll/lane/1``).
 
 The peer with the smaller id drives. It offers a token, a fresh 32-byte secret and its addresses, and gets a secret and
-addresses back; then it dials. If it cannot get through, it asks the other side to dial; if that fails too, the libp2p stream
-itself becomes the lane, bridged to a socket pair, and whoever uses the lane need not care. The larger peer asks the smaller
-one for an offer when it wants a lane. A lane that was lost is offered again, with back-off, as long as it is wanted.
+addresses back; then it proposes ways to make a connection (`ways`): a dial, a dial by the other side, a simultaneous open through both routers,
+a relay. If nothing works, the libp2p stream itself becomes the lane, bridged to a socket pair, and whoever uses the lane need not care. The
+larger peer asks the smaller one for an offer when it wants a lane. A lane that was lost is offered again, with back-off, as long as it is wanted.
 
 Several lanes to one peer are told apart by an index, and made each by itself. A lane is plain only if both ends allow it, each by itself;
 both say so on the authenticated stream.
@@ -16,122 +16,32 @@ import secrets
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Annotated, NamedTuple
 
-import msgspec
 import trio
 
-from ...collectives.errors import NetworkError, NotAdmittedError, PeerLostError, PeerUnreachableError, RemoteProtocolError
+from ...collectives.errors import NetworkError, NotAdmittedError, RemoteProtocolError
 from ...collectives.identifiers import PeerId
-from .addresses import MAX_ADDRESS_CHARS, MAX_ADDRESSES
 from .backoff import Backoff
 from .bridge import bridge
 from .faults import Faults
-from .framing import FrameReader, decode, frame
 from .host import Host, PeerStream
-from .lane_sockets import DIAL_S, Expected, LaneListener, dial, path_of
+from .lane_talk import ANSWER_S, MAX_LANES, SECRET_BYTES, Ask, Bridge, Done, Offer, Refuse, Take, Talk, Terms
+from .ways import Follower, Made, Ways
 
 PROTOCOL = "/atoll/lane/1"
-SECRET_BYTES = 32
-ANSWER_S = 5.0
 PATIENCE_S = 0.25
 """How long the larger peer waits for an offer before it asks for one."""
 PROVEN_S = 10.0
 """A lane that lived so long has proved its path; one that died sooner makes the next offer wait longer."""
-_MAX_MESSAGE_BYTES = 8192
 
-_Token = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
-_Secret = Annotated[bytes, msgspec.Meta(min_length=SECRET_BYTES, max_length=SECRET_BYTES)]
-_Addresses = Annotated[tuple[Annotated[str, msgspec.Meta(max_length=MAX_ADDRESS_CHARS)], ...], msgspec.Meta(max_length=MAX_ADDRESSES)]
-
-MAX_LANES = 8
-"""To one peer."""
 OnLane = Callable[[PeerId, socket.socket, bytes, bytes, bool, str, int, bool], None]
-"""(peer, non-blocking socket, my secret, their secret, whether I drove, "direct" | "lan" | "stream", index, whether it is plain).
+"""(peer, non-blocking socket, my secret, their secret, whether I drove, "lan" | "direct" | "punched" | "relay" | "stream", index, whether it is plain).
 
 The callee owns the socket. May be called again for the same peer and index: the new lane replaces the old one, which the other side has
 given up.
 """
 
-_Index = Annotated[int, msgspec.Meta(ge=0, lt=MAX_LANES)]
 _Key = tuple[PeerId, int]
-
-
-class _Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
-    """Larger to smaller: please make an offer. ``lost`` is the token of the lane that broke (zeros: there was none)."""
-
-    lost: _Token
-    index: _Index
-
-
-class _Offer(msgspec.Struct, frozen=True, array_like=True, tag="offer"):
-    token: _Token
-    secret: _Secret
-    addresses: _Addresses
-    index: _Index
-    plain: bool
-
-
-class _Take(msgspec.Struct, frozen=True, array_like=True, tag="take"):
-    secret: _Secret
-    addresses: _Addresses
-    plain: bool
-
-
-class _Terms(NamedTuple):
-    """What is settled of a lane that is being made."""
-
-    mine: bytes
-    theirs: bytes
-    initiator: bool
-    token: bytes
-    place: int
-    plain: bool
-
-
-class _Refuse(msgspec.Struct, frozen=True, array_like=True, tag="refuse"):
-    reason: Annotated[str, msgspec.Meta(max_length=512)]
-
-
-class _Reverse(msgspec.Struct, frozen=True, array_like=True, tag="reverse"):
-    """Driver: I did not get through. Dial me."""
-
-
-class _Dialled(msgspec.Struct, frozen=True, array_like=True, tag="dialled"):
-    """Answer to Reverse."""
-
-    ok: bool
-
-
-class _Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
-    """Driver: the TCP connection is the lane."""
-
-
-class _Bridge(msgspec.Struct, frozen=True, array_like=True, tag="bridge"):
-    """Driver: this stream is the lane; all that follows is its bytes."""
-
-
-_Message = _Ask | _Offer | _Take | _Refuse | _Reverse | _Dialled | _Done | _Bridge
-_decoder = msgspec.msgpack.Decoder(_Message)
-
-
-class _Talk:
-    """Messages over one stream."""
-
-    def __init__(self, stream: PeerStream) -> None:
-        self.stream = stream
-        self.peer = stream.peer
-        self.reader = FrameReader(stream.receive_some, stream.peer)
-
-    async def say(self, message: _Message) -> None:
-        await self.stream.send_all(frame(msgspec.msgpack.encode(message)))
-
-    async def hear(self, timeout_s: float = ANSWER_S) -> _Message:
-        with trio.move_on_after(timeout_s):
-            payload = await self.reader.next(_MAX_MESSAGE_BYTES)
-            if payload is not None:
-                return decode(_decoder, payload, self.peer)
-        raise PeerLostError(f"{self.peer} did not answer about a lane", peer=self.peer)
 
 
 @dataclass
@@ -155,14 +65,14 @@ class Lanes:
     def __init__(
         self,
         host: Host,
-        listener: LaneListener,
+        ways: Ways,
         connect: Callable[[PeerId], Awaitable[None]],
         admitted: Callable[[PeerId], bool],
         faults: Faults,
         rng: random.Random,
     ) -> None:
         """``admitted(peer)``: whether a lane with this peer is allowed."""
-        self._host, self._listener, self._connect, self._admitted, self._faults, self._rng = host, listener, connect, admitted, faults, rng
+        self._host, self._ways, self._connect, self._admitted, self._faults, self._rng = host, ways, connect, admitted, faults, rng
         self.on_lane: OnLane = lambda peer, sock, *_: sock.close()
         self.allows_plain: Callable[[PeerId], bool] = lambda peer: False
         self.paths: dict[PeerId, str] = {}
@@ -176,7 +86,7 @@ class Lanes:
         """Keep the wanted lanes up until cancelled."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            await nursery.start(self._listener.run)
+            await nursery.start(self._ways.listener.run)
             task_status.started()
             await trio.sleep_forever()
 
@@ -241,14 +151,15 @@ class Lanes:
                     if away and self._host.connected(peer):
                         backoff.reset()
 
-    def _up(self, peer: PeerId, sock: socket.socket, path: str, terms: _Terms) -> None:
+    def _up(self, peer: PeerId, made: Made, terms: Terms) -> None:
+        plain = terms.plain and made.path != "relay"
         self._there[peer, terms.place] = trio.current_time(), terms.token
         wanted = self._wanted.get((peer, terms.place))
         if wanted is not None:
             wanted.up, (wanted.since, wanted.token) = True, self._there[peer, terms.place]
             wanted.notify()
-        self.paths[peer] = f"{path}, not encrypted" if terms.plain else path
-        self.on_lane(peer, sock, terms.mine, terms.theirs, terms.initiator, path, terms.place, terms.plain)
+        self.paths[peer] = f"{made.path}, not encrypted" if plain else made.path
+        self.on_lane(peer, made.socket, terms.mine, terms.theirs, terms.initiator, made.path, terms.place, plain)
 
     # --- driving (the smaller peer id) ---
 
@@ -258,9 +169,9 @@ class Lanes:
         if wanted.up:
             return
         await self._connect(peer)
-        talk = _Talk(await self._host.open_stream(peer, PROTOCOL))
+        talk = Talk(await self._host.open_stream(peer, PROTOCOL))
         try:
-            await talk.say(_Ask(wanted.token, index))
+            await talk.say(Ask(wanted.token, index))
             with trio.move_on_after(ANSWER_S):
                 while not wanted.up and await talk.stream.receive_some():
                     pass
@@ -274,7 +185,7 @@ class Lanes:
         self._busy.add((peer, index))
         try:
             await self._connect(peer)
-            talk = _Talk(await self._host.open_stream(peer, PROTOCOL))
+            talk = Talk(await self._host.open_stream(peer, PROTOCOL))
             try:
                 bridged = await self._drive(talk, index)
             except BaseException:
@@ -285,63 +196,52 @@ class Lanes:
         finally:
             self._busy.discard((peer, index))
 
-    async def _drive(self, talk: _Talk, index: int) -> bool:
+    async def _drive(self, talk: Talk, index: int) -> bool:
         """Whether the stream has become the lane."""
         token, mine, plain = secrets.token_bytes(16), secrets.token_bytes(SECRET_BYTES), self.allows_plain(talk.peer)
-        await talk.say(_Offer(token, mine, tuple(self._listener.addresses()[:MAX_ADDRESSES]), index, plain))
+        said = trio.current_time()
+        await talk.say(Offer(token, mine, self._ways.addresses(), index, plain))
         answer = await talk.hear()
-        if isinstance(answer, _Refuse):
+        rtt_s = trio.current_time() - said
+        if isinstance(answer, Refuse):
             raise NotAdmittedError(f"{talk.peer} refused a lane: {answer.reason}", peer=talk.peer)
-        if not isinstance(answer, _Take):
+        if not isinstance(answer, Take):
             raise RemoteProtocolError("an offer must be taken or refused", peer=talk.peer)
         if answer.plain and not plain:
             raise RemoteProtocolError("a plain lane that was not offered", peer=talk.peer)
-        terms = _Terms(mine, answer.secret, True, token, index, answer.plain)
-        sock = await dial(answer.addresses, token, mine + answer.secret)
-        if sock is None:
-            sock = await self._be_dialled(talk, token, mine + answer.secret)
-        if sock is not None:
-            try:
-                await talk.say(_Done())
-            except BaseException:
-                sock.close()
-                raise
-            self._up(talk.peer, sock, path_of(sock), terms)
-            return False
-        await talk.say(_Bridge())
-        self._start_bridge(talk, terms)
-        return True
-
-    async def _be_dialled(self, talk: _Talk, token: bytes, both: bytes) -> socket.socket | None:
-        expected = self._listener.expect(token, talk.peer, both)
+        terms = Terms(mine, answer.secret, True, token, index, answer.plain)
+        made = await self._ways.drive(talk, terms, answer.addresses, rtt_s)
+        if made is None:
+            await talk.say(Bridge())
+            self._start_bridge(talk, terms)
+            return True
         try:
-            await talk.say(_Reverse())
-            answer = await talk.hear(DIAL_S + ANSWER_S)
-            if not isinstance(answer, _Dialled):
-                raise RemoteProtocolError("Reverse is answered by Dialled", peer=talk.peer)
-            return _taken(expected) if answer.ok else None
-        finally:
-            self._listener.forget(token)
+            await talk.say(Done())
+        except BaseException:
+            made.socket.close()
+            raise
+        self._up(talk.peer, made, terms)
+        return False
 
-    def _start_bridge(self, talk: _Talk, terms: _Terms) -> None:
+    def _start_bridge(self, talk: Talk, terms: Terms) -> None:
         ours, far = socket.socketpair()
         ours.setblocking(False)
         far.setblocking(False)
         assert self._nursery is not None, "lanes are not running"
         self._nursery.start_soon(bridge, talk.stream, talk.reader.rest(), far)
-        self._up(talk.peer, ours, "stream", terms)
+        self._up(talk.peer, Made(ours, "stream"), terms)
 
     # --- the other side (the larger peer id, or an Ask) ---
 
     async def _serve(self, stream: PeerStream) -> None:
-        talk = _Talk(stream)
+        talk = Talk(stream)
         if self._faults.shut_out(talk.peer, trio.current_time()):
             return
         try:
             message = await talk.hear()
-            if isinstance(message, _Ask) and self._host.peer < talk.peer:
+            if isinstance(message, Ask) and self._host.peer < talk.peer:
                 await self._asked(talk, message)
-            elif isinstance(message, _Offer) and talk.peer < self._host.peer:
+            elif isinstance(message, Offer) and talk.peer < self._host.peer:
                 await self._offered(talk, message)
             else:
                 raise RemoteProtocolError("a lane begins with an offer by the smaller peer", peer=talk.peer)
@@ -350,7 +250,7 @@ class Lanes:
         except NetworkError:
             pass
 
-    async def _asked(self, talk: _Talk, ask: _Ask) -> None:
+    async def _asked(self, talk: Talk, ask: Ask) -> None:
         """The larger peer wants a lane. If ours is the one it lost, it is lost for us too."""
         wanted = self._wanted.get((talk.peer, ask.index))
         if wanted is None:
@@ -361,48 +261,30 @@ class Lanes:
             self._there.pop((talk.peer, ask.index), None)
             wanted.notify()
 
-    async def _offered(self, talk: _Talk, offer: _Offer) -> None:
+    async def _offered(self, talk: Talk, offer: Offer) -> None:
         if not self._admitted(talk.peer):
-            await talk.say(_Refuse("no run in common"))
+            await talk.say(Refuse("no run in common"))
             await talk.stream.finish()
             with trio.move_on_after(2.0):
                 await talk.stream.receive_some()
             return
         mine = secrets.token_bytes(SECRET_BYTES)
-        both = offer.secret + mine
-        terms = _Terms(mine, offer.secret, False, offer.token, offer.index, offer.plain and self.allows_plain(talk.peer))
-        expected = self._listener.expect(offer.token, talk.peer, both)
-        dialled: socket.socket | None = None
+        terms = Terms(mine, offer.secret, False, offer.token, offer.index, offer.plain and self.allows_plain(talk.peer))
+        expected = self._ways.listener.expect(offer.token, talk.peer, terms.both)
         try:
-            await talk.say(_Take(mine, tuple(self._listener.addresses()[:MAX_ADDRESSES]), terms.plain))
-            message = await talk.hear(DIAL_S + ANSWER_S)
-            if isinstance(message, _Reverse):
-                dialled = await dial(offer.addresses, offer.token, both)
-                await talk.say(_Dialled(dialled is not None))
-                message = await talk.hear()
-            if isinstance(message, _Done):
-                sock, dialled = dialled or _taken(expected), None
-                if sock is None:
-                    raise PeerUnreachableError("the lane never arrived", peer=talk.peer)
-                self._up(talk.peer, sock, path_of(sock), terms)
-            elif isinstance(message, _Bridge):
-                await self._bridge_here(talk, terms)
-            else:
-                raise RemoteProtocolError("a lane ends with Done or Bridge", peer=talk.peer)
+            await talk.say(Take(mine, self._ways.addresses(), terms.plain))
+            made = await Follower(self._ways, talk, terms, offer.addresses, expected).run()
         finally:
-            self._listener.forget(offer.token)
-            if dialled is not None:
-                dialled.close()
+            self._ways.listener.forget(offer.token)
+        if made is None:
+            await self._bridge_here(talk, terms)
+        else:
+            self._up(talk.peer, made, terms)
 
-    async def _bridge_here(self, talk: _Talk, terms: _Terms) -> None:
+    async def _bridge_here(self, talk: Talk, terms: Terms) -> None:
         """Inside the stream's handler, whose return closes the stream."""
         ours, far = socket.socketpair()
         ours.setblocking(False)
         far.setblocking(False)
-        self._up(talk.peer, ours, "stream", terms)
+        self._up(talk.peer, Made(ours, "stream"), terms)
         await bridge(talk.stream, talk.reader.rest(), far)
-
-
-def _taken(expected: Expected) -> socket.socket | None:
-    sock, expected.socket = expected.socket, None
-    return sock

@@ -28,6 +28,9 @@ from .peerbook import PeerBook
 from .reach.reach import Reach, ReachSettings, known_to_dial
 from .rendezvous import Rendezvous
 from .streams import TopicStreams
+from .through.relaying import Helpers, Relay
+from .through.vouchers import Limits
+from .ways import Ways
 
 SAVE_S = 1.0
 SEARCH_FIRST_S = 0.5
@@ -97,7 +100,13 @@ class PeerNetwork:
         self.dht = Dht(identity, self._host, self.connect, self._addresses_of, self.book.add, self._faults, self._rng)
         self._rendezvous = Rendezvous(identity, self._host, self.connect, lambda: self._bootstrap.peers, self._faults, self._rng)
         self._rendezvous.learned = self._learned
-        self._lanes = Lanes(self._host, listener, self.connect, self._streams.admitted, self._faults, self._rng)
+        self._helpers = Helpers(self._host, self.book.addresses)
+        relays = (reach or ReachSettings()).relay
+        self._relay = Relay(
+            self._host, listener, lambda run, peer: relays.open_to_all or self._knows(run, peer), Limits(circuits=relays.circuits)
+        )
+        self._ways = Ways(listener, self._helpers, self._streams.common_topic, self._rng)
+        self._lanes = Lanes(self._host, self._ways, self.connect, self._streams.admitted, self._faults, self._rng)
         self.reach = Reach(
             self._host, self._faults, self._rng, dataclasses.replace(reach or ReachSettings(), announce=tuple(announce)),
             first=lambda: self._bootstrap.peers, known=self.book.addresses,
@@ -151,6 +160,7 @@ class PeerNetwork:
                     await trio.sleep_forever()
         finally:
             self._nursery = None
+            self._relay.close()
             self._save()
 
     def addresses(self) -> list[str]:
@@ -278,7 +288,10 @@ class PeerNetwork:
             self.book.confirm(peer)
             self._unsaved.set()
             self._lanes.arrived(peer)
+            if self._nursery is not None:
+                self._nursery.start_soon(self._helpers.met, peer)
         else:
+            self._helpers.lost(peer)
             dialled = self._streams.link_lost(peer)
             if dialled is not None and self._nursery is not None:
                 self._nursery.start_soon(self._knock, peer, *dialled)
@@ -287,6 +300,10 @@ class PeerNetwork:
         self._rendezvous.changed()
         self.reach.link_changed(peer, up)
         self.on_link(peer, up)
+
+    def _knows(self, run: str, peer: PeerId) -> bool:
+        """Whether a peer is announced in a run: then our relay of lanes serves it."""
+        return run in self._rendezvous.registry.runs_of(peer, trio.current_time())
 
     def _moved(self) -> None:
         """Others must be told other addresses of ours."""
@@ -362,6 +379,8 @@ class PeerNetwork:
             | {name: self._bootstrap.failures[name] for name in self._bootstrap.names if name in self._bootstrap.failures},
             "runs": {run: [peer for peer, _ in self.members(run)] for run in self._runs},
             "lanes": dict(self._lanes.paths),
+            "lanes_why": dict(self._ways.why),
+            "relayed": {"circuits": self._relay.circuits, "bytes": self._relay.nbytes},
             "wires": self._streams.wires(),
             "dht_peers": len(self.dht.table),
             "faults": dict(self._faults.total),

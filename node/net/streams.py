@@ -114,6 +114,10 @@ class TopicStreams:
         """Whether ``peer`` has shown us a greeting we accept (in any topic), on a stream that is open now."""
         return any(key[0] == peer for key in self._inbound)
 
+    def common_topic(self, peer: PeerId) -> str | None:
+        """A topic in which ``peer`` has shown us a greeting we accept; None: there is none."""
+        return next((topic for other, topic in self._inbound if other == peer), None)
+
     def forget(self, peer: PeerId) -> None:
         """Drop what waits for a peer that is gone for good."""
         for key in [key for key in self._outboxes if key[0] == peer]:

@@ -120,9 +120,22 @@ class Router:
         host.lab.more += [inner.namespace for inner in self.hosts]
         self._wire(isolated)
         write_settings(host.namespace, FORWARDING)
-        run(host.command(["nft", "-f", "-"]), rules(kind, host.address))
+        self.become(kind)
         if kind == "upnp":
             host.lab.start(host.command([sys.executable, str(IGD), f"{self.lan}.1", host.address]))
+
+    def become(self, kind: Kind) -> None:
+        """Be of another kind for new connections, but for the service of "upnp"; ports that were opened are closed."""
+        self.kind = kind
+        run(self.host.command(["nft", "-f", "-"]), "flush ruleset\n" + rules(kind, self.host.address))
+
+    def open6(self, port: int) -> None:
+        """Let IPv6 connections in to this port of any host of the house, as its owner may tell the firewall to."""
+        run(
+            self.host.command(
+                ["nft", "insert", "rule", "inet", "firewall", "forward", "meta", "nfproto", "ipv6", "tcp", "dport", str(port), "accept"]
+            )
+        )
 
     def _wire(self, isolated: bool) -> None:
         mine, lab = self.host.namespace, self.host.lab

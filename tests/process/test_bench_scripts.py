@@ -35,3 +35,10 @@ def test_python_work_beside_a_reduction() -> None:
     assert {sample["where"] for sample in result["runs"] if sample["ok"]} == {"script", "other"}
     assert result["round_ratio"] > 0
     assert result["loop_ratio"] > 0
+
+
+def test_what_a_reduction_costs_at_least() -> None:
+    result = printed("bench_floor.py", "--codec", "fp32")
+    assert set(result["passes"]) == {"encode", "seal", "socket", "open", "reduce", "hash", "deliver"}
+    assert all(seconds > 0 for seconds in result["passes"].values())
+    assert "seal" not in printed("bench_floor.py", "--plain")["passes"]

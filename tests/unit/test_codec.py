@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from atoll.collectives.codec import CODECS, DEFAULT_CHUNK_ELEMENTS, get_codec
-from atoll.collectives.codecs.names import BYTES_PER_VALUE
+from atoll.collectives.codecs.names import BYTES_PER_VALUE, chunk_elements
 from atoll.collectives.errors import ConfigError
 
 BLOCKS = {"int8": 256, "int8_fp16": 256, "int4": 64}
@@ -249,3 +249,10 @@ def test_a_gpu_makes_the_same_bits(name, n):
     assert codec.weighted_mean([here, here], [1.0, 2.0], 3.0, mean)
     assert codec.weighted_mean([wires[0], wires[0]], [1.0, 2.0], 3.0, wires[1])
     assert bytes(mean.data) == there[1].cpu().numpy().tobytes()
+
+
+def test_chunks_are_shorter_where_a_vector_has_few():
+    lengths = {numel: chunk_elements("int8", numel) for numel in (1_000, 4_000_000, 1 << 23, 1 << 24, 25_000_000, 100_000_000)}
+    assert list(lengths.values()) == [16_384, 16_384, 65_536, 262_144, 262_144, 262_144]
+    assert chunk_elements("fp32", 25_000_000) == 131_072
+    assert chunk_elements("codebook8", 1_000) == 131_072

@@ -1,0 +1,317 @@
+"""One lane is made: the driver tries way after way, the other side goes along.
+
+lan, direct  one of the two dials the other's lane listener
+punched      both dial at once, each from a port that observers have seen (`through.punch`); where neither has a public address
+relay        over a third peer (`through.relaying`)
+
+Where none works the stream itself becomes the lane (`lanes`). The driver asks observers while it dials, so that trying costs no time.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import NamedTuple
+
+import trio
+
+from ...collectives.errors import NetworkError, PeerUnreachableError, RemoteProtocolError
+from ...collectives.identifiers import PeerId
+from .addresses import MAX_ADDRESSES, has_public, usable
+from .lane_sockets import DIAL_S, HELLO_S, Expected, LaneListener, be_greeted, detach, dial, hello, path_of
+from .lane_talk import ANSWER_S, Bridge, Dialled, Done, Meet, Met, Relayed, Reverse, Sync, Talk, Terms
+from .through.meeting import Spot
+from .through.observing import ASK_S
+from .through.punch import PUNCH_S, Punch, targets
+from .through.relaying import Helpers, show
+
+LOOK_S = 0.1
+"""A dial on the same network has so long, however fast observers answer."""
+REVERSE_S = 0.5
+ARRIVE_S = 2.0
+"""How much later than the driver the other side may have the lane."""
+FOLLOW_S = 40.0
+DOUBTFUL_S = 1.0
+"""Where one router is symmetric: it works at once, or, mostly, not at all."""
+RELAYS = 3
+"""Tried, one after the other."""
+
+
+class Made(NamedTuple):
+    """A lane: a non-blocking socket, and by which way."""
+
+    socket: socket.socket
+    path: str
+
+
+class Ways:
+    """Used from the trio thread only."""
+
+    def __init__(self, listener: LaneListener, helpers: Helpers, run_of: Callable[[PeerId], str | None], rng: random.Random) -> None:
+        """``run_of``: a run that we have in common with a peer."""
+        self.listener, self.helpers, self._run_of, self.rng = listener, helpers, run_of, rng
+        self.why: dict[PeerId, str] = {}
+        """Why the last lane that we drove to a peer is not direct."""
+
+    def addresses(self) -> tuple[str, ...]:
+        """Where the lane listener is."""
+        return tuple(self.listener.addresses()[:MAX_ADDRESSES])
+
+    def spot(self) -> Spot | None:
+        """A port to be met at; None where none is free."""
+        with suppress(OSError):
+            return Spot(self.listener.host, self.rng)
+        return None
+
+    def may_need_punching(self, theirs: tuple[str, ...]) -> bool:
+        """Whether neither of us has a public address."""
+        return not has_public(theirs) and not has_public(self.addresses())
+
+    async def drive(self, talk: Talk, terms: Terms, theirs: tuple[str, ...], rtt_s: float) -> Made | None:
+        """Propose until something works; None: nothing but the stream does. Raises NetworkError, RemoteProtocolError."""
+        attempt = _Drive(self, talk, terms, theirs, rtt_s)
+        try:
+            made = await attempt.direct()
+            made = made or await attempt.punch()
+            if made is None and (attempt.spot is None or has_public(self.addresses())):
+                made = await attempt.reverse()
+            made = made or await attempt.relay(self._run_of(talk.peer))
+        finally:
+            attempt.close()
+        if made is None or made.path == "relay":
+            self.why[talk.peer] = "; ".join(attempt.tried)
+        else:
+            self.why.pop(talk.peer, None)
+        return made
+
+
+class _Drive:
+    """One attempt of the driver."""
+
+    def __init__(self, ways: Ways, talk: Talk, terms: Terms, theirs: tuple[str, ...], rtt_s: float) -> None:
+        self._ways, self._talk, self._terms, self._theirs, self._rtt_s = ways, talk, terms, theirs, rtt_s
+        self.tried: list[str] = []
+        observers = ways.helpers.observers(talk.peer)
+        self._observers = observers if ways.may_need_punching(theirs) else []
+        self.spot = ways.spot() if self._observers else None
+
+    def close(self) -> None:
+        """Release what is left."""
+        if self.spot is not None:
+            self.spot.close()
+
+    async def direct(self) -> Made | None:
+        """Dial, and meanwhile learn how our port is seen."""
+        found: socket.socket | None = None
+        began = trio.current_time()
+        async with trio.open_nursery() as nursery:
+
+            async def look(spot: Spot) -> None:
+                await spot.observe(self._observers)
+                if spot.seen:
+                    await trio.sleep_until(began + LOOK_S)
+                    nursery.cancel_scope.cancel()
+
+            if self.spot is not None:
+                nursery.start_soon(look, self.spot)
+            with trio.move_on_after(self._patience()):
+                found = await dial(self._theirs, self._terms.token, self._terms.both)
+            if found is not None:
+                nursery.cancel_scope.cancel()
+        if found is None:
+            self.tried.append("no direct address answers")
+        return Made(found, path_of(found)) if found is not None else None
+
+    def _patience(self) -> float:
+        """Who has no public address will hardly answer one who has, and can dial it."""
+        return REVERSE_S if has_public(self._ways.addresses()) and not has_public(self._theirs) else DIAL_S
+
+    async def reverse(self) -> Made | None:
+        """Be dialled."""
+        listener, token = self._ways.listener, self._terms.token
+        expected = listener.expect(token, self._talk.peer, self._terms.both)
+        try:
+            await self._talk.say(Reverse())
+            answer = await self._talk.hear(DIAL_S + ANSWER_S)
+            if not isinstance(answer, Dialled):
+                raise RemoteProtocolError("Reverse is answered by Dialled", peer=self._talk.peer)
+            sock = taken(expected) if answer.ok else None
+        finally:
+            listener.forget(token)
+        if sock is None:
+            self.tried.append("ours does not answer either")
+        return Made(sock, path_of(sock)) if sock is not None else None
+
+    async def punch(self) -> Made | None:
+        """Both dial at once, half a round trip after we have said so: then our dials leave together."""
+        if self.spot is None:
+            return None
+        await self._talk.say(Meet(self.spot.candidates, self.spot.symmetric))
+        answer = await self._talk.hear(ASK_S + ANSWER_S)
+        if not isinstance(answer, Met):
+            raise RemoteProtocolError("Meet is answered by Met", peer=self._talk.peer)
+        if not (self.spot.candidates and answer.candidates):
+            self.tried.append("nobody says how the two are seen from outside")
+        elif self.spot.symmetric and answer.symmetric:
+            self.tried.append("both routers give every destination another port")
+        else:
+            await self._talk.say(Sync())
+            await trio.sleep(self._rtt_s / 2)
+            with trio.move_on_after(DOUBTFUL_S + 3 * self._rtt_s if self.spot.symmetric or answer.symmetric else PUNCH_S):
+                try:
+                    return await meet(self._ways, self.spot, self._talk.peer, self._terms, answer.candidates, self._rtt_s)
+                except PeerUnreachableError as error:
+                    self.tried.append(error.message)
+                    return None
+            self.tried.append("one router gives every destination another port, and the other one lets in only whom it knows")
+        return None
+
+    async def relay(self, run: str | None) -> Made | None:
+        """Through somebody whom both reach."""
+        peer = self._talk.peer
+        for relay in self._ways.helpers.relays(peer)[:RELAYS] if run else []:
+            try:
+                mine, theirs, where = await self._ways.helpers.circuit(relay, run or "", peer)
+                await self._talk.say(Relayed(where, theirs))
+                sock = await through_relay(where, mine, self._terms)
+                if sock is not None:
+                    return Made(sock, "relay")
+                self.tried.append(f"the relay {relay} led to somebody else")
+            except (PeerUnreachableError, OSError) as error:
+                self.tried.append(getattr(error, "message", str(error)))
+        if not self._ways.helpers.relays(peer):
+            self.tried.append("no relay is known")
+        return None
+
+
+class Follower:
+    """The other side of one attempt."""
+
+    def __init__(self, ways: Ways, talk: Talk, terms: Terms, offered: tuple[str, ...], expected: Expected) -> None:
+        """``offered``: the driver's addresses; ``expected``: where its dial arrives."""
+        self._ways, self._talk, self._terms, self._offered, self._expected = ways, talk, terms, offered, expected
+        self._spot: Spot | None = None
+        self._observed = trio.Event()
+        self._scope = trio.CancelScope()  # of the way that was proposed last
+        self._made: Made | None = None
+        self._arrived: trio.Event | None = None
+        self._theirs: tuple[str, ...] = ()
+
+    async def run(self) -> Made | None:
+        """Go along until the driver is done; None: the stream is the lane. Raises NetworkError, RemoteProtocolError."""
+        failed: Exception | None = PeerUnreachableError(f"{self._talk.peer} took too long over a lane", peer=self._talk.peer)
+        bridged = False
+        try:
+            with trio.move_on_after(FOLLOW_S):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._observe)
+                    try:
+                        bridged = await self._follow(nursery)
+                        failed = None
+                    except (NetworkError, RemoteProtocolError) as error:
+                        failed = error
+                    nursery.cancel_scope.cancel()
+            if failed is not None:
+                raise failed
+            made, self._made = self._made, None
+            return None if bridged else made or self._expected_one()
+        finally:
+            self._forget()
+            if self._spot is not None:
+                self._spot.close()
+
+    async def _follow(self, nursery: trio.Nursery) -> bool:
+        """Whether it ended with Bridge."""
+        while True:
+            message = await self._talk.hear(DIAL_S + PUNCH_S + ANSWER_S)
+            if isinstance(message, Reverse):
+                self._forget()
+                sock = await dial(self._offered, self._terms.token, self._terms.both)
+                self._made = None if sock is None else Made(sock, path_of(sock))
+                await self._talk.say(Dialled(sock is not None))
+            elif isinstance(message, Meet):
+                await self._observed.wait()
+                self._theirs = message.candidates
+                known = self._spot.candidates if self._spot is not None else ()
+                await self._talk.say(Met(known, self._spot is not None and self._spot.symmetric))
+            elif isinstance(message, Sync):
+                self._propose(nursery, self._punch)
+            elif isinstance(message, Relayed):
+                self._propose(nursery, partial(self._relay, message))
+            elif isinstance(message, Done):
+                if self._arrived is not None:
+                    with trio.move_on_after(ARRIVE_S):
+                        await self._arrived.wait()
+                return False
+            elif isinstance(message, Bridge):
+                return True
+            else:
+                raise RemoteProtocolError("a lane ends with Done or Bridge", peer=self._talk.peer)
+
+    def _propose(self, nursery: trio.Nursery, way: Callable[[], Awaitable[Made | None]]) -> None:
+        self._forget()
+        self._arrived = trio.Event()
+        nursery.start_soon(self._go, way, self._scope, self._arrived)
+
+    async def _go(self, way: Callable[[], Awaitable[Made | None]], scope: trio.CancelScope, arrived: trio.Event) -> None:
+        with scope, suppress(NetworkError, OSError):
+            self._made = await way()
+        arrived.set()
+
+    def _forget(self) -> None:
+        """What was proposed before has failed, or all is over."""
+        self._scope.cancel()
+        self._scope = trio.CancelScope()
+        if self._made is not None:
+            self._made.socket.close()
+            self._made = None
+
+    def _expected_one(self) -> Made:
+        sock = taken(self._expected)
+        if sock is None:
+            raise PeerUnreachableError("the lane never arrived", peer=self._talk.peer)
+        return Made(sock, path_of(sock))
+
+    async def _observe(self) -> None:
+        """Before we are asked: in the time that the driver's dial takes."""
+        try:
+            observers = self._ways.helpers.observers(self._talk.peer) if self._ways.may_need_punching(self._offered) else []
+            self._spot = self._ways.spot() if observers else None
+            if self._spot is not None:
+                await self._spot.observe(observers)
+        finally:
+            self._observed.set()
+
+    async def _punch(self) -> Made | None:
+        if self._spot is None or not self._theirs:
+            return None
+        return await meet(self._ways, self._spot, self._talk.peer, self._terms, self._theirs, 0.0)
+
+    async def _relay(self, message: Relayed) -> Made | None:
+        where = [address for address in usable(message.addresses) if has_public((address,))]
+        sock = await through_relay(where[:RELAYS], message.voucher, self._terms)
+        return None if sock is None else Made(sock, "relay")
+
+
+async def meet(ways: Ways, spot: Spot, peer: PeerId, terms: Terms, offered: tuple[str, ...], rtt_s: float) -> Made:
+    """A simultaneous open of both sides. Raises PeerUnreachableError."""
+    punch = Punch(trio.current_time(), targets(offered, spot.candidates), rtt_s, ways.rng)
+    sock = await spot.meet(peer, punch, terms.token, terms.both, driver=terms.initiator)
+    return Made(sock, path_of(sock, "punched"))
+
+
+async def through_relay(where: Sequence[str], voucher: bytes, terms: Terms) -> socket.socket | None:
+    """Our end of a circuit, once the partner has proved itself at the other; None: it is somebody else. Raises OSError."""
+    with await show(where, voucher) as sock, trio.move_on_after(HELLO_S):
+        if await (hello if terms.initiator else be_greeted)(sock, terms.token, terms.both):
+            return detach(sock)
+    return None
+
+
+def taken(expected: Expected) -> socket.socket | None:
+    """The socket that has arrived, which is the caller's from now on."""
+    sock, expected.socket = expected.socket, None
+    return sock

@@ -1,0 +1,85 @@
+#!/usr/bin/env python3
+"""Lanes between two peers behind routers: how often they come up, by which way, and after how long. In a network laboratory.
+
+Each try makes ``--lanes`` lanes at once and drops them. The two agree over a line through a public host (two ``--rtt-ms``), which stands in for
+a libp2p circuit; two public hosts observe ports and relay.
+
+lanes_direct  tries in which every lane is direct, of ``tries``
+median_s      from the wish to a lane that has authenticated, at the peer that drives: median over all lanes
+path          which way the lanes took: the commonest; ``paths``: all of them
+direct        null: whether libp2p itself comes to a direct connection is not measured here
+valid         pings before and after were on target; times of a run that was not are void, counts are not
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from _bench import CANNOT, emit, progress
+from _kits import LabError, missing
+from netns.lane_kit import Pair
+from netns.nat import KINDS
+
+
+def run(options: argparse.Namespace, folder: Path) -> int:
+    """Measure and print."""
+    runs: list[dict[str, Any]] = []
+    with Pair(folder, options.a, options.b, rtt_ms=options.rtt_ms) as pair:
+        before = pair.lab.ping_ms()
+        for number in range(options.tries + 1):
+            lanes = pair.lanes(options.lanes)
+            found = {"seconds": [round(lane["seconds"], 4) for lane in lanes], "paths": [lane["path"] for lane in lanes]}
+            progress(f"try {number} of {options.tries}: {', '.join(found['paths'])}; {max(found['seconds']):.3f} s")
+            if number:  # the first one loads what all need
+                runs.append(found)
+        after = pair.lab.ping_ms()
+        valid = pair.lab.on_target(before) and pair.lab.on_target(after)
+    seconds = [second for found in runs for second in found["seconds"]]
+    paths = Counter(path for found in runs for path in found["paths"])
+    emit(
+        "bench_nat", vars(options), runs, direct=None, lanes_direct=sum(not {"relay", "stream"} & {*found["paths"]} for found in runs),
+        tries=len(runs), median_s=round(statistics.median(seconds), 4), max_s=round(max(seconds), 4), path=paths.most_common(1)[0][0],
+        paths=dict(paths), valid=valid, ping_ms=[round(before, 3), round(after, 3)],
+    )  # fmt: skip
+    return 0
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--a", choices=KINDS, default="port-restricted", help="one router (default port-restricted)")
+    parser.add_argument("--b", choices=KINDS, default="port-restricted", help="the other (default port-restricted)")
+    parser.add_argument("--rtt-ms", type=float, default=80.0, help="between any two hosts (default 80)")
+    parser.add_argument("--lanes", type=int, default=1, help="1 to 8 at once (default 1)")
+    parser.add_argument("--tries", type=int, default=20, help="default 20")
+    options = parser.parse_args()
+    if not 1 <= options.lanes <= 8 or options.tries < 1:
+        parser.error("--lanes is 1 to 8, --tries at least 1")
+    return options
+
+
+def main() -> int:
+    """Exit code: 0 measured, 1 not, 64 cannot be done here."""
+    options = parse()
+    if reason := missing():
+        progress(f"cannot do it: {reason}")
+        return CANNOT
+    folder = Path(tempfile.mkdtemp(prefix="atoll-lanes-"))
+    try:
+        return run(options, folder)
+    except (AssertionError, LabError) as error:
+        progress(f"cannot measure: {error}")
+        return 1
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,206 @@
+"""Two peers behind routers, public hosts that help them, and a line over a public host on which they agree on lanes.
+
+The line stands in for a libp2p circuit: a public host passes on the bytes of a connection to a port that a peer's firewall has open for IPv6. Lanes
+cannot take it: their listeners and dials have IPv4 only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from netns.lab import PATIENCE_S, Host, Lab
+from netns.nat import Inner, Kind, Router
+
+SCRIPT = Path(__file__).with_name("lane_peer.py")
+PORT, LINE = 4001, 4100
+
+
+class Peer:
+    """A process of `netns.lane_peer`."""
+
+    def __init__(self, host: Host | Inner, listen: str, log: Path) -> None:
+        self.log = log
+        with open(log, "wb") as errors:
+            self.process = subprocess.Popen(
+                host.command([sys.executable, str(SCRIPT), listen, host.address]),
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
+            )  # fmt: skip
+        assert self.process.stdout is not None
+        self._said: queue.Queue[dict[str, Any]] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, args=(self.process.stdout,))
+        self._reader.start()
+
+    def _read(self, lines: IO[str]) -> None:
+        for line in lines:
+            self._said.put(json.loads(line))
+        self._said.put({"event": "end"})
+
+    def say(self, do: str, **values: Any) -> None:
+        """A command."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"do": do, **values}) + "\n")
+        self.process.stdin.flush()
+
+    def expect(self, event: str) -> dict[str, Any]:
+        """What it says next, which must be this."""
+        try:
+            said = self._said.get(timeout=PATIENCE_S)
+        except queue.Empty:
+            raise AssertionError(f"nobody said {event!r}; {self.log.read_text()[-3000:]}") from None
+        assert said["event"] == event, (said, self.log.read_text()[-3000:])
+        return said
+
+    def stop(self) -> None:
+        """Ask it to end."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+
+    def end(self) -> None:
+        """End it, politely, then not."""
+        assert self.process.stdout is not None
+        self.stop()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._reader.join()
+        self.process.stdout.close()
+
+
+class Line:
+    """A public host's port that leads to a peer behind a router."""
+
+    def __init__(self, public: Host, target: tuple[str, int]) -> None:
+        self._public, self._target = public, target
+        self._server = public.inside(lambda: socket.create_server((public.address, LINE)))
+        self._ends: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._server.accept()
+                far = self._public.inside(lambda: socket.create_connection(self._target, timeout=PATIENCE_S))
+            except OSError:
+                return
+            far.settimeout(None)
+            self._ends += [near, far]
+            for source, drain in ((near, far), (far, near)):
+                source.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._threads.append(threading.Thread(target=self._pass, args=(source, drain)))
+                self._threads[-1].start()
+
+    @staticmethod
+    def _pass(source: socket.socket, drain: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                drain.sendall(data)
+            drain.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """End all connections."""
+        for sock in (self._server, *self._ends):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+            sock.close()
+        for thread in self._threads:
+            thread.join()
+
+
+class Pair:
+    """A laboratory with two public hosts and two peers behind routers of these kinds; a context manager."""
+
+    def __init__(self, folder: Path, a: Kind, b: Kind, *, rtt_ms: float = 0.0, mbit: float | None = None, loss: float = 0.0) -> None:
+        self.lab = Lab(4, internet=True, rtt_ms=rtt_ms, mbit=mbit, loss=loss)
+        self.peers: list[Peer] = []
+        self._line: Line | None = None
+        try:
+            self.homes = [Router(self.lab.hosts[2], a), Router(self.lab.hosts[3], b)]
+            self._start(folder)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, folder: Path) -> None:
+        one, other = (home.hosts[0] for home in self.homes)
+        self.homes[1].open6(PORT)
+        self._line = Line(self.lab.hosts[0], (other.address6, PORT))
+        for index, host in enumerate(self.lab.hosts[:2]):
+            self.peers.append(Peer(host, f"/ip4/{host.address}/tcp/{PORT}", folder / f"public{index}"))
+        self.peers.append(Peer(one, f"/ip4/{one.address}/tcp/{PORT}", folder / "a"))
+        self.peers.append(Peer(other, f"/ip6/{other.address6}/tcp/{PORT}", folder / "b"))
+        told = [peer.expect("ready") for peer in self.peers]
+        self.ids = [said["peer"] for said in told]
+        for peer in self.peers[2:]:
+            for public in (0, 1):
+                peer.say("connect", peer=self.ids[public], addresses=[f"/ip4/{self.lab.hosts[public].address}/tcp/{PORT}"])
+                assert peer.expect("connected")["observers"] == public + 1
+        self.peers[2].say("connect", peer=self.ids[3], addresses=[f"/ip4/{self.lab.hosts[0].address}/tcp/{LINE}"])
+        self.peers[2].expect("connected")
+
+    def become(self, a: Kind, b: Kind) -> None:
+        """Give the two routers of other kinds."""
+        for home, kind in zip(self.homes, (a, b), strict=True):
+            home.become(kind)
+        self.homes[1].open6(PORT)
+
+    def lanes(self, count: int = 1) -> list[dict[str, Any]]:
+        """Make so many lanes between the two, and drop them: what the driver says of each."""
+        made = self.make(count)
+        self.drop()
+        return made
+
+    def make(self, count: int = 1) -> list[dict[str, Any]]:
+        """Make so many lanes: what the driver says of each."""
+        ends = self.peers[2:]
+        for peer, partner in zip(ends, reversed(self.ids[2:]), strict=True):
+            peer.say("lanes", peer=partner, count=count)
+        said = [[peer.expect("lane") for _ in range(count)] for peer in ends]
+        assert all(lane["right"] for lanes in said for lane in lanes)
+        by_path = [sorted((lane["index"], lane["path"]) for lane in lanes) for lanes in said]
+        assert by_path[0] == by_path[1]
+        return next(lanes for lanes in said if lanes[0]["drives"])
+
+    def drop(self) -> None:
+        """Close all lanes, and want none."""
+        for peer, partner in zip(self.peers[2:], reversed(self.ids[2:]), strict=True):
+            peer.say("drop", peer=partner)
+        for peer in self.peers[2:]:
+            peer.expect("dropped")
+
+    def bulk(self, warm_s: float, seconds: float, congestion: str) -> float:
+        """Bytes a second over the lanes that are open, from the first peer to the second."""
+        sender, receiver = self.peers[2:]
+        receiver.say("receive", warm_s=warm_s, seconds=seconds)
+        sender.say("send", seconds=warm_s + seconds + 2.0, congestion=congestion)
+        found = receiver.expect("received")
+        sender.expect("sent")
+        return found["nbytes"] / found["seconds"]
+
+    def __enter__(self) -> Pair:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End everything."""
+        for peer in self.peers:
+            peer.stop()
+        for peer in self.peers:
+            peer.end()
+        if self._line is not None:
+            self._line.close()
+        self.lab.close()

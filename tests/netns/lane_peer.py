@@ -1,0 +1,163 @@
+"""A peer that makes lanes, as a process on a host of the laboratory: the network part of a node, without a node around it.
+
+    lane_peer.py LISTEN LANE_HOST [serve]
+
+LISTEN: a libp2p address; LANE_HOST: where its lane listener is. "serve": it answers everybody, as a public node does. Commands come as JSON
+lines on stdin: {"do": "connect", "peer": P, "addresses": [...]}, {"do": "lanes", "peer": P, "count": N}, {"do": "drop", "peer": P}, {"do": "send",
+"seconds": S, "congestion": C}, {"do": "receive", "warm_s": W, "seconds": S}. It says "ready", "connected", for each lane "lane" once bytes have gone
+both ways, "dropped", and "received" with the bytes that came within S seconds, counted from W seconds after the first ones.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import sys
+from typing import Any
+
+import trio
+
+from atoll.collectives.errors import NetworkError
+from atoll.collectives.identifiers import PeerId
+from atoll.node.net import ways
+from atoll.node.net.faults import Faults
+from atoll.node.net.host import Host
+from atoll.node.net.lane_sockets import LaneListener
+from atoll.node.net.lanes import Lanes
+from atoll.node.net.through.relaying import Helpers, Relay
+from atoll.security.identity import Identity
+
+GREETING = b"over the lane"
+
+
+def say(event: str, **values: Any) -> None:
+    """One line."""
+    print(json.dumps({"event": event, **values}), flush=True)
+
+
+class LanePeer:
+    """The peer."""
+
+    def __init__(self, listen: str, lane_host: str) -> None:
+        self.identity, self.rng = Identity.generate(), random.Random()
+        self.host = Host(self.identity, [listen])
+        self.listener = LaneListener(lane_host, 0)
+        self.book: dict[PeerId, list[str]] = {}
+        self.helpers = Helpers(self.host, lambda peer: self.book.get(peer, ()))
+        self.relay = Relay(self.host, self.listener, lambda run, peer: True)
+        self.ways = ways.Ways(self.listener, self.helpers, lambda peer: "a run", self.rng)
+        self.lanes = Lanes(self.host, self.ways, self.connect, lambda peer: True, Faults(), self.rng)
+        self.lanes.on_lane = self.on_lane
+        self.began: dict[PeerId, float] = {}
+        self.synced: float | None = None
+        self.open: list[trio.socket.SocketType] = []
+
+    async def connect(self, peer: PeerId) -> None:
+        """Make sure of a connection."""
+        await self.host.connect(peer, self.book.get(peer, ()))
+
+    def on_lane(self, peer: PeerId, sock: socket.socket, mine: bytes, theirs: bytes, drives: bool, path: str, index: int, _: bool) -> None:
+        """See `lanes.OnLane`."""
+        seconds = trio.current_time() - self.began.get(peer, trio.current_time())
+        self.nursery.start_soon(self.talk, peer, trio.socket.from_stdlib_socket(sock), mine + theirs, drives, path, index, seconds)
+
+    async def talk(
+        self, peer: PeerId, sock: trio.socket.SocketType, secrets: bytes, drives: bool, path: str, index: int, seconds: float
+    ) -> None:
+        """Bytes both ways, then word of it."""
+        self.open.append(sock)
+        await sock.send(GREETING + bytes([index]))
+        got = b""
+        while len(got) <= len(GREETING):
+            piece = await sock.recv(64)
+            if not piece:
+                break
+            got += piece
+        say(
+            "lane", peer=peer, path=path, index=index, seconds=seconds, drives=drives, right=got == GREETING + bytes([index]),
+            why=self.ways.why.get(peer, ""), congestion=congestion(sock),
+        )  # fmt: skip
+
+    async def obey(self, command: dict[str, Any]) -> None:
+        """One command."""
+        peer = PeerId(command.get("peer", ""))
+        if command["do"] == "connect":
+            self.book[peer] = command["addresses"]
+            await self.connect(peer)
+            await self.helpers.met(peer)
+            say("connected", peer=peer, observers=len(self.helpers.observers(self.host.peer)))
+        elif command["do"] == "lanes":
+            self.began[peer] = trio.current_time()
+            self.lanes.ensure(peer, command["count"])
+        elif command["do"] == "drop":
+            self.lanes.release(peer)
+            for sock in self.open:
+                sock.close()
+            self.open.clear()
+            say("dropped")
+        elif command["do"] == "send":
+            self.nursery.start_soon(self.send, command["seconds"], command["congestion"])
+        elif command["do"] == "receive":
+            self.nursery.start_soon(self.receive, command["warm_s"], command["seconds"])
+
+    async def send(self, seconds: float, cc: str) -> None:
+        """Fill all lanes."""
+        data = self.rng.randbytes(1 << 18)
+        with trio.move_on_after(seconds):
+            async with trio.open_nursery() as nursery:
+                for sock in self.open:
+                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, cc.encode())
+                    nursery.start_soon(fill, sock, data)
+        say("sent", relayed=self.relay.nbytes)
+
+    async def receive(self, warm_s: float, seconds: float) -> None:
+        """Count what comes on all lanes."""
+        total = [0]
+        first = trio.Event()
+        async with trio.open_nursery() as nursery:
+            for sock in self.open:
+                nursery.start_soon(drain, sock, total, first)
+            await first.wait()
+            await trio.sleep(warm_s)
+            before, began = total[0], trio.current_time()
+            await trio.sleep(seconds)
+            say("received", nbytes=total[0] - before, seconds=trio.current_time() - began)
+            nursery.cancel_scope.cancel()
+
+    async def run(self) -> None:
+        """Until stdin ends."""
+        async with trio.open_nursery() as nursery:
+            self.nursery = nursery
+            await nursery.start(self.host.run, lambda peer, up: None)
+            await nursery.start(self.lanes.run)
+            say("ready", peer=self.host.peer, addresses=self.host.addresses())
+            while line := await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True):
+                try:
+                    await self.obey(json.loads(line))
+                except NetworkError as error:
+                    say("failed", why=error.message)
+            nursery.cancel_scope.cancel()
+        self.relay.close()
+
+
+async def fill(sock: trio.socket.SocketType, data: bytes) -> None:
+    """Send for ever."""
+    while True:
+        await sock.send(data)
+
+
+async def drain(sock: trio.socket.SocketType, total: list[int], first: trio.Event) -> None:
+    """Receive until the end."""
+    while data := await sock.recv(1 << 18):
+        total[0] += len(data)
+        first.set()
+
+
+def congestion(sock: trio.socket.SocketType) -> str:
+    """Congestion control in force."""
+    return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
+
+
+if __name__ == "__main__":
+    trio.run(LanePeer(sys.argv[1], sys.argv[2]).run)

@@ -1,0 +1,148 @@
+"""Ways of lanes that need no routers: being observed, meeting at a port, and a relay that serves members of a run and nobody else."""
+
+from __future__ import annotations
+
+import random
+import socket
+
+import pytest
+import trio
+from process.test_net import RUN, network, run, wait_for
+
+from atoll.collectives.errors import PeerUnreachableError
+from atoll.collectives.identifiers import PeerId
+from atoll.node.net.lane_talk import Terms
+from atoll.node.net.network import PeerNetwork
+from atoll.node.net.through import meeting
+from atoll.node.net.through.meeting import Spot
+from atoll.node.net.through.observing import MAX_HELD_OF_ONE
+from atoll.node.net.through.punch import Punch
+from atoll.node.net.through.relaying import show
+from atoll.node.net.through.vouchers import Limits
+from atoll.node.net.ways import through_relay
+
+HERE = "127.0.0.1"
+TOKEN, SECRETS = bytes(range(16)), bytes(64)
+MINE, THEIRS = b"m" * 32, b"t" * 32
+
+
+async def members(nursery: trio.Nursery) -> list[PeerNetwork]:
+    """Three, of one run, all known to the first."""
+    nodes: list[PeerNetwork] = []
+    for _ in range(3):
+        nodes.append(network(nodes[0] if nodes else None))
+        await nursery.start(nodes[-1].run)
+        nodes[-1].announce_run(RUN)
+    await wait_for(lambda: len(nodes[0].members(RUN)) == 2)
+    return nodes
+
+
+def terms(*, initiator: bool) -> Terms:
+    """What both ends have settled."""
+    return Terms(MINE if initiator else THEIRS, THEIRS if initiator else MINE, initiator, TOKEN, 0, False)
+
+
+def test_two_members_have_a_lane_over_a_third_until_one_ends_it() -> None:
+    async def main(nursery: trio.Nursery) -> None:
+        relay, one, other = await members(nursery)
+        mine, theirs, _ = await one._helpers.circuit(relay.peer, RUN, other.peer)
+        ends: dict[bool, socket.socket | None] = {}
+
+        async def end(initiator: bool, voucher: bytes) -> None:
+            ends[initiator] = await through_relay(relay._ways.addresses(), voucher, terms(initiator=initiator))
+
+        async with trio.open_nursery() as both:
+            both.start_soon(end, True, mine)
+            both.start_soon(end, False, theirs)
+        near, far = ends[True], ends[False]
+        assert near is not None
+        assert far is not None
+        assert relay.status()["relayed"]["circuits"] == 1
+        with trio.socket.from_stdlib_socket(near) as sender, trio.socket.from_stdlib_socket(far) as receiver:
+            await sender.send(b"through")
+            assert await receiver.recv(64) == b"through"
+        await wait_for(lambda: relay.status()["relayed"]["circuits"] == 0)
+        assert relay.status()["relayed"]["bytes"] > len(b"through")
+        with pytest.raises(ConnectionError):
+            await show(relay._ways.addresses(), mine)  # once
+
+    run(main)
+
+
+def test_a_relay_serves_nobody_but_members_of_a_run_it_knows() -> None:
+    async def main(nursery: trio.Nursery) -> None:
+        relay, one, other = await members(nursery)
+        stranger = network(relay)
+        await nursery.start(stranger.run)
+        await stranger.connect(relay.peer)
+        for asker, what, whom in (
+            (one, "another run", other.peer),
+            (one, RUN, stranger.peer),
+            (one, RUN, one.peer),
+            (stranger, RUN, one.peer),
+        ):
+            with pytest.raises(PeerUnreachableError, match="known members"):
+                await asker._helpers.circuit(relay.peer, what, PeerId(whom))
+        assert relay.status()["relayed"]["circuits"] == 0
+        relay._relay._vouchers.limits = Limits(circuits=1)
+        await one._helpers.circuit(relay.peer, RUN, other.peer)
+        with pytest.raises(PeerUnreachableError, match="full"):
+            await other._helpers.circuit(relay.peer, RUN, one.peer)
+
+    run(main)
+
+
+def test_a_port_is_seen_by_who_is_asked_and_not_by_too_many_at_once() -> None:
+    async def main(nursery: trio.Nursery) -> None:
+        node = network()
+        await nursery.start(node.run)
+        there = (HERE, int(node._ways.addresses()[0].rpartition("/")[2]))
+        spots = [Spot(HERE, random.Random(seed)) for seed in range(MAX_HELD_OF_ONE + 1)]
+        try:
+            for spot in spots[:-1]:
+                await spot.observe([there])
+                assert spot.seen == [(HERE, spot.port)]
+            await spots[-1].observe([there])
+            assert spots[-1].seen == []
+            assert spots[-1].candidates == ()
+        finally:
+            for spot in spots:
+                spot.close()
+
+    run(main)
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_two_ports_meet_if_both_sides_know_the_secrets(right: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not right:
+        monkeypatch.setattr(meeting, "PUNCH_S", 0.5)
+
+    async def main(nursery: trio.Nursery) -> None:
+        spots = [Spot(HERE, random.Random(seed)) for seed in (1, 2)]
+        met: list[socket.socket] = []
+        refused: list[str] = []
+
+        async def end(index: int) -> None:
+            punch = Punch(trio.current_time(), [(HERE, spots[1 - index].port)], 0.0, random.Random(index))
+            secrets = SECRETS if right or index else b"x" * 64
+            try:
+                met.append(await spots[index].meet(PeerId(f"{index}"), punch, TOKEN, secrets, driver=index == 0))
+            except PeerUnreachableError as error:
+                refused.append(error.message)
+
+        try:
+            async with trio.open_nursery() as both:
+                both.start_soon(end, 0)
+                both.start_soon(end, 1)
+            assert len(met) == (2 if right else 0)
+            assert len(refused) == (0 if right else 2)
+            if right:
+                assert met[0].getpeername() == met[1].getsockname()
+                assert met[0].send(b"x") == 1
+        finally:
+            for sock in met:
+                sock.close()
+            for spot in spots:
+                spot.close()
+
+    run(main)
