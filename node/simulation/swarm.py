@@ -236,6 +236,15 @@ class SimSwarm:
         for disk in member.disks:
             disk.wipe()
 
+    def reboot(self, peer: PeerId) -> None:
+        """A machine loses power and starts again: its node goes on in a new life."""
+        member = self.members[peer]
+        if self.crash(peer):
+            self.wiped.add(member.me)
+            for disk in member.disks:
+                disk.storage.reboot()
+            self.restart(peer)
+
     def _expendable(self, peer: PeerId) -> bool:
         """Whether majorities of all configurations hold all that was decided without this peer's disks (the organiser may decide alone)."""
         return all(2 * len(watch.holding(peer)) > len(watch.config) >= 3 for watch in self.watches)
