@@ -123,6 +123,17 @@ of its members' nodes does. After `atoll new` a run exists on paper only, until 
 
     sudo timedatectl set-ntp true""",
     ),
+    "E130": Page(
+        "unreachable",
+        "nobody can dial this node, and no relay takes it",
+        69,
+        """This machine is behind a router that lets nothing in, and none of the public peers it met holds a place for it. It still dials
+others, so it can train with members that can be dialled. Any one of these mends it:
+
+    forward the TCP port of `atoll status` on the router to this machine, then: atoll netcheck
+    ask somebody with a public address to run: atoll relay      and start with: atoll up --bootstrap ADDRESS
+A relay that answers “relays only for peers of runs it knows” knows this node as soon as it has joined one of its runs.""",
+    ),
     "E140": Page(
         "version",
         "no protocol version in common",

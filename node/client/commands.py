@@ -47,6 +47,10 @@ class NodeClient:
         """The members of a run: id, unique prefix, or name; "" = the only one."""
         return self._link.ask(lambda id_: p.Peers(id_, run), p.Document, timeout_s=ANSWER_S).value["peers"]
 
+    def ping(self, peer: str) -> dict[str, Any]:
+        """One round trip to a peer: ``{"peer", "path", "rtt_ms", "address"}``."""
+        return self._link.ask(lambda id_: p.Ping(id_, peer), p.Document, timeout_s=ANSWER_S).value
+
     def find_run(self, run: str = "") -> p.RunInfo:
         """A run of the node."""
         return self._link.ask(lambda id_: p.FindRun(id_, run), p.Joined, timeout_s=ANSWER_S).run
