@@ -38,11 +38,12 @@ def sample_count(samples: Any) -> int:
 class OuterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The outer optimizer, applied to the anchor in the node: one of `optim.outer.rules`. Each reads what it needs of the rest."""
 
-    kind: Literal["nesterov", "sgd", "adam", "yogi", "adagrad", "co2"] = "nesterov"
+    kind: Literal["nesterov", "sgd", "adam", "yogi", "adagrad", "co2", "adamw"] = "nesterov"
     lr: float = 0.7  # published DiLoCo value (arXiv 2311.08105); 0.9 below about 50 rounds
     momentum: float = 0.9  # published value; 0.6 below about 50 rounds, where 0.9 diverges
-    beta2: float = 0.99  # of adam and yogi; this and the next are published values (arXiv 2003.00295)
-    epsilon: float = 1e-3  # of adam, yogi, adagrad
+    beta2: float = 0.99  # of adam, yogi and adamw; this and the next are published values (arXiv 2003.00295)
+    epsilon: float = 1e-3  # of adam, yogi, adagrad and adamw
+    weight_decay: float = 0.0  # of adamw
     clip: float = 3.0  # of co2: times the mean norm of the momentum
     governor: bool = False  # restart momentum and halve lr for a while when the update's norm jumps
 
@@ -50,9 +51,15 @@ class OuterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The part of a run's manifest that governs rounds and optimizers. The manifest has authority over the script."""
 
-    method: Literal["diloco", "local_sgd"] = "diloco"
+    method: Literal["diloco", "local_sgd", "gradient_averaging"] = "diloco"
     sync_every: int | None = 100  # H: inner steps a round; None: rounds end by time
     round_s: float | None = None  # seconds a round, when sync_every is None
+    target_samples: int | None = None  # samples of all members a round, when both are None
+    local_after: int = 0  # rounds of one inner step before those of sync_every (post-local SGD)
+    overlap: Literal["none", "late", "eager"] = "none"  # what is trained on while a round is under way (`optim.rounds.replica`)
+    delay: int | None = None  # inner steps from a contribution to its result, with overlap; None: to the end of the next round
+    mixing: float | None = None  # share of live parameters kept when a result is adopted, with overlap; None: all own progress
+    feedback: bool = False  # carry what the codec loses into the next contribution
     outer: OuterSettings = OuterSettings()
     codec: str = "int8"
     codecs: dict[str, str] = {}  # shell pattern of tensor names -> their codec, where it is another; the longest that matches decides

@@ -31,6 +31,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--announce", action="append", default=[], metavar="ADDR", help="address that others should dial; may be repeated")
     parser.add_argument("--max-up", metavar="RATE", help="limit of bulk data sent, such as 20Mbit/s")
     parser.add_argument("--max-down", metavar="RATE", help="limit of bulk data received")
+    parser.add_argument("--relay-for-all", action="store_true", help="relay for anybody, not only for peers of runs this node knows")
+    parser.add_argument("--no-port-mapping", action="store_true", help="do not ask the router to lead a port to this node")
     parser.add_argument("--site", metavar="LABEL", help="label of the place where this machine is")
     parser.add_argument("--json", action="store_true", help="say where it listens, or why it cannot, as one JSON object on stdout")
     parser.add_argument("--private", action="store_true", help="belong to the script that started this node")
@@ -112,6 +114,8 @@ def _options(args: argparse.Namespace) -> NodeOptions:
         args.parent_fd,
         loaded.config.node.site,
         loaded.config.limits,
+        relay_for_all=args.relay_for_all,
+        port_mapping=not args.no_port_mapping,
     )
 
 

@@ -20,6 +20,7 @@ from ..collectives.group import MAX_PEER_ID, TopologyKind
 from ..collectives.identifiers import PeerId, RunId
 from ..collectives.layout import MAX_FRAGMENTS
 from ..collectives.swarm import OuterSettings, RunSettings
+from .manifest_checks import check_fragments, check_train
 from .paths import Paths, make_private, storage_error, write_atomic
 from .strict_toml import convert, parse_toml
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ..security.identity import Identity
 
 SCHEMA = 1
+ENDS = ("sync_every", "round_s", "target_samples")  # of rounds: a run has one of them
 MAX_MANIFEST_BYTES = 65_536
 RUN_ID_LENGTH = 26
 DOMAIN = "atoll/manifest/1"
@@ -74,25 +76,36 @@ class InnerTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class OuterTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``[train.outer]``: applied to the anchor, in the node, the same on all members."""
 
-    optimizer: Literal["nesterov", "sgd", "adam", "yogi", "adagrad", "co2"] = "nesterov"
+    optimizer: Literal["nesterov", "sgd", "adam", "yogi", "adagrad", "co2", "adamw"] = "nesterov"
     lr: Annotated[float, msgspec.Meta(gt=0, le=10)] = 0.7  # DiLoCo's published value (arXiv 2311.08105)
     momentum: Fraction = 0.9  # DiLoCo's published value; 0.6 below about 50 rounds, where 0.9 diverges
-    beta2: Fraction = 0.99  # of adam and yogi, published as epsilon is (arXiv 2003.00295)
-    epsilon: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1e-3  # of adam, yogi and adagrad
+    beta2: Fraction = 0.99  # of adam, yogi and adamw, published as epsilon is (arXiv 2003.00295)
+    epsilon: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1e-3  # of adam, yogi, adagrad and adamw
+    weight_decay: NotNegative = 0.0  # of adamw
     clip: Positive = 3.0  # of co2: times the mean norm of the momentum
     governor: bool = False  # restart momentum and halve lr for a while when the update's norm jumps
 
     def settings(self) -> OuterSettings:
         """As the outer step takes it."""
-        return OuterSettings(self.optimizer, self.lr, self.momentum, self.beta2, self.epsilon, self.clip, self.governor)
+        return OuterSettings(
+            self.optimizer, self.lr, self.momentum, self.beta2, self.epsilon, self.weight_decay, self.clip, self.governor
+        )  # fmt: skip
 
 
 class TrainTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[train]``: a round ends after ``sync_every`` inner steps, or after ``round_s`` seconds; give one of the two."""
+    """``[train]``: a round ends after ``sync_every`` inner steps, ``round_s`` seconds or ``target_samples`` of all members; give one of them.
 
-    method: Literal["diloco", "local_sgd"] = "diloco"
+    ``overlap``, ``delay`` and ``mixing`` say what members train on while a round is under way (`docs/optimizers.md`).
+    """
+
+    method: Literal["diloco", "local_sgd", "gradient_averaging"] = "diloco"
     sync_every: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] | None = None
     round_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] | None = None
+    target_samples: Natural | None = None
+    local_after: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0  # rounds of one inner step before those of sync_every
+    overlap: Literal["none", "late", "eager"] = "none"
+    delay: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] | None = None
+    mixing: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
     rounds: Natural | None = None  # committed rounds after which the run is done; None: the built-in recipe ends with its schedule
     inner: InnerTable = InnerTable()
     outer: OuterTable = OuterTable()
@@ -107,6 +120,7 @@ class ExchangeTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     codec: str = "int8"
     codecs: Annotated[dict[Annotated[str, msgspec.Meta(min_length=1, max_length=512)], str], msgspec.Meta(max_length=64)] = {}
+    feedback: bool = False  # carry what the codec loses into the next contribution
     plan: TopologyKind = "butterfly"
     fragments: Annotated[int, msgspec.Meta(ge=1, le=MAX_FRAGMENTS)] = 1
     deadline_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] | None = None  # None: from measured rates
@@ -192,6 +206,12 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             method=self.train.method,
             sync_every=self.train.sync_every,
             round_s=self.train.round_s,
+            target_samples=self.train.target_samples,
+            local_after=self.train.local_after,
+            overlap=self.train.overlap,
+            delay=self.train.delay,
+            mixing=self.train.mixing,
+            feedback=self.exchange.feedback,
             outer=self.train.outer.settings(),
             codec=self.exchange.codec,
             codecs=self.exchange.codecs,
@@ -227,14 +247,15 @@ def parse_manifest(text: str, name: str = "manifest") -> Manifest:
             hint="pip install -U atoll",
         )
     train = manifest.train
-    if train.sync_every is not None and train.round_s is not None:
+    ends = [f"$.train.{end}" for end in ENDS if getattr(train, end) is not None]
+    if len(ends) > 1:
         raise ConfigError(
-            f"{name} gives both $.train.sync_every and $.train.round_s",
-            key="$.train.round_s",
-            why="A round ends after a number of steps or after a time, not both.",
+            f"{name} gives both {ends[0]} and {ends[1]}",
+            key=ends[1],
+            why="A round ends after a number of steps, after a time or after a number of samples, not all of them.",
             hint="Remove one of the two.",
         )
-    if train.sync_every is None and train.round_s is None:
+    if not ends:
         manifest = msgspec.structs.replace(manifest, train=msgspec.structs.replace(train, sync_every=100))
     _check(manifest, name)
     return manifest
@@ -278,7 +299,7 @@ def decode_manifest(data: bytes) -> Manifest:
         raise VersionMismatchError(
             f"the run's manifest has schema {manifest.schema}, this atoll reads {SCHEMA}", hint="pip install -U atoll"
         )
-    if manifest.encode() != data or (manifest.train.sync_every is None) == (manifest.train.round_s is None):
+    if manifest.encode() != data or sum(getattr(manifest.train, end) is not None for end in ENDS) != 1:
         raise ConfigError("the run's manifest is not in canonical form")
     _check(manifest, "manifest")
     return manifest
@@ -309,36 +330,12 @@ def _check(manifest: Manifest, name: str) -> None:
                 hint=f"Choose one of: {', '.join(CODECS)}",
             )
     if exchange.fragments > 1:
-        _check_fragments(manifest, name)
-    outer = manifest.train.outer
-    if manifest.no_quorum.policy == "branch" and (outer.optimizer in ("adam", "yogi", "co2") or outer.governor):
-        raise ConfigError(
-            f'{name}: a run with $.no_quorum.policy = "branch" cannot have this outer optimizer',
-            key="$.train.outer.optimizer",
-            why="What a branch hands over is the anchor and one momentum vector.",
-            hint='Use optimizer = "nesterov", "sgd" or "adagrad" without a governor, or policy = "pause".',
-        )
+        check_fragments(manifest, name)
+    check_train(manifest.train, manifest.no_quorum, name)
     if model.entry == "builtin:gpt":
         gpt_config(model, name)
     if len(manifest.encode()) > MAX_MANIFEST_BYTES:
         raise ConfigError(f"{name} is longer than {MAX_MANIFEST_BYTES} bytes")
-
-
-def _check_fragments(manifest: Manifest, name: str) -> None:
-    if manifest.no_quorum.policy == "branch":
-        raise ConfigError(
-            f'{name}: a run with $.exchange.fragments = {manifest.exchange.fragments} cannot have $.no_quorum.policy = "branch"',
-            key="$.no_quorum.policy",
-            why="Every fragment would fork for itself, and be taken over or lost for itself.",
-            hint='Leave one of the two out: policy = "pause", or fragments = 1.',
-        )
-    if manifest.model.entry == "builtin:gpt":
-        raise ConfigError(
-            f"{name}: the built-in recipe does not train a model in {manifest.exchange.fragments} fragments",
-            key="$.exchange.fragments",
-            why="Its optimizer knows one round at a time, of the whole model.",
-            hint='For a script of your own: [model] entry = "local:NAME". Else leave fragments out.',
-        )
 
 
 class GptConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

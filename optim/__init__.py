@@ -22,16 +22,18 @@ if TYPE_CHECKING:
     from .outer.presets import outer_preset
     from .script.attachment import Attachment, attach
     from .script.diloco import DiLoCo
+    from .script.gradient_averaging import GradientAveraging
     from .script.local_sgd import LocalSGD
     from .solo import SoloSwarm
 
-__all__ = ["attach", "Attachment", "DiLoCo", "LocalSGD", "OuterStep", "SoloSwarm", "outer_preset"]
+__all__ = ["attach", "Attachment", "DiLoCo", "LocalSGD", "GradientAveraging", "OuterStep", "SoloSwarm", "outer_preset"]
 
 _HOMES = {
     "attach": "script.attachment",
     "Attachment": "script.attachment",
     "DiLoCo": "script.diloco",
     "LocalSGD": "script.local_sgd",
+    "GradientAveraging": "script.gradient_averaging",
     "OuterStep": "outer",
     "SoloSwarm": "solo",
     "outer_preset": "outer.presets",

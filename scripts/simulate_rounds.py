@@ -33,7 +33,7 @@ from typing import Any, cast
 
 from _bench import emit
 
-FAULTS = ("crash", "freeze", "partition", "isolate", "cut", "storm", "amnesia", "leave")
+FAULTS = ("crash", "freeze", "partition", "isolate", "cut", "storm", "amnesia", "leave", "shatter")
 
 
 def parse(argv: list[str]) -> argparse.Namespace:

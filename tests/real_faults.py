@@ -16,7 +16,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,22 +52,23 @@ class Watch:
     """Follows the events of some peers' nodes, each in a thread of its own; a context manager. ``take`` is called there."""
 
     def __init__(self, peers: Sequence[Peer], take: Callable[[Seen], None]) -> None:
-        self._clients = [(peer, NodeClient.connect(find_paths(peer.home))) for peer in peers]
-        self._threads = [threading.Thread(target=self._follow, args=(peer, client, take), daemon=True) for peer, client in self._clients]
+        self._clients = [NodeClient.connect(find_paths(peer.home)) for peer in peers]
+        told = [client.events() for client in self._clients]  # from here on none is missed
+        self._threads = [threading.Thread(target=self._follow, args=(*one, take), daemon=True) for one in zip(peers, told, strict=True)]
         for thread in self._threads:
             thread.start()
 
     @staticmethod
-    def _follow(peer: Peer, client: NodeClient, take: Callable[[Seen], None]) -> None:
+    def _follow(peer: Peer, events: Iterator[dict[str, Any]], take: Callable[[Seen], None]) -> None:
         with contextlib.suppress(AtollError):  # the node was killed, or the watch is over
-            for event in client.events():
+            for event in events:
                 take(Seen(peer, event))
 
     def __enter__(self) -> Watch:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        for _, client in self._clients:
+        for client in self._clients:
             client.close()
         for thread in self._threads:
             thread.join(10)

@@ -235,6 +235,9 @@ class ReferenceService:
         await self.find_run(run)
         return [{"peer": PEER}]
 
+    async def ping(self, peer: str) -> dict[str, Any]:
+        return {"peer": peer, "path": "direct", "rtt_ms": 1.0, "address": ""}
+
     def _info(self) -> RunInfo:
         return RunInfo(RUN, "reference", PEER, SETTINGS, len(self.run.log))
 

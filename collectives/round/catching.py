@@ -49,10 +49,10 @@ class Catching:
             self._asked[peer] = now
             self._ask(peer)
 
-    def ask_around(self, now: float) -> None:
+    def ask_around(self, now: float, every_s: float) -> None:
         """Nothing comes on here: ask somebody of the newest configuration, now and then."""
         machine = self.machine
-        if now - self._asked_around_at > machine.timing.fetch_s:
+        if now - self._asked_around_at > every_s:
             self._asked_around_at = now
             known = [member.peer for member in machine.tail.entry.next_config if member.peer != machine.me.peer]
             targets = [peer for peer in known if not machine.actions.suspected(peer)] or known

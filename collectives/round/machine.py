@@ -245,7 +245,9 @@ class RoundMachine:
             return
         stale = now - opened.progress_at > self.timing.takeover_s / 2
         if not self.is_member or (stale and (self.engaged or self.voted >= self.round)):
-            self.catching.ask_around(now)
+            self.catching.ask_around(now, self.timing.fetch_s)
+        elif now - opened.progress_at > self.timing.quiet_s:  # what was decided without us leaves no trace here
+            self.catching.ask_around(now, self.timing.quiet_s)
         if not self.is_member:
             return
         if opened.pending:

@@ -63,8 +63,9 @@ class Sealing:
 
     def _nodes(self) -> set[PeerId]:
         """Every known node outside the removed, this one included."""
-        without = {member.peer for member in self.record.removed}
-        return {peer for peer in (*self.machine.others, self.machine.me.peer, *self.machine.actions.nodes()) if peer not in without}
+        me = self.machine.me.peer
+        without = {member.peer for member in self.record.removed} - {me}  # an earlier life of this node may be among them
+        return {peer for peer in (*self.machine.others, me, *self.machine.actions.nodes()) if peer not in without}
 
     # ---- the organiser
     def ask(self, removed: Collection[Member]) -> None:
@@ -138,7 +139,7 @@ class Sealing:
         accepted = [answer.accepted for answer in self.answers.values() if answer.accepted]
         if accepted:
             return max(accepted, key=lambda a: a.ballot).entry
-        survivors = tuple(member for member in machine.config if member not in removed) or (machine.me,)
+        survivors = tuple(sorted({machine.me, *(member for member in machine.config if member not in removed)}))
         tip = best_tip(self.answers.values(), machine.base)
         if tip is not None:
             return adoption(machine, tip, survivors)

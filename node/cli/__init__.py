@@ -4,12 +4,15 @@
     names              two-word names of peers
     output             what is said and where; errors on a screen and as JSON
     options            options that every command takes
+    reach_views        how the node is reached, in words
     views, live        documents of the node as text; the view of `join`
     costs              what a run asks of a member
     child, run_script  the training process that `join` starts; running a script of one's own in it
     meta               demo, explain, completion, version
     identity           init, id, config
     daemon             up, down, status, ls, peers, leave
+    reaching           netcheck, ping, relay
+    doctor             doctor
     recertify          recertify
     invites            invite new, invite inspect
     runs               new, validate, export
@@ -46,6 +49,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "ls": ("daemon", "List the runs of this node."),
     "status": ("daemon", "Show the node and its runs on one screen."),
     "peers": ("daemon", "Show the members of a run."),
+    "ping": ("reaching", "Say how a peer is reached, and how long a round trip takes."),
+    "netcheck": ("reaching", "Say whether others can reach this node, and what that means."),
+    "doctor": ("doctor", "Check this machine as a node: versions, key, disk, the running node, and whether others reach it."),
+    "relay": ("reaching", "Be a bootstrap and a relay for others, on a machine with a public address."),
     "recertify": ("recertify", "Go on without members that are lost for ever (organiser only)."),
     "id": ("identity", "Print this machine's peer id."),
     "invite": ("invites", "Make or inspect invites."),

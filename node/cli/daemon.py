@@ -66,11 +66,12 @@ def addresses_of(status: dict[str, Any]) -> tuple[str, ...]:
 @click.option("--max-up", metavar="RATE", type=GIVEN, help="Limit of what it sends, such as 20Mbit/s or 2.5MB/s.")
 @click.option("--max-down", metavar="RATE", type=GIVEN, help="Limit of what it receives.")
 @click.option("--site", metavar="LABEL", help="The same label at all nodes of one fast network.")
+@click.option("--no-port-mapping", is_flag=True, help="Do not ask the router to lead a port here (NAT-PMP, UPnP).")
 @click.option("--background", is_flag=True, help="Run it behind you; returns when it is ready.")
 @shared_options
 def up_command(
     port: int | None, listen: tuple[str, ...], bootstrap: tuple[str, ...], max_up: str | None, max_down: str | None, site: str | None,
-    background: bool,
+    no_port_mapping: bool, background: bool,
 ) -> int:  # fmt: skip
     """Run this machine's node.
 
@@ -95,6 +96,7 @@ def up_command(
     command += [part for option, addresses in named for address in addresses for part in (option, address)]
     for option, rate in (("--max-up", config.node.max_up), ("--max-down", config.node.max_down)):
         command += [option, rate] if rate else []
+    command += ["--no-port-mapping"] if no_port_mapping else []
     if config.node.site:
         command += ["--site", config.node.site]
     if terminal.home:

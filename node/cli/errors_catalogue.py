@@ -123,6 +123,17 @@ of its members' nodes does. After `atoll new` a run exists on paper only, until 
 
     sudo timedatectl set-ntp true""",
     ),
+    "E130": Page(
+        "unreachable",
+        "nobody can dial this node, and no relay takes it",
+        69,
+        """This machine is behind a router that lets nothing in, and none of the public peers it met holds a place for it. It still dials
+others, so it can train with members that can be dialled. Any one of these mends it:
+
+    forward the TCP port of `atoll status` on the router to this machine, then: atoll netcheck
+    ask somebody with a public address to run: atoll relay      and start with: atoll up --bootstrap ADDRESS
+A relay that answers “relays only for peers of runs it knows” knows this node as soon as it has joined one of its runs.""",
+    ),
     "E140": Page(
         "version",
         "no protocol version in common",
@@ -290,6 +301,10 @@ folder of runs), atoll up, join again.""",
         """`atoll recertify` goes on without members that are lost for ever, where those left are too few to decide. It was refused, and
 nothing was done, because one of these holds: this node is not the organiser's, or has not got the run's state; a member that
 you named is alive, or was never a member; those left are enough to decide anyway, and evict the silent by themselves.
+
+A node whose machine lost power goes on with the state on its disk. Where that is damaged, it needs another node that has it, or a backup of
+its folder of the run; `atoll status` shows a round once the state is there. Its own earlier life need not be named, but in a run
+of two, where it is the only one to name.
 
     atoll peers RUN              who is there, and who is lost
     atoll status                 how many members the open round waits for""",

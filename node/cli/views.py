@@ -8,6 +8,7 @@ from typing import Any
 
 from ..quorum import no_quorum, quorum_of
 from .output import Terminal, bytes_text, short_peer, span_text
+from .reach_views import reach_text
 
 Document = Mapping[str, Any]
 
@@ -28,6 +29,8 @@ def status_text(terminal: Terminal, status: Document) -> str:
     lines += [
         f"  entry    {short_peer(str(peer))}: {state}" for peer, state in (network.get("bootstrap") or {}).items() if state != "connected"
     ]
+    if reach := network.get("reach"):
+        lines.append(f"  reach    {reach_text(reach)}")
     runs: Sequence[Document] = status.get("runs") or ()
     for run in runs:
         lines += ["", *run_lines(terminal, run)]
@@ -130,6 +133,14 @@ def runs_table(terminal: Terminal, runs: Sequence[Document]) -> str:
     return terminal.table(("RUN", "NAME", "ROUND", "MEMBERS", "STATE"), rows)
 
 
+def path_text(peer: Document) -> str:
+    """How bulk data goes to a peer, and, where that differs, how messages do."""
+    lane, link = str(peer.get("path") or ""), str(peer.get("link") or "")
+    if not lane:
+        return f"{link}, no lane" if link else "no lane"
+    return f"{lane}, messages {link}" if link in ("relay", "punched") and link not in lane else lane
+
+
 def peers_table(terminal: Terminal, peers: Sequence[Document]) -> str:
     """``atoll peers``."""
     if not peers:
@@ -137,13 +148,14 @@ def peers_table(terminal: Terminal, peers: Sequence[Document]) -> str:
     rows = [
         (
             short_peer(str(peer.get("peer", ""))) + (" (you)" if peer.get("you") else ""),
-            "–" if peer.get("you") else str(peer.get("path") or "no lane"),
+            "–" if peer.get("you") else path_text(peer),
+            f"{peer['rtt_ms']:.0f} ms" if peer.get("rtt_ms") is not None else "–",
             "–" if peer.get("round") is None else str(peer["round"]),
             "other history" if peer.get("other_history") else {True: "live", False: "lost"}.get(peer.get("live", True), "–"),
             "yes" if peer.get("member", True) else "not yet",
         )
         for peer in peers
     ]
-    table = terminal.table(("PEER", "PATH", "ROUND", "STATE", "MEMBER"), rows)
+    table = terminal.table(("PEER", "PATH", "RTT", "ROUND", "STATE", "MEMBER"), rows)
     lack = no_quorum(quorum_of(peers))
     return f"{table}\n{terminal.style(lack, sys.stdout, fg='yellow')}" if lack else table

@@ -47,6 +47,10 @@ class NodeClient:
         """The members of a run: id, unique prefix, or name; "" = the only one."""
         return self._link.ask(lambda id_: p.Peers(id_, run), p.Document, timeout_s=ANSWER_S).value["peers"]
 
+    def ping(self, peer: str) -> dict[str, Any]:
+        """One round trip to a peer: ``{"peer", "path", "rtt_ms", "address"}``."""
+        return self._link.ask(lambda id_: p.Ping(id_, peer), p.Document, timeout_s=ANSWER_S).value
+
     def find_run(self, run: str = "") -> p.RunInfo:
         """A run of the node."""
         return self._link.ask(lambda id_: p.FindRun(id_, run), p.Joined, timeout_s=ANSWER_S).run
@@ -70,8 +74,11 @@ class NodeClient:
         self._link.wait_for(lambda: False, None)
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Telemetry events from now on, until the node ends. This connection is then good for nothing else."""
+        """Telemetry events from this call on, until the node ends. This connection is then good for nothing else."""
         self._link.ask(p.Subscribe, p.Done, timeout_s=ANSWER_S)
+        return self._follow()
+
+    def _follow(self) -> Iterator[dict[str, Any]]:
         while self._link.wait_for(lambda: bool(self._events), None):
             yield self._events.pop(0)
 

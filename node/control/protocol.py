@@ -96,6 +96,12 @@ class Peers(msgspec.Struct, frozen=True, tag="peers"):
     run: Name
 
 
+class Ping(Status, frozen=True, tag="ping"):
+    """→ Document: how ``peer`` (a whole id) is reached now, and its round-trip time. See `NodeService.ping`."""
+
+    peer: Name
+
+
 class Join(msgspec.Struct, frozen=True, tag="join"):
     """→ Joined, after Progress pushes."""
 
@@ -253,7 +259,7 @@ class ReduceClose(msgspec.Struct, frozen=True, tag="reduce_close"):
 
 
 Request = (
-    Hello | Status | Runs | Peers | Join | FindRun | Leave | Recertify | Down | Subscribe | Open | Found | Lease | Release | Contribute | Resume
+    Hello | Status | Runs | Peers | Ping | Join | FindRun | Leave | Recertify | Down | Subscribe | Open | Found | Lease | Release | Contribute | Resume
     | Members | Report | Depart | BufferOpen | BufferClose | ReduceOpen | ReduceStart | ReduceCancel | ReduceClose
 )  # fmt: skip
 

@@ -36,6 +36,7 @@ class Requests:
             p.Status: self._status,
             p.Runs: self._runs,
             p.Peers: self._peers,
+            p.Ping: self._ping,
             p.Join: self._join,
             p.FindRun: self._find_run,
             p.Leave: self._leave,
@@ -144,6 +145,9 @@ class Requests:
 
     async def _peers(self, request: p.Peers) -> None:
         self._post(p.Document(request.id, {"peers": await self._service.peers(request.run)}), ())
+
+    async def _ping(self, request: p.Ping) -> None:
+        self._post(p.Document(request.id, await self._service.ping(request.peer)), ())
 
     async def _join(self, request: p.Join) -> None:
         if bool(request.request.invite) == bool(request.request.manifest):

@@ -185,6 +185,10 @@ class NodeService(Protocol):
         """One JSON-able object a member of the run."""
         ...
 
+    async def ping(self, peer: str) -> dict[str, Any]:
+        """JSON-able: how ``peer`` is reached (see `Host.path`) and its round-trip time. Raises NetworkError, ConfigError for a wrong id."""
+        ...
+
     async def join(self, request: JoinRequest, progress: ProgressSink) -> RunInfo:
         """Enter a run; idempotent for a run the node is in. Returns when its manifest is known and verified: its state is
         waited for in `open_script`. Raises ConfigError, NotAdmittedError, NetworkError."""

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import secrets
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import trio
@@ -22,7 +23,7 @@ from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_ID
 from libp2p.stream_muxer.yamux.yamux import Yamux
 from multiaddr import Multiaddr
 
-from ...collectives.errors import AtollError, ConfigError, PeerUnreachableError
+from ...collectives.errors import AtollError, ConfigError, PeerLostError, PeerUnreachableError
 from ...collectives.identifiers import PeerId
 from ...security.identity import Identity
 from . import workarounds
@@ -36,6 +37,7 @@ that is cut off has cost as much as one that succeeds."""
 STAGGER_S = 0.2
 """Pause before the next address of a peer is tried beside the first (RFC 8305 says 250 ms)."""
 CLOSE_S = 3.0
+PING = "/ipfs/ping/1.0.0"
 DIALS_AT_ONCE = 4
 """A handshake costs both ends milliseconds of CPU: a node that meets a crowd greets it a few at a time, or all would time out."""
 
@@ -192,13 +194,13 @@ class Host:
             if self.dialler.way(connection) == "relay":
                 await self._close(connection)
 
-    async def close_strays(self, hosts: Collection[str]) -> None:
+    async def close_strays(self, ours: Callable[[str], bool]) -> None:
         """Close connections whose end here has an address that this machine no longer has. Never raises."""
         async with trio.open_nursery() as nursery:
             for peer in self.peers():
                 for connection in self._open_connections(peer):
                     ends = self.dialler.ends(connection)
-                    if ends and ends[0] not in hosts:
+                    if ends and not ours(ends[0]):
                         nursery.start_soon(self._close, connection)
 
     async def _close(self, connection: Any) -> None:
@@ -334,6 +336,21 @@ class Host:
         except Exception as error:
             raise PeerUnreachableError(f"{peer} opened no {protocol} stream: {error}", peer=peer) from None
         return PeerStream(peer, stream)
+
+    async def ping(self, peer: PeerId) -> float:
+        """The round-trip time over the connection there is, in seconds. Raises PeerUnreachableError, PeerLostError after 10 s."""
+        stream, sent = await self.open_stream(peer, PING), secrets.token_bytes(32)
+        try:
+            began, back = trio.current_time(), b""
+            await stream.send_all(sent)
+            with trio.move_on_after(DIAL_S):
+                while len(back) < len(sent) and (piece := await stream.receive_some(len(sent) - len(back))):
+                    back += piece
+            if back != sent:
+                raise PeerLostError(f"{peer} did not answer a ping", peer=peer)
+            return trio.current_time() - began
+        finally:
+            await stream.aclose()
 
     async def disconnect(self, peer: PeerId) -> None:
         """Close all connections to a peer. Never raises; waits at most a second."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import random
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 
 import trio
 
+from ...collectives.errors import NetworkError
 from ...collectives.identifiers import PeerId, RunId
 from ...security.identity import Identity
 from . import dnsaddr
@@ -195,6 +197,34 @@ class PeerNetwork:
         """Make sure of a connection. Raises PeerUnreachableError. `send` does it by itself."""
         addresses = known_to_dial(self.book.addresses(peer), self._given, self.reach.may_dial)
         await self._host.connect(peer, await dnsaddr.numeric(addresses, self._given))
+
+    def path(self, peer: PeerId) -> str:
+        """How ``peer`` is connected: "lan", "direct", "punched", "relay"; "" when it is not."""
+        return self._host.path(peer)
+
+    def address_of(self, peer: PeerId) -> str:
+        """The host at the other end of a connection without a relay, ""."""
+        ends = self._host.ends(peer)
+        return ends[1] if ends else ""
+
+    async def ping(self, peer: PeerId) -> float:
+        """The round-trip time to ``peer`` in seconds, of a message over its connection, which is made if there is none. Raises NetworkError."""
+        await self.connect(peer)
+        return await self._host.ping(peer)
+
+    async def round_trips(self, peers: Sequence[PeerId]) -> dict[PeerId, float]:
+        """The round-trip times in milliseconds to those of ``peers`` that are connected and answer within a second."""
+        found: dict[PeerId, float] = {}
+
+        async def one(peer: PeerId) -> None:
+            with contextlib.suppress(NetworkError):
+                found[peer] = round(await self._host.ping(peer) * 1000, 2)
+
+        with trio.move_on_after(1.0):
+            async with trio.open_nursery() as nursery:
+                for peer in filter(self.connected, peers):
+                    nursery.start_soon(one, peer)
+        return found
 
     def connected(self, peer: PeerId) -> bool:
         """Whether there is a libp2p connection to ``peer``."""

@@ -29,6 +29,8 @@ from ..control.server import ControlServer
 from ..lifecycle import NodeFile, NodeLock
 from ..manifest import list_runs
 from ..net.network import PeerNetwork
+from ..net.reach.ledger import RelayLimits
+from ..net.reach.reach import ReachSettings
 from ..notify import notify
 from ..paths import Paths, find_paths, storage_error
 from ..private_node import ParentLink
@@ -55,6 +57,10 @@ class NodeOptions:
     site: str = ""
     limits: tuple[int, int] = (0, 0)
     """Bytes/s that bulk data may send and receive; 0: no limit."""
+    relay_for_all: bool = False
+    """Relay for peers of whatever run, not only of those this node has heard of."""
+    port_mapping: bool = True
+    """Behind a router, ask it to lead a port here (NAT-PMP, UPnP)."""
     resume: bool = True
     """Enter the runs of the last life again (not in a private node: its script names the run)."""
 
@@ -96,6 +102,7 @@ async def _main(
     network = PeerNetwork(
         identity, listen=options.listen, lane_port=options.lane_port, bootstrap=options.bootstrap, announce=options.announce,
         cache=paths.state_dir / "peers.json", rng=random.Random(os.urandom(16)),
+        reach=ReachSettings(relay=RelayLimits(open_to_all=options.relay_for_all), port_mapping=options.port_mapping),
     )  # fmt: skip
     token = trio.lowlevel.current_trio_token()
     nodes: list[Node] = []

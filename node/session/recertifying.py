@@ -34,10 +34,13 @@ def recertify(sessions: Sequence[Session], now: float, peers: Collection[PeerId]
     if first.me != first.organiser:
         raise RecertifyError("only the run's organiser can recertify it", why=f"its organiser is {first.organiser}")
     if any(session.machine is None or session.machine.stateless for session in sessions):
-        raise RecertifyError("the run's state is not here yet", why="what is recertified goes on from this node's state")
-    if not peers or first.me in peers:
-        raise RecertifyError("name the members that are lost for ever, not this node itself")
+        raise RecertifyError(
+            "the run's state is not here yet", why="What is recertified goes on from this node's state, and it has none that is whole.",
+            hint="Start a node that has the state, or restore this node's folder of the run from a backup; wait until `atoll status` shows a round.",
+        )  # fmt: skip
     lives = [session.recertifying.lives(peers) for session in sessions]
+    if not peers or (first.me in peers and not any(who.peer == first.me for found in lives for who in found)):
+        raise RecertifyError("name the members that are lost for ever, not this node itself")
     lost = [[who for who in found if not session.recertifying.there(now, who)] for session, found in zip(sessions, lives, strict=True)]
     for peer in peers:
         if not any(who.peer == peer for found in lives for who in found):
@@ -71,17 +74,18 @@ class Recertifying:
         return SealView(tuple(member.peer for member in removed), tuple(sorted(awaited)))
 
     def lives(self, peers: Collection[PeerId]) -> list[Member]:
-        """The newest life of each of these peers that was ever a member of this log."""
+        """The newest life of each of these peers that was ever a member of this log; and this node's, where it is an earlier one: after a
+        reboot or a lost disk nobody votes in it any more."""
         machine, found = self.session.machine, dict[PeerId, Member]()
         assert machine is not None
         for certified in machine.journal.entries:
-            found.update((who.peer, who) for who in certified.entry.next_config if who.peer in peers)
-        return sorted(found.values())
+            found.update((who.peer, who) for who in certified.entry.next_config if who.peer in (*peers, machine.me.peer))
+        return sorted(who for who in found.values() if who != machine.me)
 
     def there(self, now: float, who: Member) -> bool:
         """Whether this life answers at this moment. (A member that lost this log's journal is in another one.)"""
         session = self.session
-        return session.membership.live(now, who.peer) and bool(session.others.there(now, who.peer))
+        return who.peer != session.me and session.membership.live(now, who.peer) and bool(session.others.there(now, who.peer))
 
     def enough(self, removed: Collection[Member]) -> str:
         """Why there is nothing to recertify: the others decide; "" where they do not, or a seal is under way."""

@@ -178,6 +178,12 @@ class NodeProcess:
                 (self.plane.lane_up if up else self.plane.lane_down)(peer)
                 self.run.on_link(self.world.now, peer, up)
 
+    def gone(self, peer: PeerId) -> None:
+        """The process of a peer whose connection ended is no more."""
+        if self.runs(lambda: self.gone(peer)):
+            with self.alive():
+                self.run.on_gone(self.world.now, peer)
+
     def _tick(self) -> None:
         self._timer = None
         if self.runs(self._tick):

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .swarm import SimSwarm
 
 AGAIN_S = 0.5
+REBOOTS = 0.25  # in so many of the seeds the organiser's machine loses power, too
 
 
 class Removal:
@@ -28,6 +29,7 @@ class Removal:
     def __init__(self, swarm: SimSwarm, rng: random.Random) -> None:
         self.swarm, self.rng = swarm, rng
         self.at_s: float | None = None
+        self.reboots = swarm.world.stream("reboot").random() < REBOOTS
         self.lost: Sequence[SimMember] = ()
 
     @property
@@ -64,6 +66,8 @@ class Removal:
             if self.rng.random() < 0.5:
                 swarm.network.cut(peer, swarm.organiser)
             swarm.world.after(self.rng.random() * 0.3, partial(self._crash, peer))
+        if self.reboots and len(config) > 3:  # else nobody could go on after it, if its user did not say so
+            swarm.world.after(self.rng.random() * 0.3, partial(swarm.reboot, swarm.organiser))
 
     def _crash(self, peer: PeerId) -> None:
         self.swarm.crash(peer)
@@ -71,15 +75,17 @@ class Removal:
     def ask(self) -> None:
         """Whoever is dead now is lost, and the organiser is told so, if the others are no quorum."""
         swarm, process = self.swarm, self._organiser()
-        if self.lost or swarm.faults.healed or swarm.wiped or process is None or not self._known_to(process):
+        if self.lost or swarm.faults.healed or self._others_wiped() or process is None or not self._known_to(process):
             return
         dead = [member for member in swarm.members.values() if member.process is None and member.life >= 0]
         if not self._say(process, dead):
             return
         self.lost = dead
         swarm.count("recertify asked")
-        for watch in swarm.watches:
+        for watch, disk in zip(swarm.watches, swarm.members[swarm.organiser].disks, strict=True):
+            record = disk.storage.journal().sealed
             watch.checker.retired.update(member.me for member in dead)
+            watch.checker.retired.update(who for who in (record.removed if record else ()) if who.peer == swarm.organiser)
         for member in dead:
             swarm.wipe(member)
             for disk in member.disks:
@@ -104,6 +110,9 @@ class Removal:
             self._say(process, self.lost)
         elif self.lost:
             self.swarm.world.after(AGAIN_S, self._repeat)
+
+    def _others_wiped(self) -> bool:
+        return any(who.peer != self.swarm.organiser for who in self.swarm.wiped)
 
     def _organiser(self) -> NodeProcess | None:
         process = self.swarm.members[self.swarm.organiser].process

@@ -100,6 +100,11 @@ class SimStorage(MemoryStorage):
         self._journal = SimJournal(self.observer, self.incarnation + 1)
         self._layout, self._checkpoint, self._kept, self._from, self._branch = None, None, {}, 0, None
 
+    def reboot(self) -> None:
+        """The machine lost power: what was voted for is not known any more, so the next life is a new one with the same log."""
+        journal = self._journal
+        journal.incarnation, journal.promised, journal.accepted = journal.incarnation + 1, -1, None
+
     def end_of_life(self) -> None:
         """The process died; the next one reads what is here."""
         self.restart()

@@ -81,7 +81,7 @@ class SimSwarm:
         branches = BRANCHED if plant is None else plant.branches
         self.options, self.plant = options or Options(), plant or Plant()
         self.world = World(seed)
-        self.rng = self.world.stream("swarm")
+        self.rng, self.knocks = self.world.stream("swarm"), self.world.stream("knocks")
         self.network = Network(self.world, latency_s=0.0005, jitter_s=0.004)
         self.train_s = self.rng.choice((0.1, 0.3, 0.6))
         count = self.rng.randint(*self.options.peers)
@@ -236,6 +236,15 @@ class SimSwarm:
         for disk in member.disks:
             disk.wipe()
 
+    def reboot(self, peer: PeerId) -> None:
+        """A machine loses power and starts again: its node goes on in a new life."""
+        member = self.members[peer]
+        if self.crash(peer):
+            self.wiped.add(member.me)
+            for disk in member.disks:
+                disk.storage.reboot()
+            self.restart(peer)
+
     def _expendable(self, peer: PeerId) -> bool:
         """Whether majorities of all configurations hold all that was decided without this peer's disks (the organiser may decide alone)."""
         return all(2 * len(watch.holding(peer)) > len(watch.config) >= 3 for watch in self.watches)
@@ -253,6 +262,8 @@ class SimSwarm:
             if other is not member and other.process is not None and self.rng.random() < 0.5:
                 process = other.process
                 self.world.after(0.001, lambda p=process: p.link(member.peer, False))
+                if self.options.faults and self.knocks.random() < 0.5:  # a machine that refuses connections tells more than a lost one
+                    self.world.after(0.002, lambda p=process: p.gone(member.peer) if member.process is None else None)
 
     def restart(self, peer: PeerId) -> None:
         """Start a process again."""

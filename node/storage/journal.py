@@ -133,7 +133,7 @@ class FileJournal:
             self._load_seal()
         except OSError as error:
             raise storage_error(folder, error) from error
-        if not self.damaged:
+        if not self.damaged and not self.rebooted:
             self._save_meta(clean=False)
         self.restarted = self._existed
 
@@ -165,6 +165,12 @@ class FileJournal:
         self.sealed = record
 
     # ---- life
+    def go_on(self, *, anew: bool) -> None:
+        """To be called after a reboot without a clean stop. ``anew``: in a new incarnation, since votes may have been lost with the page cache;
+        the entries that are here are as good as before. Raises StorageError."""
+        self.incarnation += anew
+        self._save_meta(clean=False)
+
     def close(self, *, clean: bool = True) -> None:
         """End of this life; ``clean``: nothing was lost on the way to the disk."""
         if self._log.closed:

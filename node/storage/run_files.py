@@ -62,8 +62,8 @@ class RunFiles:
             except StorageError:
                 self._journal.close(clean=False)
                 raise
-        elif self._journal.rebooted and self._journal.entries and not self.alone:
-            self._begin_anew()  # votes may have been lost with the page cache
+        elif self._journal.rebooted:
+            self._journal.go_on(anew=bool(self._journal.entries) and not self.alone)
 
     @property
     def alone(self) -> bool:
@@ -283,7 +283,7 @@ class RunFiles:
     def _life(self) -> int:
         """The incarnation of a journal that is made now."""
         try:
-            return int((self._folder / "life").read_text())
+            return max(self._first_life, int((self._folder / "life").read_text()))
         except (OSError, ValueError):
             return self._first_life
 

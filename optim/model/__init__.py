@@ -2,5 +2,6 @@
 
 flat        the vector: parameters and running statistics, in segments, from any device
 pseudograd  anchor - parameters, into the shared buffer: what a member contributes
-reconcile   what live parameters become after a commit
+feedback    what a codec loses of it, carried into the next one
+reconcile   what live parameters become after a commit, or while one is under way
 """

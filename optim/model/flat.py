@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from ...collectives.codecs.mixtures import arranged
 from ...collectives.errors import ConfigError
-from ...collectives.layout import MAX_DIMS, MAX_TENSORS, Layout, Role, TensorSpec
+from ...collectives.layout import MAX_DIMS, MAX_TENSORS, Layout, Role, TensorSpec, cut
 from ...collectives.swarm import RunSettings
 
 SEGMENT_ELEMENTS = 1 << 20
@@ -99,10 +99,20 @@ class FlatVector:
         offset = specs[-1].offset + specs[-1].numel
         if len(specs) > MAX_TENSORS or offset == 0:
             raise ConfigError(f"the model has {len(specs)} tensors of {offset} elements in all, limit {MAX_TENSORS} tensors", key="model")
-        self.layout = Layout(tuple(specs), offset)
-        self.tensors = [live[spec.name] for spec in specs]
-        self.numel = offset
+        self._take(Layout(tuple(specs), offset), [live[spec.name] for spec in specs])
+
+    def _take(self, layout: Layout, tensors: list[Tensor]) -> None:
+        self.layout, self.tensors, self.numel = layout, tensors, layout.numel
         self._slots = (_Slot(), _Slot())
+
+    def cut(self, fragments: int) -> list[FlatVector]:
+        """The vector in so many fragments (`collectives.layout.cut`), each a vector of its own over the same live tensors."""
+        parts, tensors = list[FlatVector](), iter(self.tensors)
+        for layout in cut(self.layout, fragments):
+            part = FlatVector.__new__(FlatVector)
+            part._take(layout, [next(tensors) for _ in layout.tensors])
+            parts.append(part)
+        return parts
 
     def segments(self) -> Iterator[Segment]:
         """The vector cut into segments of at most `SEGMENT_ELEMENTS` elements, or one tensor that is not contiguous."""

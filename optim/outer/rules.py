@@ -33,10 +33,12 @@ def as_float32(value: float) -> float:
 
 
 class Rule(Protocol):
-    """One outer optimizer. ``vectors``: state vectors as long as the anchor. ``whole``: ranges are whole tensors."""
+    """One outer optimizer. ``vectors``: state vectors as long as the anchor. ``whole``: ranges are whole tensors, of which each has ``numbers``
+    more numbers of state."""
 
     vectors: int
     whole: bool
+    numbers: int
 
     def step(self, old: Tensor, g: Tensor, state: Sequence[Tensor], new: Tensor, lr: float, scratch: Sequence[Tensor]) -> None:
         """Write ``new`` from ``old`` and ``g``; update ``state``. All float32 (n,), as are the two scratch vectors."""
@@ -46,7 +48,7 @@ class Rule(Protocol):
 class Sgd:
     """``θ ← θ - lr·g``; no state (FedAvg, arXiv 1602.05629; with lr 1 plain averaging)."""
 
-    vectors, whole = 0, False
+    vectors, whole, numbers = 0, False, 0
 
     def __init__(self, settings: OuterSettings) -> None:
         pass
@@ -61,7 +63,7 @@ class Sgd:
 class Nesterov:
     """``m ← μ·m + g``; ``θ ← θ - lr·(g + μ·m)``, PyTorch's convention (DiLoCo, arXiv 2311.08105)."""
 
-    vectors, whole = 1, False
+    vectors, whole, numbers = 1, False, 0
 
     def __init__(self, settings: OuterSettings) -> None:
         self._mu = as_float32(settings.momentum)
@@ -80,7 +82,7 @@ class Nesterov:
 class Adam:
     """``m ← μ·m + (1-μ)·g``; ``v ← β·v + (1-β)·g²``; ``θ ← θ - lr·m / (√v + ε)``, without bias correction (FedAdam, arXiv 2003.00295)."""
 
-    vectors, whole = 2, False
+    vectors, whole, numbers = 2, False, 0
 
     def __init__(self, settings: OuterSettings) -> None:
         self._mu, self._one_mu = as_float32(settings.momentum), as_float32(1 - settings.momentum)
@@ -118,7 +120,7 @@ class Yogi(Adam):
 class Adagrad:
     """``v ← v + g²``; ``θ ← θ - lr·g / (√v + ε)`` (FedAdagrad with β₁ = 0, arXiv 2003.00295)."""
 
-    vectors, whole = 1, False
+    vectors, whole, numbers = 1, False, 0
 
     def __init__(self, settings: OuterSettings) -> None:
         self._epsilon = as_float32(settings.epsilon)
@@ -149,7 +151,7 @@ class Co2:
     """
 
     vectors, whole = 1, True
-    numbers = 3  # a tensor, behind the vectors: last gap, mean gap, mean ‖m‖
+    numbers = 3  # last gap, mean gap, mean ‖m‖
 
     def __init__(self, settings: OuterSettings) -> None:
         self._mu, self._clip = as_float32(settings.momentum), settings.clip
@@ -171,6 +173,39 @@ class Co2:
         numbers.copy_(torch.tensor([gap, _mean(mean_gap, gap), _mean(mean_norm, size)], dtype=torch.float32, device="cpu"))
 
 
+class AdamW:
+    """torch's AdamW, bias correction and all (arXiv 1711.05101), for runs whose members contribute gradients. A tensor at a time."""
+
+    vectors, whole = 2, True
+    numbers = 2  # 1 - μᵗ, 1 - βᵗ
+
+    def __init__(self, settings: OuterSettings) -> None:
+        self._mu, self._one_mu = as_float32(settings.momentum), as_float32(1 - settings.momentum)
+        self._beta, self._one_beta = as_float32(settings.beta2), as_float32(1 - settings.beta2)
+        self._epsilon, self._decay = as_float32(settings.epsilon), settings.weight_decay
+
+    def step(self, old: Tensor, g: Tensor, state: Sequence[Tensor], new: Tensor, lr: float, scratch: Sequence[Tensor]) -> None:
+        """See Rule; ``state`` ends with this tensor's two numbers."""
+        (m, v, numbers), (a, b) = state, scratch
+        first, second = numbers.tolist()
+        first, second = self._mu * first + self._one_mu, self._beta * second + self._one_beta
+        numbers.copy_(torch.tensor([first, second], dtype=torch.float32, device="cpu"))
+        m.mul_(self._mu)
+        torch.mul(g, self._one_mu, out=a)
+        m.add_(a)
+        torch.mul(g, g, out=a)
+        v.mul_(self._beta)
+        a.mul_(self._one_beta)
+        v.add_(a)
+        torch.mul(v, as_float32(1 / second), out=a)
+        np.sqrt(a.numpy(), out=b.numpy())
+        b.add_(self._epsilon)
+        torch.mul(m, as_float32(lr / first), out=a)
+        a.div_(b)
+        torch.mul(old, as_float32(1 - lr * self._decay), out=new)
+        new.sub_(a)
+
+
 def _mean(before: float, value: float) -> float:
     return EMA * before + (1 - EMA) * value if before else value
 
@@ -181,12 +216,13 @@ def norm(x: Tensor) -> float:
     return math.sqrt(kernels.square_sum(x, scratch))
 
 
-RULES: dict[str, type[Sgd | Nesterov | Adam | Yogi | Adagrad | Co2]] = {
+RULES: dict[str, type[Sgd | Nesterov | Adam | Yogi | Adagrad | Co2 | AdamW]] = {
     "sgd": Sgd,
     "nesterov": Nesterov,
     "adam": Adam,
     "yogi": Yogi,
     "adagrad": Adagrad,
     "co2": Co2,
+    "adamw": AdamW,
 }
 """By `OuterSettings.kind`. A name stands for one rule for ever: a changed one gets a new name."""

@@ -16,7 +16,7 @@ from ...collectives.layout import Layout, Role
 from ...collectives.swarm import OuterSettings, RunSettings
 from ...collectives.telemetry import emit
 from . import governor
-from .rules import RULES, Co2, as_float32, norm
+from .rules import RULES, as_float32, norm
 
 BLOCK_ELEMENTS = 65_536  # four float32 arrays of it are 1 MiB: they stay in the L2 cache between the operations of a rule
 
@@ -63,8 +63,7 @@ class OuterStep:
     def state_numel(self, numel: int) -> int:
         """Length of the state of an anchor of ``numel`` elements."""
         tail = governor.NUMBERS if self.settings.governor else 0
-        if isinstance(self._rule, Co2):
-            tail += Co2.numbers * max(1, len(self._tensors))
+        tail += self._rule.numbers * max(1, len(self._tensors))
         return max(1, self._rule.vectors) * numel + tail
 
     def state_bytes(self, numel: int) -> int:
@@ -133,10 +132,12 @@ class OuterStep:
     def _apply_tensors(self, old: Tensor, mean: Tensor, state: Tensor, new: Tensor, tail: int, lr: float) -> None:
         for first, last, role in self._special:
             _average(old[first:last], mean[first:last], new[first:last], role)
-        for index, (first, last) in enumerate(self._whole_tensors(old.numel())):
-            numbers = state[tail + Co2.numbers * index : tail + Co2.numbers * (index + 1)]
-            scratch = torch.empty(last - first, dtype=torch.float32, device="cpu")
-            self._rule.step(old[first:last], mean[first:last], (state[first:last], numbers), new[first:last], lr, (scratch,))
+        rule, numel = self._rule, old.numel()
+        for index, (first, last) in enumerate(self._whole_tensors(numel)):
+            vectors = [state[i * numel + first : i * numel + last] for i in range(rule.vectors)]
+            numbers = state[tail + rule.numbers * index : tail + rule.numbers * (index + 1)]
+            scratch = [torch.empty(last - first, dtype=torch.float32, device="cpu") for _ in range(2)]
+            rule.step(old[first:last], mean[first:last], (*vectors, numbers), new[first:last], lr, scratch)
 
     def _whole_tensors(self, numel: int) -> list[tuple[int, int]]:
         return [(spec.offset, spec.offset + spec.numel) for spec in self._tensors] or [(0, numel)]
@@ -170,6 +171,8 @@ def check_outer(settings: OuterSettings) -> None:
     for name, value in {"momentum": settings.momentum, "beta2": settings.beta2}.items():
         if not 0 <= value < 1:
             raise ConfigError(f"outer {name} {value} is not in [0, 1)", key=f"$.train.outer.{name}")
+    if not (math.isfinite(settings.weight_decay) and settings.weight_decay >= 0):
+        raise ConfigError(f"outer weight_decay {settings.weight_decay} is not a number >= 0", key="$.train.outer.weight_decay")
     if settings.kind not in RULES:
         raise ConfigError(f"no outer optimizer {settings.kind!r}", key="$.train.outer.optimizer", hint=f"one of: {', '.join(RULES)}")
 

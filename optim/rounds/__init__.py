@@ -1,6 +1,8 @@
 """A member's rounds. Files, lowest first:
 
-schedule  when a round ends, what counts as a step, how long a script waits
-events    what attach tells telemetry
-replica   live parameters between two anchors: freeze, wait, adopt
+schedule   when a round ends, what counts as a step, how long a script waits
+events     what attach tells telemetry
+replica    live parameters between two anchors: freeze, wait, adopt, or train on meanwhile
+gradients  a replica that contributes gradients instead of progress
+strand     a replica with its schedule; one a fragment of the model
 """

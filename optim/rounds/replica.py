@@ -3,21 +3,29 @@
 A replica always knows where each unit of its work is: in a frozen contribution (at most one), or in the live parameters as the
 difference to ``base``, the leased anchor it started from. ``unsent`` is the number of samples of the latter. A snapshot of the
 live values is taken only when training goes on while a contribution is undecided.
+
+With **overlap** training always goes on: a contribution is not waited for when it is offered but when the next one is due, or some
+inner steps later (`settle`). "late": members train on from their own values, which get what the others did one round late. "eager": from
+the anchor and what they expect of the round, their own share of it taken, the others' to come (`reconcile.expect`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ...collectives.errors import SwarmClosedError
-from ...collectives.swarm import AnchorView, Outcome, Pending, Swarm
+from ...collectives.layout import Layout
+from ...collectives.swarm import AnchorView, Outcome, Pending, RunSettings
+from ..model.feedback import Feedback
 from ..model.flat import FlatTensor, FlatVector
 from ..model.pseudograd import write_pseudo_gradient
-from ..model.reconcile import adopt, rebase
+from ..model.reconcile import adopt, expect, mix, rebase
+from ..outer import effective_outer
 from .schedule import FLOOR_S
 
 NOT_FINITE = "{} holds NaN or infinity; the model goes back to the anchor (the inner optimizer's state may be damaged, too)"
@@ -29,7 +37,8 @@ class Frozen:
 
     pending: Pending[Outcome]
     samples: int
-    snapshot: Tensor | None = None  # live values when it was frozen; None: the live values are still those
+    snapshot: Tensor | None = None  # live values when training went on; None: the live values are still those
+    own: Tensor | None = None  # live values when it was frozen, where training went on from others
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +50,53 @@ class Turn:
     waited_s: float
 
 
+class Log(Protocol):
+    """What a replica asks of its run: a `Swarm`, or one fragment of it."""
+
+    def open(self, layout: Layout, initial: Callable[[Tensor], None]) -> AnchorView:
+        """See Swarm."""
+        ...
+
+    def anchor(self) -> AnchorView:
+        """See Swarm."""
+        ...
+
+    def contribute(self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None) -> Pending[Outcome]:
+        """See Swarm."""
+        ...
+
+
 class Replica:
     """The member's copy of the model. Methods raise what the swarm raises; the replica stays consistent when they do."""
 
     base: AnchorView
 
-    def __init__(self, flat: FlatVector, swarm: Swarm, clock: Callable[[], float], dropped: Callable[[int, str], None]) -> None:
+    def __init__(
+        self,
+        flat: FlatVector,
+        swarm: Log,
+        clock: Callable[[], float],
+        dropped: Callable[[int, str], None],
+        settings: RunSettings | None = None,
+    ) -> None:
         """``dropped(samples, reason)`` hears of work that will not be contributed."""
         self.flat = flat
         self.swarm = swarm
         self.unsent = 0
         self.frozen: Frozen | None = None
+        self.settings = settings or RunSettings()
+        self.feedback = Feedback(flat.layout, self.settings) if self.settings.feedback else None
+        self.members = 1
+        self._own: Tensor | None = None  # eager: the momentum of one's own contributions
+        self._share = 0.0  # of the samples, in the last round that counted
         self._clock = clock
         self._dropped = dropped
-        self._spare: Tensor | None = None
+        self._spare: list[Tensor] = []
+
+    @property
+    def overlap(self) -> bool:
+        """Whether training goes on while a contribution is under way."""
+        return self.settings.overlap != "none"
 
     def enter(self) -> None:
         """Open the run; the live parameters become its anchor (the founder's own parameters become the anchor)."""
@@ -86,29 +128,53 @@ class Replica:
     def turn(self, deadline_s: float, decidable: Callable[[], bool] = lambda: True) -> Iterator[Turn]:
         """One boundary: look at what is frozen; once that is decided, offer what was trained since and wait up to ``deadline_s``, but no
         longer than `FLOOR_S` at a time once it is not ``decidable``."""
-        frozen = self.frozen
-        if frozen is not None:
-            outcome = frozen.pending.wait(0.0)
-            decided = outcome.status != "open"
-            if decided:
-                self._adopt(frozen, outcome.counted, self.swarm.anchor())
-            yield Turn(outcome, frozen.samples, 0.0)
-            if not decided:
+        if self.frozen is not None:
+            yield (turn := self.settle(deadline_s if self.overlap else 0.0, decidable))
+            if turn.outcome.status == "open":
                 return
         self._rebase(self.swarm.anchor())  # a contribution is made on the newest anchor, or it is refused
-        if self.unsent == 0:
+        if self.unsent == 0 or self.finished:
             return
         if bad := self.flat.not_finite():
             self.drop(self.swarm.anchor(), NOT_FINITE.format(bad))
         else:
             yield self._offer(deadline_s, decidable)
 
+    def stepped(self, samples: int) -> None:
+        """An inner step on ``samples`` samples was made."""
+
+    def collect(self, samples: int) -> None:
+        """So many samples more are in the live parameters."""
+        self.unsent += samples
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has committed as many rounds as its manifest asks for."""
+        return self.settings.rounds is not None and self.base.round >= self.settings.rounds
+
+    def settle(self, deadline_s: float, decidable: Callable[[], bool] = lambda: True) -> Turn:
+        """Wait for what is frozen as `turn` does, and adopt what was decided."""
+        started, frozen = self._clock(), self.frozen
+        assert frozen is not None
+        outcome = _wait(frozen.pending, deadline_s, decidable)
+        if outcome.status != "open":
+            self._learn(outcome, frozen)
+            self._adopt(frozen, outcome.counted, self.swarm.anchor())
+        return Turn(outcome, frozen.samples, self._clock() - started)
+
     def drop(self, new: AnchorView, reason: str) -> None:
         """Give up what was not sent and make the live parameters the anchor ``new``, which the replica takes over."""
         samples, self.unsent = self.unsent, 0
         adopt(self.flat, new)
         self._take(new)
+        self.forget()
         self._dropped(samples, reason)
+
+    def forget(self) -> None:
+        """The live values have no history with the anchor: nothing is carried over."""
+        self._own = None
+        if self.feedback is not None:
+            self.feedback.zero()
 
     def at_base(self) -> bool:
         """Whether the live parameters are bit for bit those of ``base`` (running statistics aside)."""
@@ -128,15 +194,14 @@ class Replica:
 
     def _offer(self, deadline_s: float, decidable: Callable[[], bool]) -> Turn:
         started, samples, base = self._clock(), self.unsent, self.base
-        pending = self.swarm.contribute(samples=samples, write=lambda out: write_pseudo_gradient(self.flat, base, out), base=base.round)
+        pending = self.swarm.contribute(samples=samples, write=self._write, base=base.round)
         frozen = self.frozen = Frozen(pending, samples)
         self.unsent = 0
         decided = False
         try:
-            outcome = pending.wait(min(deadline_s, FLOOR_S))
-            while outcome.status == "open" and (deadline_s := deadline_s - FLOOR_S) > 0 and decidable():
-                outcome = pending.wait(min(deadline_s, FLOOR_S))
+            outcome = pending.wait(0.0) if self.overlap else _wait(pending, deadline_s, decidable)
             if outcome.status != "open":
+                self._learn(outcome, frozen)
                 new = self.swarm.anchor()
                 decided = True
                 self._adopt(frozen, outcome.counted, new)
@@ -145,17 +210,38 @@ class Replica:
                 self._remember(frozen)
         return Turn(outcome, samples, self._clock() - started)
 
+    def _write(self, out: Tensor) -> None:
+        write_pseudo_gradient(self.flat, self.base, out)
+        if self.feedback is not None:
+            self.feedback.add_to(out)
+
+    def _learn(self, outcome: Outcome, frozen: Frozen) -> None:
+        total = sum(share.samples for share in outcome.contributors)
+        if outcome.counted and total:
+            self._share = frozen.samples / total
+
     def _adopt(self, frozen: Frozen, counted: bool, new: AnchorView) -> None:
+        if self.feedback is not None:
+            self.feedback.settle(counted)
         if not counted:
+            self._restore(frozen)
             self.unsent += frozen.samples
             rebase(self.flat, new, self.base)
         elif frozen.snapshot is None:
             adopt(self.flat, new)
+        elif self.overlap and self.settings.mixing is not None:
+            mix(self.flat, new, self.settings.mixing)
         else:
             rebase(self.flat, new, FlatTensor(frozen.snapshot))
-        self._spare = frozen.snapshot if frozen.snapshot is not None else self._spare
+        self._spare += [tensor for tensor in (frozen.snapshot, frozen.own) if tensor is not None]
         self.frozen = None
         self._take(new)
+
+    def _restore(self, frozen: Frozen) -> None:
+        """Take back what was expected of a round: the progress that was not counted is the live parameters' again."""
+        if frozen.own is not None and frozen.snapshot is not None:
+            rebase(self.flat, FlatTensor(frozen.own), FlatTensor(frozen.snapshot))
+            self._own = None
 
     def _rebase(self, new: AnchorView) -> None:
         """Carry the live parameters over to ``new`` when it is another anchor."""
@@ -167,12 +253,37 @@ class Replica:
 
     def _remember(self, frozen: Frozen) -> None:
         if frozen.snapshot is None:
-            snapshot, self._spare = self._spare, None
-            if snapshot is None:
-                snapshot = torch.empty(self.flat.numel, dtype=torch.float32, device="cpu")
-            self.flat.write_to(snapshot)
-            frozen.snapshot = snapshot
+            frozen.snapshot = self._snapshot()
+            if self.settings.overlap == "eager":
+                frozen.own = frozen.snapshot
+                self._expect()
+                frozen.snapshot = self._snapshot()
+
+    def _snapshot(self) -> Tensor:
+        snapshot = self._spare.pop() if self._spare else torch.empty(self.flat.numel, dtype=torch.float32, device="cpu")
+        self.flat.write_to(snapshot)
+        return snapshot
+
+    def _expect(self) -> None:
+        if self._own is None:
+            self._own = torch.zeros(self.flat.numel, dtype=torch.float32, device="cpu")
+        outer = effective_outer(self.settings)
+        expect(
+            self.flat,
+            self.base,
+            self._own,
+            outer.lr * (self._share or 1 / self.members),
+            outer.momentum if outer.kind == "nesterov" else 0.0,
+        )
 
     def _take(self, new: AnchorView) -> None:
         old, self.base = self.base, new
         old.release()
+
+
+def _wait(pending: Pending[Outcome], deadline_s: float, decidable: Callable[[], bool]) -> Outcome:
+    """Up to the deadline, but no longer than `FLOOR_S` at a time once the round is not decidable."""
+    outcome = pending.wait(min(deadline_s, FLOOR_S))
+    while outcome.status == "open" and (deadline_s := deadline_s - FLOOR_S) > 0 and decidable():
+        outcome = pending.wait(min(deadline_s, FLOOR_S))
+    return outcome

@@ -78,18 +78,61 @@ class StepCounter:
         self.restore(Counted(0, 0, 0))
 
 
+class Since:
+    """What a counter has counted since a moment; several of them may watch one counter."""
+
+    def __init__(self, counter: StepCounter) -> None:
+        self._counter = counter
+        self._mark = Counted(0, 0, 0)
+        self.clear()
+
+    @property
+    def fired(self) -> int:
+        """As `StepCounter.fired`."""
+        return self._counter.fired - self._mark.steps
+
+    def settle(self) -> Counted:
+        """As `StepCounter.settle`."""
+        return _less(self._counter.settle(), self._mark)
+
+    def restore(self, counted: Counted) -> None:
+        """So much has been counted already."""
+        self._mark = _less(self._counter.settle(), counted)
+
+    def clear(self) -> None:
+        """From now on."""
+        self._mark = self._counter.settle()
+
+
+def _less(one: Counted, other: Counted) -> Counted:
+    return Counted(one.steps - other.steps, one.samples - other.samples, one.skipped - other.skipped)
+
+
 class Schedule:
-    """Whether a round is over: after ``sync_every`` real inner steps, or ``round_s`` seconds with at least one step."""
+    """Whether a round is over: after ``sync_every`` real inner steps, or ``round_s`` seconds with at least one step, or when all
+    members together have ``target_samples``.
+
+    How many samples the others have is not asked of them: each has the share of the target that it had of the last round. Whoever is
+    there first contributes, and the others follow (`Swarm.closing`), so an estimate that is off costs little. Before the first
+    round the share is one of ``members``.
+    """
+
+    share = 0.0  # of the samples of the last round; 0: not known yet
+    members = 1
 
     def __init__(self, settings: RunSettings, clock: Callable[[], float]) -> None:
-        if settings.sync_every is None and settings.round_s is None:
-            raise ConfigError("the run says neither sync_every nor round_s", key="$.train.sync_every")
+        if settings.sync_every is None and settings.round_s is None and settings.target_samples is None:
+            raise ConfigError("the run says neither sync_every nor round_s nor target_samples", key="$.train.sync_every")
         if settings.sync_every is not None and settings.sync_every < 1:
             raise ConfigError(f"sync_every {settings.sync_every} is not a positive number of steps", key="$.train.sync_every")
+        if settings.target_samples is not None and settings.target_samples < 1:
+            raise ConfigError(f"target_samples {settings.target_samples} is not a positive number", key="$.train.target_samples")
         if settings.sync_every is None and settings.round_s is not None and not settings.round_s > 0:
             raise ConfigError(f"round_s {settings.round_s} is not a positive number of seconds", key="$.train.round_s")
         self._sync_every = settings.sync_every
         self._round_s = settings.round_s
+        self._target = settings.target_samples
+        self._local_after = settings.local_after
         self._clock = clock
         self._started = clock()
 
@@ -102,10 +145,15 @@ class Schedule:
         """Seconds since the round began."""
         return self._clock() - self._started
 
-    def due(self, counter: StepCounter) -> bool:
-        """Whether to synchronise after the step just counted."""
+    def due(self, counter: StepCounter | Since, round_: int = 0) -> bool:
+        """Whether to synchronise after the step just counted; ``round_``: rounds committed so far."""
+        if round_ < self._local_after:
+            return counter.fired > 0 and counter.settle().steps > 0
         if self._sync_every is not None:
             return counter.fired >= self._sync_every and counter.settle().steps >= self._sync_every
+        if self._target is not None:
+            mine = self._target * (self.share or 1 / max(1, self.members))
+            return counter.fired > 0 and counter.settle().samples >= mine
         assert self._round_s is not None
         return self.elapsed_s >= self._round_s and counter.fired > 0 and counter.settle().steps > 0
 

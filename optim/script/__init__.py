@@ -1,8 +1,11 @@
 """What a training script holds. Files, lowest first:
 
-checks      what attach refuses, and why
-state       what a checkpoint of an attachment holds, and resuming from it
-attachment  attach(), the optimizer hook: a script's own loop becomes a member
-diloco      DiLoCo as one torch.optim.Optimizer
-local_sgd   plain averaging, likewise
+checks              what attach refuses, and why
+lookout             who is there, and what the node is shown of training
+state               what a checkpoint of an attachment holds, as numbers and strings
+resume              saving strands and going on from them
+attachment          attach(), the optimizer hook: a script's own loop becomes a member
+diloco              DiLoCo as one torch.optim.Optimizer
+local_sgd           plain averaging, likewise
+gradient_averaging  one large batch, likewise
 """

@@ -23,16 +23,18 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...collectives.errors import AtollError, ConfigError, DeadlineExceededError, LocalProtocolError, StateError, SwarmClosedError
-from ...collectives.group import Reach, reach
-from ...collectives.swarm import AnchorView, Outcome, PeerView, Swarm, sample_count
+from ...collectives.errors import AtollError, ConfigError, DeadlineExceededError, LocalProtocolError, SwarmClosedError
+from ...collectives.swarm import AnchorView, Outcome, Swarm, sample_count
 from ...collectives.telemetry import emit
 from ..model.flat import FlatVector
-from ..rounds.events import ProgressDropped, QuorumSeen, Reentered, RoundSeen, TrainingAlone
-from ..rounds.replica import Replica, Turn
-from ..rounds.schedule import Schedule, StepCounter, WaitBudget
-from .checks import check_arguments, check_optimizer, check_ranks, check_swarm, innermost
-from .state import Saved, Totals, is_current, unpack
+from ..rounds.events import ProgressDropped, Reentered, RoundSeen, TrainingAlone
+from ..rounds.replica import Turn
+from ..rounds.schedule import Since, StepCounter, WaitBudget
+from ..rounds.strand import Bases, Strand, enter, make_strands
+from .checks import check_arguments, check_method, check_optimizer, check_ranks, check_swarm, innermost
+from .lookout import Lookout, reached
+from .resume import Resume, save
+from .state import Totals
 
 logger = logging.getLogger("atoll")
 
@@ -70,6 +72,7 @@ def attach(
     check_ranks()
     inner = None
     if optimizer is not None:
+        check_method(swarm.settings)
         inner = innermost(optimizer)
         check_optimizer(model, inner)
     for thing, key in ((model, "model"), (inner, "optimizer")):
@@ -95,19 +98,18 @@ class Attachment:
         self.swarm = swarm
         self._strict, self._clock, self._on_round = strict, clock, on_round
         self._counter = StepCounter()
-        self._schedule = Schedule(swarm.settings, clock)
         self._budget = WaitBudget(swarm.settings.deadline_s)
-        self._replica = Replica(FlatVector(model, swarm.settings), swarm, clock, self._drop)
+        self._flat = FlatVector(model, swarm.settings)
+        self._strands = make_strands(swarm, self._flat, self._counter, clock, self._drop)
+        self._lookout = Lookout(swarm)
         self._totals = Totals()
+        self._uncollected = Since(self._counter)
         self._declared: int | None = None  # samples told for the step under way
         self._last: Turn | None = None
-        self._peers = 0
-        self._said_alone = self._said_no_quorum = self._node_lost = self._evaluating = self._detached = False
+        self._node_lost = self._evaluating = self._detached = False
         self._retry_at = 0.0
-        self._sums: dict[str, tuple[Any, int]] = {}
-        self._metrics: dict[str, float] = {}
-        self._resuming: tuple[int, str] | None = None  # samples and reason; "" when the saved anchor is still the run's
-        self._replica.enter()
+        self._resuming: Resume | None = None
+        enter(swarm, self._flat, self._strands)
         self._hooks: list[Any] = []
         if optimizer is not None:
             # A compiled function around optimizer.step() must break its graph here, not trace through a round.
@@ -115,7 +117,6 @@ class Attachment:
             self._hooks = [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]
             _attached[optimizer] = weakref.ref(self)
         _attached[model] = weakref.ref(self)
-        self._schedule.restart()
         self._look_around()
 
     # ---- counting -------------------------------------------------------------------------------------------------------
@@ -150,8 +151,12 @@ class Attachment:
         if self._detached or self.done:
             return
         self._counter.count(samples, found_inf)
-        if self._schedule.due(self._counter) or (self._counter.fired and self.swarm.closing > self._replica.base.round):
-            self.sync()
+        for strand in self._strands:
+            strand.replica.stepped(samples)
+        if due := [strand for strand in self._strands if strand.due]:
+            self._sync(due)
+        elif late := [strand for strand in self._strands if strand.late]:
+            self._sync(late, only_settle=True)
 
     # ---- rounds ---------------------------------------------------------------------------------------------------------
 
@@ -167,65 +172,95 @@ class Attachment:
         if self._evaluating:
             raise ConfigError("sync() inside evaluate_anchor()", key="evaluate_anchor", hint="Synchronise outside of the with block.")
         self._finish_resume()
-        if self.done:
-            return None
+        return None if self.done else self._sync(self._strands)
+
+    def _sync(self, strands: Sequence[Strand], *, only_settle: bool = False) -> Outcome | None:
+        """A boundary of these strands: adopt what was decided and contribute; or, some steps into a round, adopt only."""
         self._collect()
+        if not only_settle:
+            for strand in strands:
+                strand.collect()
         turns: list[Turn] = []
         failure: AtollError | None = None
         try:
-            for turn in self._boundary():
+            for strand, turn in self._boundary(strands, only_settle):
                 turns.append(turn)
-                self._note(turn)
+                self._note(strand, turn)
         except AtollError as error:
             failure = error
             self._failed(error)
-        self._schedule.restart()
+        if not only_settle:
+            for strand in strands:
+                strand.schedule.restart()
         self._look_around()
         if self._on_round is not None:
             for turn in turns:
                 self._on_round(turn.outcome)
-        if self._strict and failure is not None:
-            raise failure
+        return self._told(turns, failure)
+
+    def _told(self, turns: Sequence[Turn], failure: AtollError | None) -> Outcome | None:
+        """The last outcome; or, with strict, what went wrong."""
         outcome = turns[-1].outcome if turns else None
-        if self._strict and outcome is not None and outcome.status == "open":
+        if not self._strict:
+            return outcome
+        if failure is not None:
+            raise failure
+        if outcome is not None and outcome.status == "open" and self.swarm.settings.overlap == "none":
             raise DeadlineExceededError(
                 f"round {outcome.round} is undecided after {turns[-1].waited_s:.1f} s: {outcome.reason or 'no reason given'}"
             )
         return outcome
 
     def _collect(self) -> None:
-        counted = self._counter.settle()
-        self._replica.unsent += counted.samples
+        """Totals of what was counted since the last boundary."""
+        counted = self._uncollected.settle()
         self._totals.steps += counted.steps
         self._totals.skipped_steps += counted.skipped
-        self._counter.clear()
+        self._uncollected.clear()
         if self._declared and not self._hooks:  # by hand, without step(): what samples() was told
-            self._replica.unsent += self._declared
+            for strand in self._strands:
+                strand.replica.collect(self._declared)
             self._declared = None
 
-    def _boundary(self) -> Iterator[Turn]:
+    def _boundary(self, strands: Sequence[Strand], only_settle: bool) -> Iterator[tuple[Strand, Turn]]:
         """What there is to learn at a boundary; after the node was lost, by entering the run again."""
         if self._node_lost:
-            started = self._clock()
-            if started < self._retry_at:
+            yield from self._reenter()
+            if self._node_lost:
                 return
-            try:
-                turn = self._replica.reenter()
-            except AtollError:
-                self._retry_at = self._clock() + RETRY_FACTOR * (self._clock() - started)
-                raise
-            self._node_lost = False
-            logger.info("the node is back; training with the swarm from round %d", self._replica.base.round)
-            emit(Reentered(self.swarm.run_id, self._replica.base.round))
-            if turn is not None:
-                yield turn
-        yield from self._replica.turn(self._budget.seconds, lambda: self._reach(self.swarm.members()).quorum)
+        for strand in strands:
+            if only_settle:
+                yield strand, strand.replica.settle(self._budget.seconds, self._decidable)
+            else:
+                for turn in strand.replica.turn(self._budget.seconds, self._decidable):
+                    yield strand, turn
 
-    def _note(self, turn: Turn) -> None:
+    def _reenter(self) -> Iterator[tuple[Strand, Turn]]:
+        started = self._clock()
+        if started < self._retry_at:
+            return
+        turns: list[tuple[Strand, Turn]] = []
+        try:
+            for strand in self._strands:
+                if (turn := strand.replica.reenter()) is not None:
+                    turns.append((strand, turn))
+        except AtollError:
+            self._retry_at = self._clock() + RETRY_FACTOR * (self._clock() - started)
+            raise
+        self._node_lost = False
+        logger.info("the node is back; training with the swarm from round %d", self.round)
+        emit(Reentered(self.swarm.run_id, self.round))
+        yield from turns
+
+    def _decidable(self) -> bool:
+        return reached(self.swarm.members()).quorum
+
+    def _note(self, strand: Strand, turn: Turn) -> None:
         outcome, totals = turn.outcome, self._totals
+        strand.noted(turn)
         totals.waiting_s += turn.waited_s
         if outcome.status == "open":
-            totals.open += 1
+            totals.open += not (self.swarm.settings.overlap != "none" and turn.waited_s == 0)
         else:
             totals.rounds += 1
             totals.bytes_sent += outcome.bytes_sent
@@ -254,82 +289,53 @@ class Attachment:
 
     def _look_around(self) -> None:
         """Who is there, and what the node is to show. Nothing of it may cost a round."""
-        self._metrics = {name: float(total) / count for name, (total, count) in self._sums.items()} or self._metrics
-        self._sums.clear()
+        self._lookout.mean()
         if not self._node_lost and not getattr(self.swarm, "connected", True):  # where waits only say "open" when the node goes
             self._failed(SwarmClosedError(getattr(self.swarm, "trouble", "") or "the connection ended"))
         if self._node_lost:
-            self._peers = 0
+            self._lookout.peers = 0
             return
+        undecided = self._last is not None and self._last.outcome.status == "open"
         try:
-            members = self.swarm.members()
-            self.swarm.report({"step": self._totals.steps, "samples": self._totals.samples_counted, **self._metrics})
+            self._lookout.look({"step": self._totals.steps, "samples": self._totals.samples_counted}, undecided=undecided)
         except AtollError as error:
             self._failed(error)
             return
-        self._peers = sum(1 for member in members if member.live and member.peer != self.swarm.peer)
-        there = self._reach(members)
-        self._tell_quorum(there)
-        if self._peers:
-            self._said_alone = False
-        elif there.quorum and not self._said_alone:
-            self._said_alone = True
-            logger.info("training alone; peers may join at any time")
-            emit(TrainingAlone(self.swarm.run_id, node_lost=False))
-
-    @staticmethod
-    def _reach(members: Sequence[PeerView]) -> Reach:
-        organiser = next((member.peer for member in members if member.organiser), None)
-        return reach({member.peer: member.live for member in members}, organiser)
-
-    def _tell_quorum(self, there: Reach) -> None:
-        """Say once that the open round cannot be decided, when one was waited for in vain; and once that it can be again."""
-        if there.quorum != self._said_no_quorum:
-            return
-        if there.quorum:
-            logger.warning("quorum is back: %s", there)
-        elif self._last is not None and self._last.outcome.status == "open":
-            logger.warning("%s; training goes on here and is contributed later", there)
-        else:
-            return
-        self._said_no_quorum = not there.quorum
-        emit(QuorumSeen(self.swarm.run_id, there))
+        for strand in self._strands:
+            strand.schedule.members = strand.replica.members = self._lookout.peers + 1
 
     # ---- what a script sees ---------------------------------------------------------------------------------------------
 
     @property
     def done(self) -> bool:
         """Whether the run has committed as many rounds as its manifest asks for. Later steps are no longer counted."""
-        rounds = self.swarm.settings.rounds
-        return rounds is not None and self._replica.base.round >= rounds
+        return all(strand.replica.finished for strand in self._strands)
 
     @property
     def round(self) -> int:
-        """Committed rounds of the anchor the model started from."""
-        return self._replica.base.round
+        """Committed rounds of the anchor the model started from; in fragments, of the one that is behind."""
+        return min(strand.replica.base.round for strand in self._strands)
 
     @property
     def stats(self) -> dict[str, Any]:
         """Numbers for any tracker: totals, the last round, who is there, and the last round's means of `log`."""
-        replica, totals, last = self._replica, self._totals, self._last
-        since = self._counter.settle()
-        frozen = replica.frozen.samples if replica.frozen is not None else 0
+        totals, last, since = self._totals, self._last, self._uncollected.settle()
         return {
             "run": self.swarm.run_id,
-            "round": replica.base.round,
+            "round": self.round,
             **{name: getattr(totals, name) for name in Totals.__dataclass_fields__},
             "steps": totals.steps + since.steps,
             "skipped_steps": totals.skipped_steps + since.skipped,
-            "samples_unsent": replica.unsent + since.samples + frozen,
+            "samples_unsent": max(strand.unsent for strand in self._strands),
             "deadline_s": self._budget.seconds,
-            "peers": self._peers,
-            "alone": self._peers == 0,
+            "peers": self._lookout.peers,
+            "alone": self._lookout.peers == 0,
             "node_lost": self._node_lost,
             "last_status": last.outcome.status if last else "",
             "last_counted": last.outcome.counted if last else False,
             "last_contributors": [share.peer for share in last.outcome.contributors] if last else [],
             "last_wait_s": last.waited_s if last else 0.0,
-            "metrics": dict(self._metrics),
+            "metrics": dict(self._lookout.metrics),
         }
 
     def log(self, **metrics: Any) -> None:
@@ -339,13 +345,7 @@ class Attachment:
         what `atoll status` shows and `stats`["metrics"] holds. Raises ConfigError for anything else.
         """
         for name, value in metrics.items():
-            try:
-                value = value.detach().reshape(()).to(torch.float32) if isinstance(value, Tensor) else float(value)
-            except (TypeError, ValueError, RuntimeError):
-                what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
-                raise ConfigError(f"log({name}=…): {what} is no number", key=name, hint=f"log({name}=float(…)), or leave it out.") from None
-            total, count = self._sums.get(name, (0.0, 0))
-            self._sums[name] = (total + value, count + 1)
+            self._lookout.add(name, value)
 
     @contextmanager
     def evaluate_anchor(self) -> Generator[AnchorView]:
@@ -357,7 +357,7 @@ class Attachment:
         if self._evaluating:
             raise ConfigError("evaluate_anchor() inside evaluate_anchor()", key="evaluate_anchor")
         self._finish_resume()
-        flat = self._replica.flat
+        flat = self._flat
         view, leased = self._newest()
         live = [tensor.detach().to("cpu", copy=True) for tensor in flat.tensors]
         self._evaluating = True
@@ -379,7 +379,8 @@ class Attachment:
                 return self.swarm.anchor(), True
             except SwarmClosedError as error:
                 self._failed(error)
-        return self._replica.base, False
+        bases = [strand.replica.base for strand in self._strands]
+        return (bases[0] if len(bases) == 1 else Bases(bases)), False
 
     def detach(self) -> None:
         """Take the hooks off and give the anchor back. The model keeps its live parameters, the swarm stays open. Idempotent."""
@@ -390,32 +391,20 @@ class Attachment:
             hook.remove()
         for key in [key for key, value in _attached.items() if value() is self]:
             del _attached[key]
-        self._replica.base.release()
+        for strand in self._strands:
+            strand.replica.base.release()
 
     # ---- checkpoints ----------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Where this member is: run, round and digest of its anchor, counters and what was not sent. See `load_state_dict`.
 
-        Numbers and strings; a `SoloSwarm` adds its anchor and momentum under "swarm". Save the model and the optimizer with it.
+        Numbers and strings, and residuals with feedback; a `SoloSwarm` adds its anchor and momentum under "swarm". Save the model and the
+        optimizer with it.
         """
         self._finish_resume()
-        replica = self._replica
-        base = replica.base
-        saved = Saved(
-            run=self.swarm.run_id,
-            round=base.round,
-            digest=base.digest,
-            unsent=replica.unsent,
-            frozen=replica.frozen.samples if replica.frozen is not None else 0,
-            since=self._counter.settle(),
-            elapsed_s=self._schedule.elapsed_s,
-            totals=self._totals,
-        ).pack()
-        keeper = _keeper(self.swarm)
-        if keeper is not None:
-            saved["swarm"] = keeper.state_dict()
-        return saved
+        self._collect()
+        return save(self.swarm, self._strands, self._totals)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from a saved state; the model and the optimizer are loaded beside it, in any order, after `attach`.
@@ -425,55 +414,16 @@ class Attachment:
         that was undecided is dropped here too: the node may still count it. Raises OutOfDateError when the saved state is not in the
         run's past, StateError for a damaged one.
         """
-        if self._replica.frozen is not None:
-            raise LocalProtocolError("a contribution is undecided", hint="Load the state right after attach().")
-        saved = unpack(state_dict)
-        keeper = _keeper(self.swarm)
-        if keeper is not None and saved.run == self.swarm.run_id:
-            if "swarm" not in state_dict:
-                raise StateError("the saved state lacks the swarm's own state", why="It was saved in a run with a log.")
-            keeper.load_state_dict(state_dict["swarm"])
-        new = self.swarm.anchor()
-        try:
-            current = is_current(saved, self.swarm.run_id, new.round, new.digest)
-        except AtollError:
-            new.release()
-            raise
-        self._replica.take(new)
-        self._totals = saved.totals
+        self._resuming = Resume(self.swarm, self._strands, state_dict)
+        self._totals = self._resuming.totals
+        self._uncollected.clear()
         self._declared = None
-        self._schedule.restart(saved.elapsed_s)
-        exact = current and not saved.frozen
-        self._replica.unsent = saved.unsent if exact else 0
-        self._counter.clear()
-        if exact:
-            self._counter.restore(saved.since)
-            self._resuming = (saved.progress, "")
-        else:
-            self._totals.steps += saved.since.steps
-            reason = "a contribution was undecided when it was saved" if current else "the run has moved on since it was saved"
-            self._resuming = (saved.progress + saved.frozen, reason)
 
     def _finish_resume(self) -> None:
         """The part of `load_state_dict` that needs the model, which a checkpoint may load after this attachment."""
-        if self._resuming is None:
-            return
-        (samples, reason), self._resuming = self._resuming, None
-        if not reason and (samples == 0 or not self._replica.at_base()):
-            return
-        if not reason:
-            reason = "the model was not loaded after attach(), so the progress is not in it"
-            self._counter.clear()
-        else:
-            self._replica.flat.read_from(self._replica.base)
-        self._replica.unsent = 0
-        if samples:
-            self._drop(samples, reason)
-
-
-def _keeper(swarm: Swarm) -> Any:
-    """The swarm when it has state of its own to save (there is no log to fetch it from), else None."""
-    return swarm if hasattr(swarm, "state_dict") and hasattr(swarm, "load_state_dict") else None
+        resuming, self._resuming = self._resuming, None
+        if resuming is not None:
+            resuming.finish(self._drop)
 
 
 def _moves_nothing(optimizer: Optimizer) -> bool:

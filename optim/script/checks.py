@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ...collectives.errors import ConfigError
-from ...collectives.swarm import RunSettings, Swarm
+from ...collectives.swarm import FragmentSwarm, RunSettings, Swarm
 from ..model.flat import unwrap
 
 BY_HAND = "attach(model, None, swarm), then call attachment.step() after each optimizer step (or attachment.sync() yourself)."
@@ -72,6 +72,16 @@ def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
         )
 
 
+def check_method(settings: RunSettings) -> None:
+    """Raise ConfigError when the run's members contribute gradients: an optimizer of the script's own would move the model between them."""
+    if settings.method == "gradient_averaging":
+        raise ConfigError(
+            'the run\'s method is "gradient_averaging": it has one optimizer, in the nodes',
+            key="$.train.method",
+            hint="opt = GradientAveraging(model.parameters(), swarm=swarm, model=model), in place of your optimizer",
+        )
+
+
 def check_ranks() -> None:
     """Raise ConfigError inside a torch.distributed job of several ranks."""
     if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
@@ -84,14 +94,7 @@ def check_ranks() -> None:
 
 
 def check_arguments(settings: RunSettings, given: dict[str, Any]) -> None:
-    """Raise ConfigError for an argument that differs from the run's manifest, which has authority (None means "as the run says"), and for
-    a run in fragments, which no optimizer here trains."""
-    if settings.fragments > 1:
-        raise ConfigError(
-            f"this run's model is cut into {settings.fragments} fragments, and no optimizer trains one yet",
-            key="$.exchange.fragments",
-            hint="Contribute by hand (swarm.contribute_fragment), or leave fragments out of the manifest: atoll new RUN.toml",
-        )
+    """Raise ConfigError for an argument that differs from the run's manifest, which has authority (None means "as the run says")."""
     for name, value in given.items():
         agreed = getattr(settings, name)
         if value is not None and value != agreed:
@@ -110,6 +113,12 @@ def check_swarm(swarm: object) -> None:
             f"{type(swarm).__name__} is not a swarm",
             key="swarm",
             hint="swarm = atoll.node.join(INVITE), or atoll.optim.SoloSwarm() without a network.",
+        )
+    if swarm.settings.fragments > 1 and not isinstance(swarm, FragmentSwarm):
+        raise ConfigError(
+            f"{type(swarm).__name__} has no fragments, and the run's model is cut into {swarm.settings.fragments}",
+            key="$.exchange.fragments",
+            hint="atoll.node.join(INVITE) has; without a network leave fragments out.",
         )
 
 

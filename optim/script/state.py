@@ -1,7 +1,8 @@
 """What a checkpoint of an attachment holds, and how an old one relates to the run as it is now.
 
-Only numbers and strings: the anchor and the momentum are in the run's log, unsent progress is in the model. Swarms without a log
-(`SoloSwarm`) add their own state with tensors. The keys never vary, as torch.distributed.checkpoint needs it.
+Numbers and strings: the anchor and the outer state are in the run's log, unsent progress is in the model. Tensors only where they are
+nowhere else: the residuals of a run with feedback, and the own state of swarms without a log (`SoloSwarm`). The keys never vary in one
+run, as torch.distributed.checkpoint needs it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 from ...collectives.errors import OutOfDateError, StateError
 from ..rounds.schedule import Counted
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(slots=True)
@@ -34,44 +35,47 @@ class Totals:
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
-    """A saved attachment: where it was (run, round and digest of its anchor) and what was under way."""
+class SavedStrand:
+    """A saved strand: where it was (round and digest of its anchor) and what was under way."""
 
-    run: str
     round: int
     digest: str
     unsent: int  # samples carried into the live parameters from earlier boundaries
     frozen: int  # samples of a contribution that was undecided
     since: Counted  # since the last boundary
     elapsed_s: float  # since the last boundary
-    totals: Totals
 
     @property
     def progress(self) -> int:
         """Samples that are in the live parameters and in no contribution."""
         return self.unsent + self.since.samples
 
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A saved attachment."""
+
+    run: str
+    strands: tuple[SavedStrand, ...]
+    totals: Totals
+
     def pack(self) -> dict[str, Any]:
         """As a dict of numbers and strings."""
-        return {"version": VERSION, **asdict(self)}
+        strands = {str(index): asdict(strand) for index, strand in enumerate(self.strands)}
+        return {"version": VERSION, "run": self.run, "strands": strands, "totals": asdict(self.totals)}
 
 
-def unpack(state: Mapping[str, Any]) -> Saved:
-    """The inverse of `Saved.pack`. Raises StateError for anything else."""
+def unpack(state: Mapping[str, Any], strands: int) -> Saved:
+    """The inverse of `Saved.pack`. Raises StateError for anything else, also for another number of strands."""
     try:
         if int(state["version"]) != VERSION:
             raise StateError(f"the saved state has version {state['version']}, this program reads {VERSION}")
-        since = Counted(*(int(state["since"][field.name]) for field in fields(Counted)))
-        totals = Totals(**{field.name: state["totals"][field.name] for field in fields(Totals)})
+        if len(state["strands"]) != strands:
+            raise StateError(f"the saved state is of {len(state['strands'])} fragments, this run has {strands}")
         return Saved(
-            run=str(state["run"]),
-            round=int(state["round"]),
-            digest=str(state["digest"]),
-            unsent=int(state["unsent"]),
-            frozen=int(state["frozen"]),
-            since=since,
-            elapsed_s=float(state["elapsed_s"]),
-            totals=totals,
+            str(state["run"]),
+            tuple(_strand(state["strands"][str(index)]) for index in range(strands)),
+            Totals(**{field.name: state["totals"][field.name] for field in fields(Totals)}),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise StateError(
@@ -79,14 +83,18 @@ def unpack(state: Mapping[str, Any]) -> Saved:
         ) from None
 
 
-def is_current(saved: Saved, run: str, round_: int, digest: str) -> bool:
+def _strand(state: Mapping[str, Any]) -> SavedStrand:
+    since = Counted(*(int(state["since"][field.name]) for field in fields(Counted)))
+    unsent, frozen = int(state["unsent"]), int(state["frozen"])
+    return SavedStrand(int(state["round"]), str(state["digest"]), unsent, frozen, since, float(state["elapsed_s"]))
+
+
+def is_current(saved: SavedStrand, round_: int, digest: str) -> bool:
     """Whether the run still has the anchor of ``saved``; False when it has moved on since.
 
-    Raises OutOfDateError when the two cannot be related: another run, a run that is behind the saved state, or another anchor in
-    the same round. A log is never rewound.
+    Raises OutOfDateError when the two cannot be related: a run that is behind the saved state, or another anchor in the same round. A log is
+    never rewound.
     """
-    if saved.run != run:
-        raise OutOfDateError(f"the saved state is of run {saved.run}, this is run {run}", hint="Join the run it was saved in.")
     if saved.round > round_:
         raise OutOfDateError(
             f"the saved state is of round {saved.round}, the run is at round {round_}",

@@ -1,6 +1,7 @@
 """A PeerNetwork in a process of its own, for the NAT laboratory: it says what happens as JSON lines, and does what stdin tells it.
 
-First line of stdin: {"listen": [...], "bootstrap": [...], "seed": n, "announce": [...], "open": bool, "run": "name" or ""}.
+First line of stdin: {"listen": [...], "bootstrap": [...], "seed": n, "announce": [...], "open": bool, "run": "name" or "",
+"only_upnp": bool, "limits": {}}.
 Then {"send": peer}, {"add": [peer, addresses]}, {"status": null}, {"connect": peer}, {"forget": null}. Out: {"up": addresses}, {"told": addresses},
 {"path": [peer, path]}, {"member": [peer, addresses]}, {"got": [peer, text]}, {"status": ...}, {"connected": [peer, error]}.
 """
@@ -17,6 +18,7 @@ import trio
 from atoll.collectives.errors import NetworkError
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.node.net.network import PeerNetwork
+from atoll.node.net.reach import natpmp
 from atoll.node.net.reach.ledger import RelayLimits
 from atoll.node.net.reach.reach import ReachSettings
 from atoll.security.identity import Identity
@@ -41,6 +43,8 @@ async def main() -> None:
         return json.loads(first)
 
     start = await line()
+    if start.get("only_upnp"):
+        natpmp.TRIES_S = ()  # not a datagram is sent
     network = PeerNetwork(
         Identity.generate(),
         listen=start.get("listen", ["/ip4/0.0.0.0/tcp/4001"]),

@@ -20,9 +20,10 @@ class Town:
 
     def __init__(self, stack: ExitStack) -> None:
         self.stack = stack
-        self.lab = stack.enter_context(Lab(8, internet=True))
+        self.lab = stack.enter_context(Lab(9, internet=True))
         self.kinds = ["port-restricted", "port-shifting", "symmetric", "symmetric", "full-cone"]
-        self.homes = [Router(host, kind) for host, kind in zip(self.lab.hosts[3:], self.kinds, strict=True)]  # type: ignore[arg-type]
+        self.homes = [Router(host, kind) for host, kind in zip(self.lab.hosts[3:8], self.kinds, strict=True)]  # type: ignore[arg-type]
+        self.generous = Router(self.lab.hosts[8], "upnp", behind=2)
         self.public = [self.add(self.lab.hosts[0], bootstrap=[])]
         self.public += [self.add(host) for host in self.lab.hosts[1:3]]
 
@@ -79,6 +80,15 @@ def test_an_open_router_lets_us_be_dialled(town: Town, hidden: list[Node]) -> No
     status = hidden[4].status_when(lambda found: judged("public")(found) and not found["reach"]["relays"])
     assert status["addresses"] == [f"/ip4/{town.lab.hosts[7].address}/tcp/4001/p2p/{hidden[4].peer}"]
     assert status["reach"]["nat"] == "endpoint-independent"
+
+
+@pytest.mark.parametrize(("index", "means", "port"), [(0, "nat-pmp", 4001), (1, "upnp", 4002)])
+def test_a_router_that_is_asked_opens_a_port(town: Town, hidden: list[Node], index: int, means: str, port: int) -> None:
+    node = town.add(town.generous.hosts[index], listen=[f"/ip4/0.0.0.0/tcp/{port}"], only_upnp=means == "upnp")
+    status = node.status_when(lambda found: judged("public")(found) and not found["reach"]["relays"])
+    address = f"/ip4/{town.lab.hosts[8].address}/tcp/{port}"
+    assert status["reach"]["mappings"] == {means: address}
+    assert status["addresses"] == [f"{address}/p2p/{node.peer}"]
 
 
 @pytest.mark.parametrize(("a", "b"), [(0, 1), (2, 4)])

@@ -88,9 +88,11 @@ def test_a_run_from_beginning_to_end(home: Path, tmp_path: Path) -> None:
     assert up["addresses"][0].startswith("/ip4/127.0.0.1/tcp/")
     try:
         assert atoll(home, "up", *LISTEN, status=73)["error"]["code"] == "E102"
+        assert atoll(home, "netcheck")["verdict"] == "local"
         made = atoll(home, "new", str(tmp_path / "run.toml"))
         assert made["invite"]
         first = start(home, "join", "tiny", "--yes", "--json")
+        assert atoll(home, "ping", "nobody", status=78)["error"]["code"] == "E400"
         second = atoll(tmp_path / "b", "join", made["invite"], "--yes", "--steps", "30")
         out, err = first.communicate(timeout=150)
         assert first.returncode == 0, err

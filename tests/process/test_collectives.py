@@ -149,7 +149,7 @@ def test_time_is_told_by_phase_and_drawn(swarm: Peers, tmp_path: Path) -> None:
     def listen() -> None:
         with NodeClient.connect(find_paths(swarm.all[0].home)) as client:
             stream = client.events()
-            threading.Timer(0.5, subscribed.set).start()  # `events` subscribes when it is first asked
+            subscribed.set()
             for event in stream:
                 if event["event"] == "reduction.timed":
                     events.append(event)

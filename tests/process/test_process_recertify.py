@@ -3,6 +3,7 @@ command line, and goes on certified; one of them, back from a copy of its disk, 
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 from pathlib import Path
@@ -63,3 +64,42 @@ def test_the_founder_goes_on_without_the_lost_and_a_copy_of_one_is_refused(tmp_p
         assert state(copied)["phase"] == "failed"
         assert state()["members"] == [founder.peer]
         copied.process.kill()  # its script would try again for ever
+
+
+def test_a_founder_back_from_a_power_cut_goes_on_with_the_one_who_is_left(tmp_path: Path) -> None:
+    """What its old life voted for may be lost, so it comes back in a new one, with its state; it alone cannot be let in again: one of three is left.
+    The survivor seals the round, and both go on."""
+    with Peers(tmp_path, 3, 20_000) as swarm:
+        swarm.settle()
+        founder, left, gone = swarm.all
+        for peer in (founder, gone):
+            peer.signal("both", signal.SIGKILL)
+            peer.process.wait(10)
+        shutil.rmtree(gone.home)
+        [meta] = founder.home.rglob("meta.json")
+        before = json.loads(meta.read_text())
+        meta.write_text(json.dumps({**before, "boot_id": "another"}))
+        founder.start()
+        founder.expect("ready")
+        assert json.loads(meta.read_text())["incarnation"] == before["incarnation"] + 1
+
+        def state(peer: Peer) -> dict[str, Any]:
+            with NodeClient.connect(find_paths(peer.home)) as client:
+                return client.status()["runs"][0]
+
+        began = state(founder)["round"]
+        assert began >= 0
+        soon(lambda: not (state(founder)["quorum"] or {"held": True})["held"], "the founder misses the others")
+        told = atoll(founder.home, "recertify", "--without", gone.peer, "--yes", "--json")
+        assert told.status == 0, told
+        assert set(json.loads(told.out)["removed"]) == {founder.peer, gone.peer}
+        both = {founder.peer: 1, left.peer: 2}
+        soon(lambda: set(state(left)["members"]) == set(both), "the survivor has the founder's entry")
+        outcomes: list[dict[str, Any]] = []
+        while not outcomes or outcomes[0]["contributors"] != both:  # each may have been left out of one
+            swarm.contribute(5000 + 20 * len(outcomes), who=[founder, left])
+            outcomes = [peer.expect("outcome") for peer in (founder, left)]
+            assert {outcome["status"] for outcome in outcomes} == {"committed"}
+        assert outcomes[0]["round"] == outcomes[1]["round"] > began
+        assert state(left)["seal"] is None
+        assert state(left)["seal"] is None

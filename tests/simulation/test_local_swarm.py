@@ -12,6 +12,7 @@ from torch import nn
 from atoll.collectives.codecs.mixtures import mixture_of
 from atoll.collectives.errors import LocalProtocolError, ModelMismatchError, SwarmClosedError
 from atoll.collectives.layout import make_layout
+from atoll.collectives.round import Timing
 from atoll.collectives.swarm import Outcome, OuterSettings, RunSettings, Swarm
 from atoll.node.local import LocalSwarm
 from atoll.node.local_member import LocalMember
@@ -320,3 +321,23 @@ def test_a_contribution_that_cannot_be_sent_is_refused_by_the_tensors_name(value
     assert (refused.status, refused.counted, refused.reason) == ("committed", False, f"refused: {why}")
     assert after.counted
     assert "p1" in [share.peer for share in after.contributors]
+
+
+def test_an_idle_member_that_missed_a_change_of_the_configuration_hears_of_it() -> None:
+    """Nobody trains, so nothing that is said later would show that it lags: it has to ask."""
+    knowing = set[str]()
+
+    def script(member: Swarm) -> float:
+        assert isinstance(member, LocalMember)
+        member.open(LAYOUT, lambda initial: None)
+        while len(member._node().session.config_peers()) < 4:
+            member.sleep(0.1)
+        knowing.add(member.peer)
+        told_at = member.clock()
+        while len(knowing) < 4:
+            member.sleep(0.1)
+        return told_at
+
+    swarm = LocalSwarm(4, settings=SETTINGS, timing=Timing(detect_s=8.0))  # slower than the partition: nobody is evicted
+    told = swarm.join_at(3, 5.0).partition_at([[0, 1, 3], [2]], 5.0, 4.0).run(script, limit_s=60.0)
+    assert max(told[0], told[1], told[3]) < 9.0 <= told[2]

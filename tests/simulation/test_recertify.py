@@ -9,12 +9,13 @@ import pytest
 
 from atoll.collectives import messages as m
 from atoll.collectives.errors import RecertifyError
-from atoll.collectives.group import Certified
+from atoll.collectives.group import Certified, Member
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.round import adopted_rounds
 from atoll.collectives.simulation import ProcessDied
 from atoll.node.session.recertifying import recertify
 from atoll.node.session.session import Session
+from atoll.node.simulation.member import Disk
 from atoll.node.simulation.plant import Plant
 from atoll.node.simulation.seal_plants import SEAL_PLANTS
 from atoll.node.simulation.swarm import Options, SimSwarm, Verdict
@@ -29,8 +30,8 @@ HOME = 30.0  # when the dead come back, in a new life
 class Stage:
     """Some of the members die for ever at QUIET; the organiser's user says so two seconds later."""
 
-    def __init__(self, seed: int, *, peers: int = 3, branch_after_s: float | None = None, back_s: float = HOME) -> None:
-        self.swarm = SimSwarm(seed, Options(peers=(peers, peers), faults=(), rounds=4))
+    def __init__(self, seed: int, *, peers: int = 3, branch_after_s: float | None = None, back_s: float = HOME, fragments: int = 1) -> None:
+        self.swarm = SimSwarm(seed, Options(peers=(peers, peers), faults=(), rounds=4, fragments=fragments))
         self.swarm.place.branch_after_s = branch_after_s
         self.swarm.faults.plan.heal_s = back_s
 
@@ -68,6 +69,94 @@ def test_the_organiser_goes_on_alone_and_the_lost_come_back_in_a_new_life(seed: 
     after = stage.swarm.checker.entries[-1].entry.next_config
     assert {(who.peer, who.incarnation) for who in after} == {(ORGANISER, 0), (P1, 1), (P2, 1)}
     assert verdict.stats["contribution counted"] > 3
+
+
+@pytest.mark.parametrize("fragments", [1, 3])
+def test_an_organiser_back_from_a_power_cut_goes_on_with_one_survivor(fragments: int) -> None:
+    """Its old life is removed with the lost; the survivor is asked for what it accepted, and is a member of what follows."""
+    stage = Stage(FIVE, peers=5, fragments=fragments)
+    stage.at(QUIET, lambda: stage.die(P2, P3, P4))
+    stage.at(QUIET + 0.5, lambda: stage.swarm.reboot(ORGANISER))
+    stage.at(QUIET + 3, stage.swarm.removal.ask)
+    verdict = stage.run()
+    assert verdict.problem == ""
+    for watch in stage.swarm.watches:
+        entries = [certified for certified in watch.checker.entries if certified.removed]
+        assert {(who.peer, who.incarnation) for who in entries[-1].removed} == {(peer, 0) for peer in (ORGANISER, P2, P3, P4)}
+        assert set(entries[-1].entry.next_config) == {stage.swarm.members[ORGANISER].me, stage.swarm.members[P1].me}
+
+
+def test_the_founder_of_a_run_of_two_names_itself_after_a_power_cut() -> None:
+    stage = Stage(1, peers=2)
+    refused: list[str] = []
+
+    def too_early() -> None:
+        with pytest.raises(RecertifyError) as error:
+            ask(stage, ORGANISER)
+        refused.append(error.value.message)
+
+    stage.at(QUIET, too_early)
+    stage.at(QUIET, lambda: stage.swarm.reboot(ORGANISER))
+    stage.at(QUIET + 2, lambda: ask(stage, ORGANISER))
+    stage.at(QUIET + 2, lambda: stage.swarm.checker.retired.add(Member(ORGANISER, 0)))
+    assert stage.run().problem == ""
+    assert refused == ["name the members that are lost for ever, not this node itself"]
+    [entry] = stage.recertified()
+    assert entry.removed == (Member(ORGANISER, 0),)
+    assert set(entry.entry.next_config) == {Member(ORGANISER, 1), Member(P1, 0)}
+
+
+def test_a_power_cut_of_all_costs_no_round_that_is_on_a_disk() -> None:
+    stage = Stage(2)
+    everybody = (ORGANISER, P1, P2)
+    rounds: list[int] = []
+
+    def out() -> None:
+        if {who.peer for who in stage.swarm.members[ORGANISER].disks[0].log[-1].entry.next_config} != set(everybody):
+            return stage.at(stage.swarm.world.now + 0.05, out)  # what is not on the organiser's disk it cannot name
+        rounds.append(len(stage.swarm.checker.entries))
+        stage.swarm.checker.retired.update(Member(peer, 0) for peer in everybody)
+        for peer in everybody:
+            stage.swarm.reboot(peer)
+        return stage.at(stage.swarm.world.now + 3, lambda: ask(stage, P1, P2))
+
+    stage.at(QUIET, out)
+    assert stage.run().problem == ""
+    [entry] = stage.recertified()
+    assert entry.entry.round >= rounds[0] > 2
+    assert entry.removed == tuple(Member(peer, 0) for peer in everybody)
+    assert {(who.peer, who.incarnation) for who in stage.swarm.checker.entries[-1].entry.next_config} == {(peer, 1) for peer in everybody}
+
+
+def test_a_run_in_fragments_is_recertified_in_all_of_them() -> None:
+    stage = Stage(FIVE, peers=5, fragments=3)
+    stage.at(QUIET, lambda: stage.die(P2, P3, P4))
+    stage.at(QUIET + 2, stage.swarm.removal.ask)
+    assert stage.run().problem == ""
+    for watch in stage.swarm.watches:
+        assert [[who.peer for who in certified.removed] for certified in watch.checker.entries if certified.removed] == [[P2, P3, P4]]
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_a_word_that_is_cut_short_between_two_fragments_is_given_again(nth: int) -> None:
+    """The organiser's node dies before it has written the word down for fragment ``nth``; its user repeats it."""
+    stage = Stage(FIVE, peers=5, fragments=3)
+    struck: list[int] = []
+    for number, disk in enumerate(stage.swarm.members[ORGANISER].disks):
+
+        def write(kind: str, disk: Disk = disk, number: int = number) -> None:
+            if kind == "seal" and number == nth - 1 and not struck:
+                struck.append(number)
+                raise ProcessDied(ORGANISER, 0.5)
+            type(disk).before_write(disk, kind)
+
+        disk.before_write = write  # type: ignore[method-assign]
+    stage.at(QUIET, lambda: stage.die(P2, P3, P4))
+    for wait in (2, 4):
+        stage.at(QUIET + wait, stage.swarm.removal.ask)
+    assert stage.run().problem == ""
+    assert struck == [nth - 1]
+    assert all(any(certified.removed for certified in watch.checker.entries) for watch in stage.swarm.watches)
 
 
 def test_nothing_happens_without_the_organisers_word() -> None:

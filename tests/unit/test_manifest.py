@@ -42,7 +42,15 @@ manifests = st.builds(
         config=st.dictionaries(names, st.integers(-5, 5) | st.booleans() | st.text(max_size=5), max_size=3),
     ),
     data=st.builds(m.DataTable, source=st.sampled_from(["builtin:stdlib-text", "local"]), seed=st.integers(0, 99)),
-    train=st.builds(m.TrainTable, sync_every=st.integers(1, 999), outer=st.builds(m.OuterTable, lr=floats, momentum=st.floats(0, 0.99))),
+    train=st.builds(
+        m.TrainTable,
+        sync_every=st.integers(20, 999),
+        local_after=st.integers(0, 9),
+        overlap=st.sampled_from(["late", "eager"]),
+        delay=st.none() | st.integers(0, 19),
+        mixing=st.none() | st.floats(0, 1),
+        outer=st.builds(m.OuterTable, lr=floats, momentum=st.floats(0, 0.99), beta2=st.floats(0, 0.99), governor=st.booleans()),
+    ),
     exchange=st.builds(
         m.ExchangeTable,
         codec=st.sampled_from(m.CODECS),
@@ -64,12 +72,34 @@ def test_defaults_and_settings() -> None:
     assert m.parse_manifest('schema = 1\nname = "x"\nmodel = { entry = "local:y" }\nexchange = { fragments = 3 }').settings().fragments == 3
     timed = m.parse_manifest('schema = 1\nname = "x"\ntrain = { round_s = 2.5 }').settings()
     assert (timed.sync_every, timed.round_s) == (None, 2.5)
+    counted = m.parse_manifest('schema = 1\nname = "x"\ntrain = { target_samples = 512 }').settings()
+    assert (counted.sync_every, counted.round_s, counted.target_samples) == (None, None, 512)
+    late = m.parse_manifest('schema = 1\nname = "x"\ntrain = { overlap = "late", delay = 3, mixing = 0.5 }\nexchange = { feedback = true }')
+    assert [getattr(late.settings(), name) for name in ("overlap", "delay", "mixing", "feedback")] == ["late", 3, 0.5, True]
+    adam = m.parse_manifest(
+        'schema = 1\nname = "x"\ntrain.outer = { optimizer = "adam", lr = 0.1, beta2 = 0.5, governor = true }'
+    ).settings()
+    assert adam.outer == OuterSettings("adam", 0.1, 0.9, 0.5, governor=True)
+
+
+@pytest.mark.parametrize(("text", "key"), [
+    ("train = { delay = 3 }", "$.train.delay"),
+    ("train = { mixing = 0.5 }", "$.train.mixing"),
+    ("train = { overlap = 'late', sync_every = 4, delay = 4 }", "$.train.delay"),
+    ("train = { sync_every = 4, target_samples = 9 }", "$.train.target_samples"),
+    ("train = { outer = { optimizer = 'yogi' } }\nno_quorum = { policy = 'branch' }", "$.train.outer.optimizer"),
+    ("train = { outer = { governor = true } }\nno_quorum = { policy = 'branch' }", "$.train.outer.optimizer"),
+])  # fmt: skip
+def test_training_settings_that_mean_nothing_together(text: str, key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        m.parse_manifest(f'schema = 1\nname = "x"\n{text}')
+    assert caught.value.key == key
 
 
 @pytest.mark.parametrize(("text", "key"), [
     ("exchange = { fragments = 0 }", "$.exchange.fragments"),
     ("exchange = { fragments = 17 }", "$.exchange.fragments"),
-    ("exchange = { fragments = 2 }\nmodel = { entry = 'builtin:gpt' }", "$.exchange.fragments"),
+    ("exchange = { fragments = 8 }\ntrain = { sync_every = 7 }", "$.exchange.fragments"),
     ("exchange = { fragments = 2 }\nmodel = { entry = 'local:x' }\nno_quorum = { policy = 'branch' }", "$.no_quorum.policy"),
 ])  # fmt: skip
 def test_fragments_that_cannot_be(text: str, key: str) -> None:

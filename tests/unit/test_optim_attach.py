@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -574,3 +575,34 @@ def test_a_wrapped_optimizer_is_attached_inside() -> None:
     attachment = attach(model, Wrapper(Wrapper(optimizer)), SoloSwarm(SETTINGS))  # type: ignore[arg-type]
     train(model, optimizer, range(2), 0)
     assert attachment.stats["steps"] == 2
+
+
+def test_one_member_with_plain_averaging_follows_its_inner_optimizer_alone() -> None:
+    """a - (a - b) is not b in floating point, but nearly: within 3e-7 of the norm."""
+    model, plain = net(), net()
+    optimizer, alone = adamw(model), adamw(plain)
+    attach(model, optimizer, SoloSwarm(RunSettings(method="local_sgd", sync_every=H)))
+    train(model, optimizer, range(4 * H), 0)
+    train(plain, alone, range(4 * H), 0)
+    difference = np.linalg.norm(flat(model) - flat(plain)) / np.linalg.norm(flat(plain))
+    assert difference <= 3e-7
+
+
+@pytest.mark.parametrize("members", [2, 4])
+def test_members_that_do_the_same_equal_one_bit_for_bit(members: int) -> None:
+    """Sums of two or four equal numbers are exact, and so is their mean, where their weights are powers of two."""
+    four = msgspec.structs.replace(SETTINGS, sync_every=4, deadline_s=60.0)
+    table = RoundTable([f"peer{index}" for index in range(members)], four)
+    models = [net() for _ in range(members)]
+
+    def script(swarm: TableSwarm, index: int) -> None:
+        optimizer = adamw(models[index])
+        attach(models[index], optimizer, swarm)
+        train(models[index], optimizer, range(20), 0)
+
+    run_members(table, script)
+    one = net()
+    optimizer = adamw(one)
+    attach(one, optimizer, SoloSwarm(four))
+    train(one, optimizer, range(20), 0)
+    assert [np.array_equal(flat(model), flat(one)) for model in models] == [True] * members

@@ -7,7 +7,7 @@ import torch
 
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.swarm import RunSettings
-from atoll.optim.rounds.schedule import CEILING_S, FLOOR_S, UNMEASURED_DEADLINE_S, Counted, Schedule, StepCounter, WaitBudget
+from atoll.optim.rounds.schedule import CEILING_S, FLOOR_S, UNMEASURED_DEADLINE_S, Counted, Schedule, Since, StepCounter, WaitBudget
 
 
 class Clock:
@@ -94,6 +94,7 @@ def test_waits_are_bounded_by_the_manifest_or_by_what_was_measured() -> None:
     [
         (RunSettings(sync_every=None), "$.train.sync_every"),
         (RunSettings(sync_every=0), "$.train.sync_every"),
+        (RunSettings(sync_every=None, target_samples=0), "$.train.target_samples"),
         (RunSettings(sync_every=None, round_s=0.0), "$.train.round_s"),
     ],
 )
@@ -101,3 +102,37 @@ def test_a_run_without_an_end_of_rounds_is_refused(settings: RunSettings, key: s
     with pytest.raises(ConfigError) as error:
         Schedule(settings, Clock())
     assert error.value.key == key
+
+
+def test_rounds_by_samples_of_all_members_follow_ones_own_share() -> None:
+    schedule, counter = Schedule(RunSettings(sync_every=None, target_samples=100), Clock()), StepCounter()
+    schedule.members = 4
+    counter.count(24)
+    assert not schedule.due(counter)
+    counter.count(1)
+    assert schedule.due(counter)
+    schedule.share = 0.6  # it had that of the last round
+    assert not schedule.due(counter)
+    counter.count(35)
+    assert schedule.due(counter)
+
+
+def test_post_local_rounds_are_of_one_step_at_first() -> None:
+    schedule, counter = Schedule(RunSettings(sync_every=3, local_after=2), Clock()), StepCounter()
+    assert not schedule.due(counter, 0)
+    counter.count(1)
+    assert [schedule.due(counter, round_) for round_ in (0, 1, 2)] == [True, True, False]
+
+
+def test_several_watch_one_counter() -> None:
+    counter = StepCounter()
+    counter.count(5)
+    one, two = Since(counter), Since(counter)
+    counter.count(2)
+    one.clear()
+    counter.count(2, torch.tensor(1.0))
+    counter.count(3)
+    assert (one.settle(), two.settle()) == (Counted(1, 3, 1), Counted(2, 5, 1))
+    two.restore(Counted(7, 70, 0))
+    counter.count(1)
+    assert (two.settle(), two.fired, counter.settle().steps) == (Counted(8, 71, 0), 8, 4)

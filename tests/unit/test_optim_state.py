@@ -104,7 +104,7 @@ def resume(table: RoundTable, model_state: dict[str, Any], optimizer_state: dict
 def test_a_state_with_a_log_holds_no_tensors_and_resumes_in_the_middle_of_a_round() -> None:
     table, *saved = saved_member(H + 2)
     assert [key for key, value in saved[2].items() if isinstance(value, torch.Tensor)] == []
-    assert (saved[2]["run"], saved[2]["round"], saved[2]["since"]["steps"]) == ("table", 1, 2)
+    assert (saved[2]["run"], saved[2]["strands"]["0"]["round"], saved[2]["strands"]["0"]["since"]["steps"]) == ("table", 1, 2)
     straight, straight_optimizer, straight_attachment = resume(table, *copy.deepcopy(saved))
     assert straight_attachment.stats["samples_unsent"] == 2
     train(straight, straight_optimizer, range(H + 2, H + 3))
@@ -166,7 +166,7 @@ def test_an_undecided_contribution_is_not_sent_twice() -> None:
     model, optimizer, attachment = start(table.member("me"))
     train(model, optimizer, range(H + 1))
     saved = copy.deepcopy((model.state_dict(), optimizer.state_dict(), attachment.state_dict()))
-    assert saved[2]["frozen"] == H
+    assert saved[2]["strands"]["0"]["frozen"] == H
     with pytest.raises(LocalProtocolError, match="undecided"):
         attachment.load_state_dict(saved[2])
     attachment.detach()
@@ -176,7 +176,7 @@ def test_an_undecided_contribution_is_not_sent_twice() -> None:
     assert resumed.stats["samples_unsent"] == 1
 
 
-@pytest.mark.parametrize("damage", [{"version": 9}, {"round": "x"}, {"totals": {}}, {"since": None}])
+@pytest.mark.parametrize("damage", [{"version": 9}, {"strands": {"0": {"round": "x"}}}, {"totals": {}}, {"strands": {}}])
 def test_damaged_states_are_refused(damage: dict[str, Any]) -> None:
     _, _, attachment = start(SoloSwarm(SETTINGS))
     state = attachment.state_dict()

@@ -22,7 +22,7 @@ DIRECT = {
     "matplotlib",
     "zstandard",
 }
-COME_WITH_LIBP2P = {"multiaddr", "base58", "google", "exceptiongroup"}
+COME_WITH_LIBP2P = {"multiaddr", "base58", "google", "exceptiongroup", "dns"}
 
 
 def _project() -> dict[str, object]:

@@ -7,12 +7,13 @@ import pytest
 from atoll.collectives.identifiers import PeerId
 from atoll.node.net.addresses import circuit, host_of, is_address, is_direct, is_internet, split_circuit, split_peer, usable, without_peer
 from atoll.node.net.announcements import Registry, announce
+from atoll.node.net.reach import natpmp, upnp
 from atoll.node.net.reach.autonat import Window, may_try
 from atoll.node.net.reach.circuit import pack, peer_field, peer_in, reservation_fields, reservation_in, unpack
 from atoll.node.net.reach.ledger import Ledger, RelayLimits
 from atoll.node.net.reach.manager import FRESH_S, AddressManager
 from atoll.node.net.reach.protobuf import MAX_FIELDS, decode, encode, number, octets
-from atoll.node.net.reach.routes import on_link
+from atoll.node.net.reach.routes import assigned, on_link
 from atoll.security.identity import Identity
 
 A, B, C = (Identity.generate().peer for _ in range(3))
@@ -144,6 +145,18 @@ def test_a_mapping_is_a_candidate_and_goes() -> None:
     assert manager.candidates(0.0) == []
 
 
+def test_what_was_tried_before_it_was_mapped_is_tried_again() -> None:
+    manager = behind_nat((S1, WAN), (S2, WAN))
+    manager.report(WAN, S1, False, 0.0)
+    manager.mapped("nat-pmp", WAN)
+    assert manager.verdict(WAN, 0.0) == "unknown"
+    manager.report(WAN, S1, True, 1.0)
+    manager.mapped("nat-pmp", WAN)  # a renewal
+    assert manager.verdict(WAN, 1.0) == "reachable"
+    manager.mapped("nat-pmp", None)
+    assert manager.verdict(WAN, 1.0) == "unknown"
+
+
 def test_another_network_voids_what_others_said() -> None:
     manager = behind_nat((S1, WAN))
     manager.report(WAN, S1, True, 0.0)
@@ -236,6 +249,11 @@ def test_broken_messages_are_refused(bad: bytes) -> None:
         decode(bad)
 
 
+def test_whose_address_it_is() -> None:
+    assert assigned("127.0.0.1")
+    assert not assigned("192.0.2.1")
+
+
 def test_on_link_networks() -> None:
     table = (
         "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n"
@@ -247,3 +265,50 @@ def test_on_link_networks() -> None:
     assert not on_link("192.168.2.77", table)
     assert not on_link("10.0.0.1", table)
     assert not on_link("not a number", table)
+
+
+# ---- asking the router
+def test_nat_pmp() -> None:
+    assert natpmp.ask_address() == b"\x00\x00"
+    assert natpmp.ask_port(4150, 4150, 3600) == bytes.fromhex("000200001036103600000e10")
+    assert natpmp.ask_port(4150, 4150, 0)[6:] == bytes(6)
+    assert natpmp.address_in(bytes.fromhex("00800000000000ff0b000007")) == "11.0.0.7"
+    granted = bytes.fromhex("00820000000000ff1036c35000000e10")
+    assert natpmp.mapping_in(granted, 4150) == (50000, 3600)
+    for bad in (b"", granted[:-1], granted.replace(b"\x10\x36", b"\x10\x37"), b"\x00\x82\x00\x02" + granted[4:], b"\x01" + granted[1:]):
+        with pytest.raises(ValueError, match=r"bytes|port|refuses|version"):
+            natpmp.mapping_in(bad, 4150)
+
+
+LOCATION = "http://192.168.1.1:5000/desc.xml"
+SERVICE = (
+    f"<service><serviceType>{upnp.SERVICES[0]}</serviceType><controlURL>/ctl</controlURL></service>"
+    "<service><serviceType>other</serviceType><controlURL>/x</controlURL></service>"
+)
+
+
+def test_upnp() -> None:
+    assert upnp.location_in(f"HTTP/1.1 200 OK\r\nST: x\r\nLOCATION: {LOCATION}\r\n\r\n".encode(), "192.168.1.1") == LOCATION
+    assert upnp.control_in(SERVICE, LOCATION) == (upnp.SERVICES[0], "http://192.168.1.1:5000/ctl")
+    request = upnp.call(upnp.SERVICES[0], "http://192.168.1.1:5000/ctl", "AddPortMapping", upnp.add_port(1, 2, "192.168.1.20", 60))
+    head, _, body = request.partition(b"\r\n\r\n")
+    assert f"Content-Length: {len(body)}".encode() in head
+    assert b"<NewInternalClient>192.168.1.20</NewInternalClient>" in body
+    answer = "<NewExternalIPAddress>11.0.0.7</NewExternalIPAddress>"
+    assert upnp.external_in(upnp.body_of(b"HTTP/1.1 200 OK\r\n\r\n" + answer.encode())) == "11.0.0.7"
+
+
+def test_a_router_sends_us_nowhere_else() -> None:
+    """Whoever answers the search, or writes the description, cannot make us ask another host."""
+    with pytest.raises(ValueError, match="another host"):
+        upnp.location_in(b"LOCATION: http://127.0.0.1:22/\r\n", "192.168.1.1")
+    with pytest.raises(ValueError, match="no connection"):
+        upnp.control_in(SERVICE.replace("/ctl", "http://127.0.0.1:22/"), LOCATION)
+    with pytest.raises(ValueError, match="refuses: Denied"):
+        upnp.body_of(b"HTTP/1.1 500 no\r\n\r\n<errorDescription>Denied</errorDescription>")
+
+
+def test_the_default_gateway() -> None:
+    table = "head\neth0\t0001A8C0\t00000000\t1\t0\t0\t0\t00FFFFFF\t0\t0\t0\neth0\t00000000\t0101A8C0\t3\t0\t0\t0\t00000000\t0\t0\t0\n"
+    assert natpmp.gateway(table) == "192.168.1.1"
+    assert natpmp.gateway("head\n") == ""

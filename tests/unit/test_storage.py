@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import weakref
@@ -190,6 +191,31 @@ def test_who_founded_a_run_and_lost_its_folder_does_not_found_it_again_and_is_so
         lost.check()
     assert told.value.code == "E303"
     lost.close()
+
+
+@pytest.mark.parametrize(("boot", "clean", "me", "life"), [
+    ("another", False, "p1", 1), ("another", True, "p1", 0), ("", False, "p1", 0), ("another", False, "p0", 0),
+])  # fmt: skip
+def test_after_a_reboot_a_member_keeps_its_log_and_votes_in_a_new_life(tmp_path: Path, boot: str, clean: bool, me: str, life: int) -> None:
+    """Unless it stopped cleanly before, or the machine did not reboot; or nobody else could miss its votes."""
+
+    def files() -> RunFiles:
+        return RunFiles(tmp_path, run_id="r", outer=OuterSettings(), slots=PlainSlots, trouble=lambda _: None, me=me)
+
+    first, entries = files(), log_of(3)
+    for certified in entries:
+        first.journal().append(certified)
+    first.journal().close(clean=clean)
+    meta = json.loads((tmp_path / "journal" / "meta.json").read_text())
+    if boot:
+        (tmp_path / "journal" / "meta.json").write_text(json.dumps({**meta, "boot_id": boot}))
+    journals = [FileJournal(tmp_path / "journal")]  # killed before its new life was written down
+    assert journals[0].rebooted == (bool(boot) and not clean)
+    for _ in range(2):  # and once more, as after kill -9
+        journals.append(files().journal())
+        assert (journals[-1].incarnation, journals[-1].entries) == (life, entries)
+    for journal in journals:
+        journal.close(clean=False)
 
 
 def test_a_damaged_journal_begins_a_new_incarnation(tmp_path: Path) -> None:

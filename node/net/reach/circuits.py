@@ -24,8 +24,9 @@ RENEW_SHARE = 0.5
 """Of a reservation's time, after which it is renewed."""
 LOOK_S = 15.0
 REFUSED_S = 60.0
-STRANGER_S = 5.0
-"""Pause after a relay that does not know our runs: it hears of them soon after we joined one."""
+STRANGER_S = 2.0
+"""First pause after a relay that does not know our runs (it hears of them soon after we joined one); every further one is twice as long."""
+MAX_PAUSE_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,7 @@ class Circuits:
         self.held: dict[PeerId, Held] = {}
         self.refused: dict[PeerId, str] = {}
         self._again: dict[PeerId, float] = {}
+        self._strange: dict[PeerId, int] = {}
         self._wake = trio.Event()
         host.through = self.dial
         host.handle(circuit.STOP, self._serve)
@@ -65,14 +67,22 @@ class Circuits:
         """Where we can be called."""
         return [address for held in self.held.values() for address in held.addresses]
 
+    def again(self) -> None:
+        """We joined a run: who refused us may think otherwise now."""
+        self._again.clear()
+        self._strange.clear()
+        self.look()
+
     def look(self) -> None:
         """Something changed: places may be needed, or to be had."""
         self._wake.set()
 
     def link_changed(self, peer: PeerId, up: bool) -> None:
         """A place ends with the connection to its relay."""
-        if not up and self.held.pop(peer, None) is not None:
-            self._changed()
+        if not up:
+            self.refused.pop(peer, None)
+            if self.held.pop(peer, None) is not None:
+                self._changed()
         self.look()
 
     async def run(self) -> None:
@@ -80,6 +90,7 @@ class Circuits:
         while True:
             self._wake = trio.Event()
             due = trio.current_time() + LOOK_S
+            self._again = {relay: at for relay, at in self._again.items() if at > trio.current_time()}
             if self._wanted():
                 await self._renew()
                 await self._fill()
@@ -94,7 +105,7 @@ class Circuits:
 
     async def _renew(self) -> None:
         for relay, held in list(self.held.items()):
-            if held.renew_at <= trio.current_time() and not await self._reserve(relay):
+            if held.renew_at <= trio.current_time() and not await self.reserve(relay):
                 self.held.pop(relay, None)
                 self._changed()
 
@@ -103,9 +114,9 @@ class Circuits:
             if len(self.held) >= KEPT:
                 break
             if relay not in self.held and self._again.get(relay, 0.0) <= trio.current_time():
-                await self._reserve(relay)
+                await self.reserve(relay)
 
-    async def _reserve(self, relay: PeerId) -> bool:
+    async def reserve(self, relay: PeerId) -> bool:
         """Ask for a place, or for more time at one."""
         status = 0
         try:
@@ -124,7 +135,10 @@ class Circuits:
         except NetworkError:
             pass
         self.refused[relay] = circuit.WORDS.get(status, "is no relay")
-        pause_s = STRANGER_S if status == circuit.PERMISSION_DENIED else REFUSED_S
+        pause_s = REFUSED_S
+        if status == circuit.PERMISSION_DENIED:
+            self._strange[relay] = times = self._strange.get(relay, 0) + 1
+            pause_s = min(MAX_PAUSE_S, STRANGER_S * 2 ** min(times, 10) / 2)
         self._again[relay] = trio.current_time() + pause_s * self._rng.uniform(0.8, 1.2)
         return False
 
@@ -138,6 +152,7 @@ class Circuits:
         new = relay not in self.held
         self.held[relay] = Held((circuit_address(relay, here[0]),), trio.current_time() + RENEW_SHARE * seconds)
         self.refused.pop(relay, None)
+        self._strange.pop(relay, None)
         if new:
             self._changed()
         return True

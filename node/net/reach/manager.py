@@ -23,7 +23,7 @@ Nat = Literal["none", "endpoint-independent", "address-dependent", "unknown"]
 FRESH_S = 900.0
 """How long an observation or a verdict counts."""
 ENOUGH = 2
-"""Servers on different hosts that must agree before nobody else is asked for a while."""
+"""Observers on different hosts before a NAT is called endpoint-independent."""
 MAX_CANDIDATES = 4
 MAX_OBSERVERS = 16
 
@@ -60,11 +60,16 @@ class AddressManager:
         while len(self._observed) > MAX_OBSERVERS:
             del self._observed[next(iter(self._observed))]
 
-    def mapped(self, means: str, address: str | None) -> None:
-        """The router leads ``address`` to us, by ``means`` ("upnp", "nat-pmp"); None: no longer."""
-        self._mapped.pop(means, None)
+    def mapped(self, means: str, address: str | None) -> bool:
+        """The router leads ``address`` to us, by ``means`` ("upnp", "nat-pmp"); None: no longer. True when that is news: verdicts from
+        before it are void then."""
+        if self._mapped.get(means) == address:
+            return False
+        self._reports.pop(self._mapped.pop(means, ""), None)
         if address is not None and is_direct(address) and is_internet(address):
             self._mapped[means] = address
+            self._reports.pop(address, None)
+        return True
 
     def report(self, address: str, by_host: str, reached: bool, now: float) -> None:
         """A server at ``by_host`` has tried ``address``."""
@@ -114,12 +119,10 @@ class AddressManager:
             return "unknown"
         return "reachable" if 2 * sum(fresh) > len(fresh) else "unreachable"
 
-    def settled(self, now: float) -> bool:
-        """Whether enough servers have tried every candidate."""
-        fresh = {
-            address: sum(now - at <= FRESH_S / 2 for _, at in self._reports.get(address, {}).values()) for address in self.candidates(now)
-        }
-        return all(count >= ENOUGH for count in fresh.values())
+    @property
+    def plain(self) -> bool:
+        """Whether an interface of ours has an address of the internet's: then no NAT is in between."""
+        return any(is_internet(address) for address in self._own)
 
     @property
     def online(self) -> bool:
@@ -166,6 +169,7 @@ class AddressManager:
                 for address in candidates
             },
             "observers": len(self._observed),
+            "interfaces": list(self._own),
             "mappings": dict(self._mapped),
             "circuits": list(self._circuits),
         }

@@ -21,9 +21,10 @@ from .autonat import AutoNat
 from .circuits import Circuits
 from .ledger import RelayLimits
 from .manager import ENOUGH, AddressManager
+from .portmap import PortMapper
 from .punch import Puncher
 from .relay import Relay
-from .routes import has_route
+from .routes import assigned, has_route
 
 WATCH_S = 5.0
 """How often this machine's addresses are looked at: two system calls."""
@@ -33,7 +34,6 @@ OBSERVE_S = 150.0
 ASK_AGAIN_S = 300.0
 SERVERS = 3
 """On different hosts, asked at a time."""
-PATHS_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,6 @@ class ReachSettings:
     announce: tuple[str, ...] = ()
     relay: RelayLimits = RelayLimits()
     port_mapping: bool = True
-    lan_discovery: bool = True
 
 
 class Reach:
@@ -61,8 +60,7 @@ class Reach:
         runs_of: Callable[[PeerId], Collection[str]],
     ) -> None:
         """``first()``: peers to prefer as servers and relays; ``known(peer)``: its addresses; ``runs_of(peer)``: runs it is announced in."""
-        self._host, self._faults, self._rng, self.settings = host, faults, rng, settings
-        self._first, self._known = first, known
+        self._host, self._faults, self._rng, self._first, self.settings = host, faults, rng, first, settings
         self.changed: Callable[[], None] = lambda: None
         self.on_path: Callable[[PeerId, str], None] = lambda peer, path: None
         self.manager = AddressManager(settings.announce)
@@ -74,7 +72,13 @@ class Reach:
             related=lambda a, b: not set(runs_of(a)).isdisjoint(runs_of(b)),
         )  # fmt: skip
         self.circuits = Circuits(
-            host, faults, rng, wanted=self._wants_relays, candidates=self._relays, changed=self._update, arrived=self._arrived
+            host,
+            faults,
+            rng,
+            wanted=self._wants_relays,
+            candidates=self._relays,
+            changed=self._update,
+            arrived=lambda peer: self.puncher.arrived(peer),
         )
         self.puncher = Puncher(
             host, faults, rng,
@@ -83,10 +87,12 @@ class Reach:
             known=lambda peer: [address for address in known(peer) if is_direct(address) and self.may_dial(address)],
             done=self._path_changed,
         )  # fmt: skip
+        self.mapper = PortMapper(rng, mine=self.manager.lan, told=self._mapped)
         self._look = trio.Event()
         self._asked: dict[tuple[str, str], float] = {}  # (server's host, address; "": observed): when
         self._told: tuple[str, ...] = ()
         self._paths: dict[PeerId, str] = {}
+        host.dialler.from_listen = lambda: not self.manager.plain
         host.advertised = lambda: self.manager.advertised(trio.current_time())
 
     def may_dial(self, address: str) -> bool:
@@ -104,7 +110,7 @@ class Reach:
     async def run(self) -> None:
         """Until cancelled."""
         async with trio.open_nursery() as nursery:
-            for task in (self._watch, self._verify, self.circuits.run, self.puncher.run):
+            for task in (self._watch, self._verify, self._ask_router, self.circuits.run, self.puncher.run):
                 nursery.start_soon(task)
 
     def link_changed(self, peer: PeerId, up: bool) -> None:
@@ -115,15 +121,8 @@ class Reach:
         self._look.set()
 
     def runs_changed(self) -> None:
-        """We joined a run, or left one: relays may think otherwise of us."""
-        self.circuits.look()
-
-    def path(self, peer: PeerId) -> str:
-        """See `Host.path`."""
-        return self._host.path(peer)
-
-    def _arrived(self, peer: PeerId) -> None:
-        self.puncher.arrived(peer)
+        """We joined a run: relays may think otherwise of us."""
+        self.circuits.again()
 
     def _path_changed(self, peer: PeerId) -> None:
         path = self._host.path(peer)
@@ -154,7 +153,21 @@ class Reach:
                 self._asked.clear()
                 self._update()
                 self._look.set()
-                await self._host.close_strays({host_of(address) for address in listening})
+                await self._host.close_strays(assigned)
+
+    async def _ask_router(self) -> None:
+        """Once it shows that we are behind a NAT: nothing is asked of the router of a node that can be dialled."""
+        if self.settings.port_mapping:
+            while not self._wants_relays() or not self.manager.seen_at(trio.current_time()):
+                await trio.sleep(WATCH_S)
+            await self.mapper.run()
+
+    def _mapped(self, means: str, address: str | None) -> None:
+        if self.manager.mapped(means, address):
+            for key in [key for key in self._asked if key[1] == address]:  # who tried it before it was mapped may try again
+                del self._asked[key]
+        self._update()
+        self._look.set()
 
     def _servers(self) -> list[tuple[PeerId, str]]:
         """Connected peers of the internet and their hosts, one a host, bootstraps first."""
@@ -171,6 +184,7 @@ class Reach:
         while True:
             await trio.sleep(SOON_S * self._rng.uniform(0.8, 1.2))
             self._look = trio.Event()
+            self._asked = {key: at for key, at in self._asked.items() if trio.current_time() - at < ASK_AGAIN_S}
             async with trio.open_nursery() as nursery:
                 for peer, host in self._servers()[: 2 * SERVERS]:
                     nursery.start_soon(self._consult, peer, host)
@@ -216,7 +230,7 @@ class Reach:
         return bool(self.manager.direct(trio.current_time()))
 
     def _relays(self) -> list[PeerId]:
-        return [peer for peer, _ in self._servers()]
+        return [peer for peer, _ in self._servers() if self._host.path(peer) != "punched"]  # those are behind a NAT themselves
 
     def status(self) -> dict[str, Any]:
         """For `atoll status`, `atoll netcheck` and the metrics; plain values."""

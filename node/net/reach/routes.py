@@ -15,6 +15,16 @@ def has_route(host: str) -> bool:
     return bool(own) and (own != default or on_link(host, _read()) or _same_prefix(host, own))
 
 
+def assigned(host: str) -> bool:
+    """Whether ``host`` is an address of this machine now."""
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            sock.bind((host, 0))
+            return True
+    except OSError:
+        return False
+
+
 def on_link(host: str, table: str) -> bool:
     """Whether a line of /proc/net/route says that ``host`` is reached without a gateway."""
     try:

@@ -1,0 +1,190 @@
+"""netcheck, ping, relay: how this node is reached, how a peer is, and being a meeting place for others."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ...collectives.errors import ConfigError
+from .daemon import connect
+from .options import GIVEN, shared_options
+from .output import Terminal, current, short_peer
+from .reach_views import advice, netcheck_lines, outcome
+
+PAUSE_S = 1.0
+CUT_OFF = 69
+_COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
+
+UNIT = """\
+[Unit]
+Description=atoll relay and bootstrap node
+After=network-online.target
+Wants=network-online.target
+
+[Service]
+Type=notify
+ExecStart={command}
+Restart=always
+RestartSec=5
+DynamicUser=yes
+StateDirectory=atoll
+Environment=ATOLL_HOME=/var/lib/atoll OMP_NUM_THREADS=1
+NoNewPrivileges=yes
+ProtectSystem=strict
+ProtectHome=yes
+PrivateTmp=yes
+LimitNOFILE=65536
+
+[Install]
+WantedBy=multi-user.target"""
+
+CONTAINER = """\
+FROM docker.io/library/python:3.11-slim
+RUN apt-get update && apt-get install -y --no-install-recommends build-essential python3-dev libgmp-dev && rm -rf /var/lib/apt/lists/*
+RUN pip install --no-cache-dir atoll
+ENV ATOLL_HOME=/var/lib/atoll OMP_NUM_THREADS=1
+VOLUME /var/lib/atoll
+EXPOSE {port}/tcp
+ENTRYPOINT ["atoll", "relay", "--port", "{port}"]"""
+
+
+def rows_text(terminal: Terminal, rows: list[tuple[str, str, str]]) -> str:
+    """One line a finding, its level in colour."""
+    return "\n".join(f" {terminal.style(f'{level:4}', sys.stdout, fg=_COLOURS[level])}  {what:8} {text}" for level, what, text in rows)
+
+
+@click.command("netcheck")
+@shared_options
+def netcheck_command() -> int:
+    """Say whether others can reach this node, and what that means.
+
+    Exit status 69 (E130): nobody can, and no relay takes it.
+    """
+    terminal = current()
+    with connect(terminal) as client:
+        network: dict[str, Any] = client.status().get("network") or {}
+    reach: dict[str, Any] = network.get("reach") or {}
+    rows, verdict = netcheck_lines(reach), outcome(reach)
+    hint = advice(reach, port_of(network))
+    error = {"code": "E130", "message": "nobody can reach this node, and no relay accepted it"} if verdict == "cut-off" else None
+    findings = [{"level": level, "what": what, "text": text} for level, what, text in rows]
+    terminal.data(rows_text(terminal, rows), {"verdict": verdict, "findings": findings, "advice": hint, "error": error, "reach": reach})
+    if hint:
+        terminal.say(hint)
+    if error:
+        terminal.say("E130: atoll explain E130")
+    return CUT_OFF if error else 0
+
+
+def port_of(network: dict[str, Any]) -> int:
+    """The port to forward; that of the first address that is no relay's."""
+    for address in network.get("addresses") or ():
+        fields = str(address).split("/")
+        if "p2p-circuit" not in fields and len(fields) > 4:
+            return int(fields[4])
+    for address in (network.get("reach") or {}).get("interfaces") or ():
+        return int(str(address).split("/")[4])
+    return 4150
+
+
+def find_peer(status: dict[str, Any], named: str) -> str:
+    """The id of a peer named by its id, the end of it, or its two-word name, among those that the node knows. Raises ConfigError."""
+    from .names import name_of
+
+    network: dict[str, Any] = status.get("network") or {}
+    known = {*(network.get("connected") or ()), *(network.get("bootstrap") or {})}
+    for run in status.get("runs") or ():
+        known |= set(run.get("members") or ())
+    known |= {peer for members in (network.get("runs") or {}).values() for peer in members}
+    wanted = named.lstrip("…")
+    found = sorted(peer for peer in known if peer == wanted or peer.endswith(wanted) or name_of(peer) == wanted)
+    if len(found) == 1:
+        return found[0]
+    if not found and len(wanted) > 40:
+        return wanted
+    what = f"no peer is called {named!r}" if not found else f"{len(found)} peers are called {named!r}"
+    raise ConfigError(what, why="A peer is named by its id, the end of it, or its two-word name.", hint="Who is known: atoll peers")
+
+
+@click.command("ping")
+@click.argument("peer", type=GIVEN)
+@click.option("--count", type=click.IntRange(1), default=3, show_default=True, help="How often.")
+@click.option(
+    "--until-direct", is_flag=True, help="Go on until the path goes through no relay, at most --count times (then 30 by default)."
+)
+@shared_options
+@click.pass_context
+def ping_command(context: click.Context, peer: str, count: int, until_direct: bool) -> int:
+    """Say how a peer is reached, and how long a round trip takes.
+
+    PEER: its id, the end of it, or its two-word name. Exit status 1: --until-direct, and it still goes through a relay.
+    """
+    terminal = current()
+    if until_direct and context.get_parameter_source("count") == click.core.ParameterSource.DEFAULT:
+        count = 30
+    answers: list[dict[str, Any]] = []
+    with connect(terminal) as client:
+        target = find_peer(client.status(), peer)
+        for number in range(count):
+            if number:
+                threading.Event().wait(PAUSE_S)
+            found = client.ping(target)
+            answers.append(found)
+            if not terminal.json:
+                terminal.data(pong(found), {})
+            if until_direct and found["path"] != "relay":
+                break
+    relayed = answers[-1]["path"] == "relay"
+    if terminal.json:
+        terminal.data("", {"peer": target, "path": answers[-1]["path"], "answers": answers})
+    return 1 if until_direct and relayed else 0
+
+
+def pong(found: dict[str, Any]) -> str:
+    """One answer as a line."""
+    ways = {"relay": "through a relay", "punched": f"punched {found['address']}", "lan": f"lan {found['address']}"}
+    return f"pong from {short_peer(found['peer'])}  {found['rtt_ms']:.1f} ms  {ways.get(found['path'], 'direct ' + found['address'])}"
+
+
+@click.command("relay")
+@click.option("--port", type=click.IntRange(1, 65535), default=4150, show_default=True, help="TCP port to listen on.")
+@click.option(
+    "--announce", multiple=True, type=GIVEN, metavar="ADDRESS", help="Address that others dial, where it is not this machine's own."
+)
+@click.option("--known-runs-only", is_flag=True, help="Relay only for peers of runs that this node has heard of.")
+@click.option("--print-systemd", is_flag=True, help="Print a systemd unit that does this, and end.")
+@click.option("--print-container", is_flag=True, help="Print a container file that does this, and end.")
+@shared_options
+def relay_command(port: int, announce: tuple[str, ...], known_runs_only: bool, print_systemd: bool, print_container: bool) -> None:
+    """Be a bootstrap and a relay for others, on a machine with a public address.
+
+    It takes part in no run and sees ciphertext only. Members name it: atoll up --bootstrap ADDRESS, or it goes into invites.
+    """
+    from .identity import identity_of
+
+    terminal = current()
+    options = [f"--port={port}", *(f"--announce={address}" for address in announce), *(["--known-runs-only"] if known_runs_only else [])]
+    if print_systemd:
+        command = " ".join([str(Path(sys.argv[0]).absolute()) if os.path.isabs(sys.argv[0]) else "/usr/local/bin/atoll", "relay", *options])
+        unit = UNIT.format(command=command)
+        terminal.data(unit, {"unit": unit})
+        return
+    if print_container:
+        text = CONTAINER.format(port=port)
+        terminal.data(text, {"container": text})
+        return
+    terminal.paths.ensure()
+    identity_of(terminal)
+    command = [sys.executable, "-m", "atoll.node", "--port", str(port), "--lane-port", "0"]
+    command += [part for address in announce for part in ("--announce", address)]
+    command += [] if known_runs_only else ["--relay-for-all"]
+    command += ["--home", str(Path(terminal.home).expanduser().absolute())] if terminal.home else []
+    command += ["--json"] if terminal.json else []
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(command[0], command, dict(terminal.environ))

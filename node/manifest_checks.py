@@ -1,0 +1,62 @@
+"""What types alone do not say of a manifest: settings that mean something only together. Raises ConfigError with the key and a way out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..collectives.errors import ConfigError
+
+if TYPE_CHECKING:
+    from .manifest import Manifest, NoQuorumTable, TrainTable
+
+
+def check_train(train: TrainTable, no_quorum: NoQuorumTable, name: str) -> None:
+    """Settings of `[train]` that mean something only together."""
+    for key, given in (("delay", train.delay), ("mixing", train.mixing)):
+        if given is not None and train.overlap == "none":
+            raise ConfigError(
+                f'{name}: $.train.{key} is given, and $.train.overlap is "none"',
+                key=f"$.train.{key}",
+                why="Without overlap members wait for the round's result and take it as it is.",
+                hint='overlap = "late"',
+            )
+    if train.delay is not None and train.sync_every is not None and train.delay >= train.sync_every:
+        raise ConfigError(
+            f"{name}: $.train.delay of {train.delay} inner steps in rounds of {train.sync_every}",
+            key="$.train.delay",
+            why="A result is adopted before the next contribution is made.",
+            hint="Give a smaller delay, or leave it out: then that is when the result is adopted.",
+        )
+    if train.method == "gradient_averaging" and train.overlap != "none":
+        raise ConfigError(
+            f"{name}: gradients cannot be averaged with overlap",
+            key="$.train.overlap",
+            why="A gradient is one of the anchor it was taken at; training goes on when the step is made.",
+            hint='overlap = "none", or method = "diloco"',
+        )
+    outer = train.outer
+    if no_quorum.policy == "branch" and (outer.optimizer in ("adam", "yogi", "co2", "adamw") or outer.governor):
+        raise ConfigError(
+            f'{name}: a run with $.no_quorum.policy = "branch" cannot have this outer optimizer',
+            key="$.train.outer.optimizer",
+            why="What a branch hands over is the anchor and one momentum vector.",
+            hint='Use optimizer = "nesterov", "sgd" or "adagrad" without a governor, or policy = "pause".',
+        )
+
+
+def check_fragments(manifest: Manifest, name: str) -> None:
+    """What a run in fragments cannot be."""
+    if manifest.no_quorum.policy == "branch":
+        raise ConfigError(
+            f'{name}: a run with $.exchange.fragments = {manifest.exchange.fragments} cannot have $.no_quorum.policy = "branch"',
+            key="$.no_quorum.policy",
+            why="Every fragment would fork for itself, and be taken over or lost for itself.",
+            hint='Leave one of the two out: policy = "pause", or fragments = 1.',
+        )
+    if manifest.train.sync_every is not None and manifest.train.sync_every < manifest.exchange.fragments:
+        raise ConfigError(
+            f"{name}: {manifest.exchange.fragments} fragments in rounds of {manifest.train.sync_every} inner steps",
+            key="$.exchange.fragments",
+            why="Fragments end their rounds one after another, at different inner steps.",
+            hint="Give fewer fragments than sync_every.",
+        )

@@ -1,0 +1,166 @@
+"""Asking the router to lead a port to us, in the background: NAT-PMP first, then UPnP; renewed at half of its time, removed at the end.
+
+What it grants is a candidate like any other: it is announced when somebody has reached us there.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import trio
+
+from ..addresses import host_and_port, is_internet, is_loopback, make_address
+from . import natpmp, upnp
+from .routes import ROUTES
+
+LIFE_S = 3600
+AGAIN_S = 600.0
+"""Pause after a router that does not want to, or a network without one."""
+HTTP_S = 4.0
+REMOVE_S = 1.5
+_FAILURES = (OSError, ValueError, trio.BrokenResourceError)
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """A port at a router. ``inside``: where it leads to; ``where``: the router (NAT-PMP), or the service and where it is asked (UPnP)."""
+
+    means: str
+    address: str
+    life_s: float
+    inside: tuple[str, int]
+    where: tuple[str, str]
+
+
+class PortMapper:
+    """Used from the trio thread only."""
+
+    def __init__(self, rng: random.Random, *, mine: Callable[[], list[str]], told: Callable[[str, str | None], None]) -> None:
+        """``mine()``: our addresses in the house; ``told(means, address)``: a mapping came (or, None, went)."""
+        self._rng, self._mine, self._told = rng, mine, told
+
+    async def run(self) -> None:
+        """Until cancelled; then what was mapped is unmapped, if the router answers at once."""
+        held: Mapping | None = None
+        try:
+            while True:
+                found = await self._map()
+                if held is not None and (found is None or (found.means, found.address) != (held.means, held.address)):
+                    self._told(held.means, None)
+                held = found
+                if found is not None:
+                    self._told(found.means, found.address)
+                await trio.sleep(AGAIN_S * self._rng.uniform(0.8, 1.2) if found is None else max(30.0, min(found.life_s, LIFE_S) / 2))
+        finally:
+            if held is not None:
+                with trio.move_on_after(REMOVE_S, shield=True):
+                    await self._unmap(held)
+
+    def _inside(self) -> tuple[str, int] | None:
+        """Host and port in the house that a router may lead to: IPv4 only."""
+        for address in self._mine():
+            if address.startswith("/ip4/") and not is_internet(address) and not is_loopback(address):
+                return host_and_port(address)
+        return None
+
+    async def _map(self) -> Mapping | None:
+        """A new mapping, or the old one for longer."""
+        inside = self._inside()
+        if inside is None:
+            return None
+        for ask in (self._by_natpmp, self._by_upnp):
+            try:
+                if (found := await ask(inside)) is not None:
+                    return found
+            except _FAILURES:
+                continue
+        return None
+
+    async def _unmap(self, mapping: Mapping) -> None:
+        one, other = mapping.where
+        try:
+            if mapping.means == "nat-pmp":
+                await _datagram(one, natpmp.PORT, natpmp.ask_port(mapping.inside[1], 0, 0))
+            else:
+                await _http(other, upnp.call(one, other, "DeletePortMapping", upnp.delete_port(host_and_port(mapping.address)[1])))
+        except _FAILURES:
+            pass
+
+    async def _by_natpmp(self, inside: tuple[str, int]) -> Mapping | None:
+        router = natpmp.gateway(ROUTES.read_text(encoding="ascii")) if ROUTES.exists() else ""
+        if not router:
+            return None
+        host = natpmp.address_in(await _datagram(router, natpmp.PORT, natpmp.ask_address()))
+        wish = natpmp.ask_port(inside[1], inside[1], LIFE_S)
+        outside, life_s = natpmp.mapping_in(await _datagram(router, natpmp.PORT, wish), inside[1])
+        return Mapping("nat-pmp", make_address(host, outside), life_s, inside, (router, ""))
+
+    async def _by_upnp(self, inside: tuple[str, int]) -> Mapping | None:
+        location = await _discover(inside[0])
+        if not location:
+            return None
+        service, control = upnp.control_in(await _http(location, upnp.get(location)), location)
+        host = upnp.external_in(await _http(control, upnp.call(service, control, "GetExternalIPAddress", {})))
+        for life_s in (LIFE_S, 0):  # some routers know mappings without an end only
+            try:
+                await _http(control, upnp.call(service, control, "AddPortMapping", upnp.add_port(inside[1], inside[1], inside[0], life_s)))
+            except ValueError:
+                continue
+            return Mapping("upnp", make_address(host, inside[1]), life_s or LIFE_S, inside, (service, control))
+        return None
+
+
+async def _datagram(host: str, port: int, data: bytes) -> bytes:
+    """The answer to a datagram, which is sent up to three times. Raises OSError when none comes."""
+    with trio.socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        await sock.connect((host, port))
+        for patience_s in natpmp.TRIES_S:
+            await sock.send(data)
+            with trio.move_on_after(patience_s):
+                return await sock.recv(2048)
+    raise OSError("no answer")
+
+
+async def _discover(own: str) -> str:
+    """Where the description of this network's router is; "" when nobody says so."""
+    with trio.socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(own))
+        sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, 2)
+        await sock.bind((own, 0))
+        await sock.sendto(upnp.search(), (upnp.GROUP, upnp.PORT))
+        with trio.move_on_after(upnp.SEARCH_S):
+            while True:
+                answer, sender = await sock.recvfrom(2048)
+                try:
+                    return upnp.location_in(answer, sender[0])
+                except ValueError:
+                    continue
+    return ""
+
+
+async def _http(address: str, request: bytes) -> str:
+    """The body of the answer. Raises ValueError for a refusal, OSError when none comes."""
+    where = urlsplit(address)
+    answer = b""
+    with trio.move_on_after(HTTP_S):
+        async with await trio.open_tcp_stream(where.hostname or "", where.port or 80) as stream:
+            await stream.send_all(request)
+            while len(answer) <= upnp.MAX_ANSWER_BYTES and (piece := await stream.receive_some(8192)):
+                answer += piece
+                if _complete(answer):
+                    break
+            return upnp.body_of(answer)
+    raise OSError("the router did not answer")
+
+
+def _complete(answer: bytes) -> bool:
+    """Whether an answer that says its length is all there: some routers keep the connection."""
+    head, mark, body = answer.partition(b"\r\n\r\n")
+    for line in head.lower().split(b"\r\n") if mark else ():
+        if line.startswith(b"content-length:") and line[15:].strip().isdigit():
+            return len(body) >= int(line[15:])
+    return False

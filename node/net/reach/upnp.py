@@ -1,0 +1,98 @@
+"""UPnP's Internet Gateway Device (version 1): finding the router and asking it for a port. Texts are made and read here; sans-IO.
+
+What a router answers is read for a few elements only, by pattern and within bounds: no XML parser meets it.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from urllib.parse import urljoin, urlsplit
+
+GROUP, PORT = "239.255.255.250", 1900
+SEARCH_S = 1.5
+SERVICES = ("urn:schemas-upnp-org:service:WANIPConnection:1", "urn:schemas-upnp-org:service:WANPPPConnection:1")
+MAX_ANSWER_BYTES = 65_536
+_DEVICE = "urn:schemas-upnp-org:device:InternetGatewayDevice:1"
+
+
+def search() -> bytes:
+    """Who is a router here?"""
+    return f'M-SEARCH * HTTP/1.1\r\nHOST: {GROUP}:{PORT}\r\nMAN: "ssdp:discover"\r\nMX: 1\r\nST: {_DEVICE}\r\n\r\n'.encode()
+
+
+def location_in(answer: bytes, sender: str) -> str:
+    """Where the router's description is; only at the host that answered. Raises ValueError."""
+    found = re.search(rb"(?im)^location:[ \t]*(http://\S{1,200})\s*$", answer[:2048])
+    if found is None:
+        raise ValueError("no location")
+    where = found[1].decode("ascii", "strict")
+    if urlsplit(where).hostname != sender:
+        raise ValueError(f"{sender} names another host")
+    return where
+
+
+def control_in(description: str, location: str) -> tuple[str, str]:
+    """(service, control address) of the router's connection. Raises ValueError."""
+    for block in re.findall(r"<service>(.{1,4000}?)</service>", description, re.DOTALL)[:64]:
+        service, control = _element(block, "serviceType"), _element(block, "controlURL")
+        if service in SERVICES and control:
+            address = urljoin(location, control)
+            if urlsplit(address).hostname == urlsplit(location).hostname:
+                return service, address
+    raise ValueError("no connection to the internet in the description")
+
+
+def call(service: str, control: str, action: str, arguments: dict[str, object]) -> bytes:
+    """The whole HTTP request of an action."""
+    where = urlsplit(control)
+    inner = "".join(f"<{name}>{html.escape(str(value))}</{name}>" for name, value in arguments.items())
+    body = (
+        '<?xml version="1.0"?><s:Envelope xmlns:s="http://schemas.xmlsoap.org/soap/envelope/"'
+        ' s:encodingStyle="http://schemas.xmlsoap.org/soap/encoding/"><s:Body>'
+        f'<u:{action} xmlns:u="{service}">{inner}</u:{action}></s:Body></s:Envelope>'
+    ).encode()
+    head = (
+        f'POST {where.path or "/"} HTTP/1.1\r\nHost: {where.netloc}\r\nContent-Type: text/xml; charset="utf-8"\r\n'
+        f'SOAPAction: "{service}#{action}"\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n'
+    )
+    return head.encode() + body
+
+
+def get(location: str) -> bytes:
+    """The HTTP request for a description."""
+    where = urlsplit(location)
+    return f"GET {where.path or '/'} HTTP/1.1\r\nHost: {where.netloc}\r\nConnection: close\r\n\r\n".encode()
+
+
+def body_of(answer: bytes) -> str:
+    """What an HTTP answer carries. Raises ValueError when it is no success."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    if not re.match(rb"HTTP/1\.[01] 200\b", head):
+        raise ValueError(
+            f"the router refuses: {_element(body.decode(errors='replace'), 'errorDescription') or head[:60].decode(errors='replace')}"
+        )
+    return body.decode(errors="replace")
+
+
+def add_port(outside: int, inside: int, host: str, life_s: int) -> dict[str, object]:
+    """The arguments of AddPortMapping."""
+    return {
+        "NewRemoteHost": "", "NewExternalPort": outside, "NewProtocol": "TCP", "NewInternalPort": inside, "NewInternalClient": host,
+        "NewEnabled": 1, "NewPortMappingDescription": "atoll", "NewLeaseDuration": life_s,
+    }  # fmt: skip
+
+
+def delete_port(outside: int) -> dict[str, object]:
+    """The arguments of DeletePortMapping."""
+    return {"NewRemoteHost": "", "NewExternalPort": outside, "NewProtocol": "TCP"}
+
+
+def external_in(body: str) -> str:
+    """The address that GetExternalIPAddress tells; "" for none."""
+    return _element(body, "NewExternalIPAddress")
+
+
+def _element(text: str, name: str) -> str:
+    found = re.search(rf"<{name}>\s*([^<]{{0,300}}?)\s*</{name}>", text)
+    return html.unescape(found[1]) if found else ""

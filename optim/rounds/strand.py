@@ -1,0 +1,138 @@
+"""A strand: the rounds of one fragment in this script, or of the whole model where there is one.
+
+Strands of a model in fragments end their rounds one after another, H/P inner steps apart, so that each has the link to itself (Streaming
+DiLoCo, arXiv 2501.18512).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from torch import Tensor
+
+from ...collectives.layout import Layout
+from ...collectives.swarm import AnchorView, FragmentSwarm, Outcome, Pending, Swarm
+from ..model.flat import FlatVector
+from .gradients import GradientReplica
+from .replica import Replica, Turn
+from .schedule import Counted, Schedule, Since, StepCounter
+
+
+class FragmentLog:
+    """One fragment of a swarm as a `replica.Log`."""
+
+    def __init__(self, swarm: FragmentSwarm, fragment: int) -> None:
+        self._swarm, self._fragment = swarm, fragment
+
+    def open(self, layout: Layout, initial: Callable[[Tensor], None]) -> AnchorView:
+        """The fragment's newest anchor; the run is open already."""
+        return self._swarm.fragment_anchor(self._fragment)
+
+    def anchor(self) -> AnchorView:
+        """See Log."""
+        return self._swarm.fragment_anchor(self._fragment)
+
+    def contribute(self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None) -> Pending[Outcome]:
+        """See Log."""
+        return self._swarm.contribute_fragment(self._fragment, samples=samples, write=write, base=base)
+
+
+class Bases:
+    """The anchors that a script's fragments started from, as one AnchorView; it is of no round that the run was ever at."""
+
+    digest = ""
+
+    def __init__(self, views: Sequence[AnchorView]) -> None:
+        self._views = views
+        self.round, self.numel = min(view.round for view in views), sum(view.numel for view in views)
+
+    def copy_into(self, destination: Tensor, start: int = 0) -> None:
+        """See AnchorView."""
+        stop, at = start + destination.numel(), 0
+        for view in self._views:
+            first, last = max(start, at), min(stop, at + view.numel)
+            if first < last:
+                view.copy_into(destination[first - start : last - start], first - at)
+            at += view.numel
+
+    def release(self) -> None:
+        """Nothing: the leases are the strands'."""
+
+
+class Strand:
+    """A replica, when its rounds end, and what was counted since the last one did."""
+
+    def __init__(
+        self, replica: Replica, closing: Callable[[], int], counter: StepCounter, clock: Callable[[], float], ahead: float
+    ) -> None:
+        """``ahead``: share of the first round that is taken as past already."""
+        self.replica = replica
+        self.schedule = Schedule(replica.settings, clock)
+        self.since = Since(counter)
+        self._closing = closing
+        self._offered = Since(counter)  # inner steps since a contribution is under way
+        settings = replica.settings
+        if settings.sync_every is not None:
+            self.since.restore(Counted(round(ahead * settings.sync_every), 0, 0))
+        elif settings.round_s is not None:
+            self.schedule.restart(ahead * settings.round_s)
+
+    @property
+    def due(self) -> bool:
+        """Whether the round is over after the step just counted: by the schedule, or because another member has finished it."""
+        replica = self.replica
+        if self.schedule.due(self.since, replica.base.round):
+            return True
+        under_way = replica.overlap and replica.frozen is not None
+        return self.since.fired > 0 and self._closing() > replica.base.round + under_way
+
+    @property
+    def late(self) -> bool:
+        """Whether it is time to adopt the result of what is under way."""
+        delay, replica = self.replica.settings.delay, self.replica
+        return delay is not None and replica.overlap and replica.frozen is not None and self._offered.fired >= delay
+
+    @property
+    def unsent(self) -> int:
+        """Samples trained and in no decided contribution."""
+        frozen = self.replica.frozen
+        return self.replica.unsent + self.since.settle().samples + (frozen.samples if frozen is not None else 0)
+
+    def collect(self) -> None:
+        """The round's samples are the replica's to contribute."""
+        self.replica.collect(self.since.settle().samples)
+        self.since.clear()
+
+    def noted(self, turn: Turn) -> None:
+        """What a turn says about the next round."""
+        if turn.outcome.status == "open":
+            self._offered.clear()
+            return
+        total = sum(share.samples for share in turn.outcome.contributors)
+        if turn.outcome.counted and total:
+            self.schedule.share = turn.samples / total
+
+
+def make_strands(
+    swarm: Swarm, flat: FlatVector, counter: StepCounter, clock: Callable[[], float], dropped: Callable[[int, str], None]
+) -> list[Strand]:
+    """One strand a fragment of the run, over the parts of ``flat``."""
+    settings = swarm.settings
+    kind = GradientReplica if settings.method == "gradient_averaging" else Replica
+    if settings.fragments == 1:
+        return [Strand(kind(flat, swarm, clock, dropped, settings), lambda: swarm.closing, counter, clock, 0.0)]
+    cut, strands = cast("FragmentSwarm", swarm), list[Strand]()
+    for fragment, part in enumerate(flat.cut(settings.fragments)):
+        replica = kind(part, FragmentLog(cut, fragment), clock, dropped, settings)
+        ahead = (settings.fragments - fragment) % settings.fragments / settings.fragments
+        strands.append(Strand(replica, lambda fragment=fragment: cut.fragment_closing(fragment), counter, clock, ahead))
+    return strands
+
+
+def enter(swarm: Swarm, flat: FlatVector, strands: list[Strand]) -> None:
+    """Open the run with the whole model; its anchor becomes the live parameters."""
+    if len(strands) > 1:
+        swarm.open(flat.layout, flat.write_to).release()
+    for strand in strands:
+        strand.replica.enter()

@@ -1,0 +1,61 @@
+"""Synchronous training on one large batch, as one torch.optim.Optimizer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ...collectives.errors import ConfigError
+from ...collectives.swarm import Outcome, Swarm
+from .attachment import Attachment, attach
+
+
+class GradientAveraging(Optimizer):
+    """`step` adds the gradients to this round's; when the swarm has its batch, the run's outer optimizer steps on their mean.
+
+        opt = GradientAveraging(model.parameters(), swarm=swarm, model=model)
+
+    The same results as one large batch, whoever brought which part of it and whoever came or went (hivemind.Optimizer's job, and that
+    of DeDLOC, arXiv 2106.10207). How large the batch is, and which optimizer, says the manifest: ``[train] target_samples``, ``[train.outer]``.
+    Tell `Attachment.samples` of each step's: gradients at the parameters are taken for means over them.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[dict[str, Any]],
+        *,
+        swarm: Swarm,
+        model: nn.Module,
+        on_round: Callable[[Outcome], None] | None = None,
+        strict: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Raises ConfigError when the run's method is another one, or for what `attach` refuses."""
+        super().__init__(params, {})  # type: ignore[arg-type]
+        if swarm.settings.method != "gradient_averaging":
+            raise ConfigError(
+                f"the run's method is {swarm.settings.method!r}, GradientAveraging is 'gradient_averaging'",
+                key="$.train.method",
+                why="The run's signed manifest sets it for all members alike.",
+                hint="Use attach(model, optimizer, swarm), which follows the manifest.",
+            )
+        self._attachment = attach(model, None, swarm, on_round=on_round, strict=strict, clock=clock)
+
+    @property
+    def attachment(self) -> Attachment:
+        """The membership: samples, stats, done, log, evaluate_anchor, and the state to save."""
+        return self._attachment
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Add the gradients; returns what ``closure`` returns, which makes them."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._attachment.step()
+        return loss

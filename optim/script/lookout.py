@@ -1,0 +1,77 @@
+"""Who is there, and what the node is shown of training: words for people, once each, and metrics, once a round."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...collectives.errors import ConfigError
+from ...collectives.group import Reach, reach
+from ...collectives.swarm import PeerView, Swarm
+from ...collectives.telemetry import emit
+from ..rounds.events import QuorumSeen, TrainingAlone
+
+logger = logging.getLogger("atoll")
+
+
+class Lookout:
+    """What an attachment knows of the others, and its metrics. Raises what the swarm raises."""
+
+    def __init__(self, swarm: Swarm) -> None:
+        self.swarm = swarm
+        self.peers = 0
+        self.metrics: dict[str, float] = {}
+        self._sums: dict[str, tuple[Any, int]] = {}
+        self._said_alone = self._said_no_quorum = False
+
+    def add(self, name: str, value: Any) -> None:
+        """One more value of a metric: a number, or a tensor of one element, which stays where it is until the round ends."""
+        try:
+            value = value.detach().reshape(()).to(torch.float32) if isinstance(value, Tensor) else float(value)
+        except (TypeError, ValueError, RuntimeError):
+            what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+            raise ConfigError(f"log({name}=…): {what} is no number", key=name, hint=f"log({name}=float(…)), or leave it out.") from None
+        total, count = self._sums.get(name, (0.0, 0))
+        self._sums[name] = (total + value, count + 1)
+
+    def mean(self) -> None:
+        """The metrics are the means of what was added since the last time."""
+        self.metrics = {name: float(total) / count for name, (total, count) in self._sums.items()} or self.metrics
+        self._sums.clear()
+
+    def look(self, report: dict[str, float], *, undecided: bool) -> None:
+        """See who is there and say what has changed; tell the node ``report``. ``undecided``: a round was waited for in vain."""
+        members = self.swarm.members()
+        self.swarm.report({**report, **self.metrics})
+        self.peers = sum(1 for member in members if member.live and member.peer != self.swarm.peer)
+        there = reached(members)
+        self._tell_quorum(there, undecided)
+        if self.peers:
+            self._said_alone = False
+        elif there.quorum and not self._said_alone:
+            self._said_alone = True
+            logger.info("training alone; peers may join at any time")
+            emit(TrainingAlone(self.swarm.run_id, node_lost=False))
+
+    def _tell_quorum(self, there: Reach, undecided: bool) -> None:
+        """Say once that the open round cannot be decided, when one was waited for in vain; and once that it can be again."""
+        if there.quorum != self._said_no_quorum:
+            return
+        if there.quorum:
+            logger.warning("quorum is back: %s", there)
+        elif undecided:
+            logger.warning("%s; training goes on here and is contributed later", there)
+        else:
+            return
+        self._said_no_quorum = not there.quorum
+        emit(QuorumSeen(self.swarm.run_id, there))
+
+
+def reached(members: Sequence[PeerView]) -> Reach:
+    """Whether these members can decide a round."""
+    organiser = next((member.peer for member in members if member.organiser), None)
+    return reach({member.peer: member.live for member in members}, organiser)

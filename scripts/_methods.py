@@ -1,0 +1,243 @@
+"""The arms of bench_methods.py: settings by id, and one cell: a method trained on one seed, through atoll's public classes and LocalSwarm."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass, field
+from importlib import import_module
+from random import Random
+from typing import Any
+
+import msgspec
+import torch
+
+from atoll.collectives.codecs.names import BYTES_PER_VALUE
+from atoll.collectives.layout import cut
+from atoll.collectives.swarm import OuterSettings, RunSettings
+from atoll.node.local import LocalSwarm
+from atoll.node.local_member import LocalMember
+from atoll.node.manifest import GptConfig
+from atoll.node.recipes.data import batch, split, unique_paragraphs
+from atoll.node.recipes.gpt import GPT
+from atoll.optim import DiLoCo, LocalSGD
+from atoll.optim.model.flat import FlatVector
+
+SHORT = OuterSettings("nesterov", 0.9, 0.6)  # values that were tried for runs of few rounds
+STEP_S = 1.0  # virtual
+LATENCY_S = 0.05
+TRANSFER_SHARE = 0.3  # of a round's compute: how long an exchange in fp32 takes on the simulated links
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model and its training: `optimization.md`'s setting S, and a larger one."""
+
+    config: GptConfig
+    batch: int
+    steps: int
+    synchronous: int  # the first steps, in all arms
+    lr: float
+
+
+SIZES = {
+    "42k": Size(GptConfig(width=32, layers=2, heads=2, context=32), 4, 400, 100, 8e-3),
+    "1m": Size(GptConfig(width=144, layers=4, heads=4, context=64), 8, 700, 100, 2e-3),
+}
+
+
+@dataclass(frozen=True)
+class Method:
+    """What differs from the base: settings, and things that are done to the swarm."""
+
+    settings: dict[str, Any] = field(default_factory=dict[str, Any])
+    sync_every: int = 10
+    peers: int = 4
+    lost: float = 0.0  # share of contributions that do not arrive
+    reference: str = "ddp"
+
+
+LATE = OuterSettings("nesterov", 0.7, 0.3)
+METHODS = {
+    "ddp": Method(),
+    "solo": Method(),
+    "diloco": Method(),
+    "diloco_h20": Method(sync_every=20),
+    "diloco_published": Method({"outer": OuterSettings("nesterov", 0.7, 0.9)}),
+    "diloco_int8": Method({"codec": "int8"}, reference="diloco"),
+    "diloco_int4": Method({"codec": "int4"}, reference="diloco"),
+    "diloco_int4_ef": Method({"codec": "int4", "feedback": True}, reference="diloco"),
+    "diloco_lost30": Method(lost=0.3, reference="diloco"),
+    "adam": Method({"outer": OuterSettings("adam", 0.02, 0.6, 0.95)}),
+    "local_sgd": Method({"method": "local_sgd"}),
+    "streaming": Method({"fragments": 2}, reference="diloco"),
+    "streaming_late": Method({"fragments": 2, "overlap": "late", "delay": 2, "mixing": 0.5, "codec": "int4"}),
+    "late": Method({"overlap": "late", "outer": LATE}),
+    "late_delay": Method({"overlap": "late", "delay": 3, "outer": SHORT}),
+    "co2": Method({"overlap": "late", "outer": OuterSettings("co2", 1.0, 0.5)}),
+    "eager": Method({"overlap": "eager", "outer": OuterSettings("nesterov", 0.7, 0.3)}),
+}
+
+
+def method_of(name: str) -> Method:
+    """The method of an id, such as ``late`` or, with other values, ``late@lr=0.9,momentum=0.2,sync_every=20,delay=3``."""
+    base, _, changes = name.partition("@")
+    if base not in METHODS:
+        raise KeyError(base)
+    method = METHODS[base]
+    settings, outer, more = dict(method.settings), msgspec.to_builtins(method.settings.get("outer", SHORT)), {}
+    for change in filter(None, changes.split(",")):
+        key, _, text = change.partition("=")
+        value: Any = text if key in ("kind", "codec", "overlap") else (float(text) if "." in text else int(text))
+        if key in outer:
+            outer[key] = value
+        elif key in ("sync_every", "peers", "lost"):
+            more[key] = value
+        else:
+            settings[key] = value
+    changed = Method({**settings, "outer": OuterSettings(**outer)}, method.sync_every, method.peers, method.lost, method.reference)
+    return Method(**{**{name: getattr(changed, name) for name in Method.__dataclass_fields__}, **more})
+
+
+class Task:
+    """Data, model and inner optimizer of one seed: the same samples for a worker's index in every arm."""
+
+    def __init__(self, size: Size, seed: int, peers: int) -> None:
+        self.size, self.seed, self.peers = size, seed, peers
+        training, held_out = split(unique_paragraphs(list(import_module("pydoc_data.topics").topics.values())).encode())
+        self.training, self.held_out = (torch.frombuffer(bytearray(part), dtype=torch.uint8) for part in (training, held_out))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.model = GPT(size.config)
+        self.optimizer = self.make(self.model)
+        self.streams = [torch.Generator().manual_seed(1000 * seed + index) for index in range(peers)]
+        for step in range(size.synchronous):
+            self.step(self.model, self.optimizer, self.streams, step)
+
+    def make(self, model: GPT) -> torch.optim.AdamW:
+        """The inner optimizer."""
+        return torch.optim.AdamW(model.parameters(), lr=self.size.lr, betas=(0.9, 0.99), weight_decay=0.1)
+
+    def step(self, model: GPT, optimizer: torch.optim.Optimizer, streams: list[torch.Generator], step: int) -> None:
+        """One inner step on a batch of each stream, at the cosine's rate."""
+        for group in optimizer.param_groups:
+            group["lr"] = self.size.lr * max(0.01, 0.5 * (1 + math.cos(math.pi * step / self.size.steps)))
+        parts = [batch(self.training, self.size.config.context, self.size.batch, stream) for stream in streams]
+        inputs, targets = (torch.cat(column) for column in zip(*parts, strict=True))
+        optimizer.zero_grad()
+        model.loss(inputs, targets).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    def worker(self, index: int) -> tuple[GPT, torch.optim.AdamW, torch.Generator]:
+        """A worker's own model, optimizer and stream after the synchronous start."""
+        model = copy.deepcopy(self.model)
+        optimizer = self.make(model)
+        optimizer.load_state_dict(copy.deepcopy(self.optimizer.state_dict()))
+        return model, optimizer, torch.Generator().set_state(self.streams[index].get_state())
+
+    @torch.no_grad()
+    def evaluate(self, model: GPT) -> float:
+        """Mean loss in nats a byte over all held-out text, in windows one after another."""
+        context = self.size.config.context
+        count = (len(self.held_out) - 1) // context
+        inputs = self.held_out[: count * context].view(count, context).long()
+        targets = self.held_out[1 : count * context + 1].view(count, context).long()
+        return float(model.loss(inputs, targets))
+
+
+def alone(task: Task, workers: int) -> dict[str, Any]:
+    """Synchronous training on the batches of so many workers, in one process: what all arms are measured against."""
+    model, optimizer, _ = task.worker(0)
+    streams = [torch.Generator().set_state(stream.get_state()) for stream in task.streams[:workers]]
+    for step in range(task.size.synchronous, task.size.steps):
+        task.step(model, optimizer, streams, step)
+    k, fp32 = task.peers, 4.0
+    return {"loss": task.evaluate(model), "bytes_per_param_step": 2 * (k - 1) / k * fp32 if workers > 1 else 0.0, "waiting_share": None}
+
+
+class Lossy:
+    """A member some of whose contributions do not arrive: they are offered on an anchor that is nobody's."""
+
+    def __init__(self, member: LocalMember, share: float, rng: Random) -> None:
+        self.__dict__.update(_member=member, _share=share, _rng=rng)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._member, name)
+
+    def contribute(self, *, samples: int, write: Any, base: int | None = None) -> Any:
+        """See Swarm."""
+        lost = self._rng.random() < self._share
+        return self._member.contribute(samples=samples, write=write, base=1 << 40 if lost else base)
+
+
+def cell(name: str, seed: int, size: Size) -> dict[str, Any]:
+    """Train one method on one seed."""
+    method = method_of(name)
+    task = Task(size, seed, method.peers)
+    if name in ("ddp", "solo"):
+        return alone(task, method.peers if name == "ddp" else 1)
+    steps = size.steps - size.synchronous
+    rounds = steps // method.sync_every
+    settings = msgspec.structs.replace(
+        RunSettings(sync_every=method.sync_every, rounds=rounds, codec="fp32", outer=SHORT, deadline_s=60.0), **method.settings
+    )
+    layout = FlatVector(task.model, settings).layout
+    payload = 2 * (method.peers - 1) / method.peers * 4 * layout.numel
+    swarm = LocalSwarm(
+        method.peers, settings=settings, seed=seed, latency_s=LATENCY_S,
+        bandwidth_bytes_per_s=payload / (TRANSFER_SHARE * method.sync_every * STEP_S),
+    )  # fmt: skip
+
+    def script(member: Any) -> dict[str, Any]:
+        return worker(member, task, method, settings)
+
+    results = swarm.run(script, step_s=STEP_S)
+    assert len({result["digest"] for result in results}) == 1, "anchors differ"
+    first = results[0]
+    sent = sum(result["sent"] for result in results) / method.peers
+    share = max(part.numel for part in cut(layout, settings.fragments)) / layout.numel
+    return {
+        "loss": first["loss"],
+        "bytes_per_param_step": sent / layout.numel / steps,
+        "payload_per_param_step": payload / 4 * BYTES_PER_VALUE[settings.codec] / layout.numel / method.sync_every,
+        "peak_ratio": share * BYTES_PER_VALUE[settings.codec] / 4,
+        "waiting_share": sum(result["waited"] for result in results) / sum(result["seconds"] for result in results),
+        "counted": [result["counted"] for result in results],
+        "rounds": rounds,
+    }
+
+
+def worker(member: LocalMember, task: Task, method: Method, settings: RunSettings) -> dict[str, Any]:
+    """One member's script."""
+    model, inner, stream = task.worker(member.index)
+    member.open(FlatVector(model, settings).layout, FlatVector(model, settings).write_to).release()
+    while len(member.members()) < method.peers:
+        member.sleep(0.1)
+    swarm: Any = Lossy(member, method.lost, Random(f"{task.seed}/{member.index}")) if method.lost else member
+    kind = LocalSGD if settings.method == "local_sgd" else DiLoCo
+    optimizer = kind(model.parameters(), inner, swarm=swarm, model=model, clock=member.clock)
+    attachment, started, sent = optimizer.attachment, member.clock(), member.traffic()[0]
+    for step in range(task.size.synchronous, task.size.steps):
+        attachment.samples(task.size.batch)
+        task.step(model, optimizer, [stream], step)
+    seconds = member.clock() - started
+    tries = 0
+    while not attachment.done and tries < 50:
+        attachment.sync()
+        member.sleep(0.2)
+        tries += 1
+    with attachment.evaluate_anchor() as view:
+        loss = task.evaluate(model) if member.index == 0 else 0.0
+        digest = view.digest or _digest(view)
+    stats = attachment.stats
+    return {
+        "loss": loss, "digest": digest, "sent": member.traffic()[0] - sent, "waited": stats["waiting_s"], "seconds": seconds,
+        "counted": stats["counted"],
+    }  # fmt: skip
+
+
+def _digest(view: Any) -> str:
+    values = torch.empty(view.numel)
+    view.copy_into(values)
+    return str(hash(values.numpy().tobytes()))

@@ -1,0 +1,161 @@
+"""Methods by their settings, through attach, real codecs and LocalSwarm: golden trajectories, equal anchors, faults, who waits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from atoll.collectives.layout import make_layout
+from atoll.collectives.swarm import OuterSettings, RunSettings
+from atoll.node.local import LocalSwarm
+from atoll.node.local_member import LocalMember
+from atoll.optim import attach
+
+H, ROUNDS = 4, 10
+BASE = RunSettings(sync_every=H, rounds=ROUNDS, codec="fp32", outer=OuterSettings(lr=0.7, momentum=0.5))
+METHODS: dict[str, dict[str, Any]] = {
+    "late": {"overlap": "late"},
+    "late, adopted after two steps": {"overlap": "late", "delay": 2},
+    "eager": {"overlap": "eager"},
+    "co2": {"overlap": "late", "outer": OuterSettings(kind="co2", lr=0.9, momentum=0.3)},
+    "streaming": {"fragments": 3},
+    "streaming, delayed and mixed": {"fragments": 3, "overlap": "late", "delay": 1, "mixing": 0.5},
+    "int4 with feedback": {"codec": "int4", "feedback": True},
+    "eager, int4 with feedback": {"codec": "int4", "feedback": True, "overlap": "eager"},
+    "post-local": {"method": "local_sgd", "local_after": 3},
+}
+
+
+def settings_of(method: str) -> RunSettings:
+    return msgspec.structs.replace(BASE, **METHODS[method])
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(7)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def train(swarm: LocalMember) -> dict[str, Any]:
+    """Every peer has other data of one problem."""
+    model, teacher = net(), nn.Sequential(nn.Linear(6, 3), nn.Tanh(), nn.Linear(3, 2))
+    torch.manual_seed(1000 * swarm.index + 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+    attachment = attach(model, optimizer, swarm, clock=swarm.clock)
+    steps = 0
+    while not attachment.done and steps < 400:
+        x = torch.randn(16, 6)
+        loss = nn.functional.mse_loss(model(x), teacher(x).detach())
+        optimizer.zero_grad()
+        loss.backward()
+        attachment.samples(16)
+        optimizer.step()
+        steps += 1
+    held_out = torch.randn(256, 6, generator=torch.Generator().manual_seed(3))
+    with attachment.evaluate_anchor() as view, torch.no_grad():
+        anchor = torch.empty(view.numel)
+        view.copy_into(anchor)
+        loss = float(nn.functional.mse_loss(model(held_out), teacher(held_out)))
+    return {"round": view.round, "anchor": anchor, "loss": loss, "steps": steps, "stats": attachment.stats}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_trains_and_all_have_one_anchor_whatever_happens(method: str) -> None:
+    """One member is killed and comes back, another starts late; there is still one anchor a round and it has learned."""
+    swarm = LocalSwarm(3, settings=settings_of(method), latency_s=0.02, seed=3).join_at(2, 1.5).crash_at(1, 4.0, back_after_s=1.0)
+    results = swarm.run(train, step_s=0.25)
+    assert [result["round"] for result in results] == [ROUNDS] * 3
+    assert all(torch.equal(result["anchor"], results[0]["anchor"]) for result in results)
+    assert results[0]["loss"] < 0.7 * untrained_loss()
+
+
+def untrained_loss() -> float:
+    model, teacher = net(), nn.Sequential(nn.Linear(6, 3), nn.Tanh(), nn.Linear(3, 2))
+    held_out = torch.randn(256, 6, generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        return float(nn.functional.mse_loss(model(held_out), teacher(held_out)))
+
+
+def waited(method: dict[str, Any]) -> tuple[float, float]:
+    """(seconds waited, virtual seconds in all) of the first member, where messages take 0.4 s: a round takes some two seconds to decide."""
+    swarm = LocalSwarm(2, settings=msgspec.structs.replace(BASE, **method), latency_s=0.4)
+    results = swarm.run(train, step_s=1.5)
+    return results[0]["stats"]["waiting_s"], swarm.now
+
+
+def test_with_overlap_training_does_not_wait_where_the_exchange_fits_into_a_round() -> None:
+    plain, plain_s = waited({})
+    late, late_s = waited({"overlap": "late"})
+    assert plain > 5.0
+    assert late < 0.2 * plain
+    assert late_s < plain_s
+
+
+def constant(gradients: np.ndarray, seen: list[list[np.ndarray]]) -> Any:
+    """A script whose gradients are given, (peers, steps, numel): contributions then do not depend on parameters."""
+
+    def script(swarm: LocalMember) -> None:
+        model = nn.Linear(gradients.shape[2], 1, bias=False)
+        nn.init.zeros_(model.weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        attachment = attach(model, optimizer, swarm, clock=swarm.clock)
+        for step in range(gradients.shape[1]):
+            if attachment.done:
+                break
+            model.weight.grad = torch.from_numpy(gradients[swarm.index, step]).view(1, -1).clone()
+            optimizer.step()
+            if step % H == H - 1:
+                seen[swarm.index].append(model.weight.detach().numpy().ravel().copy())
+        while not attachment.done:
+            model.weight.grad = torch.zeros_like(model.weight)
+            optimizer.step()
+
+    return script
+
+
+def together(settings: RunSettings, peers: int, rounds: int) -> tuple[np.ndarray, list[list[np.ndarray]]]:
+    """What each round contributes (rounds, peers, numel), and live parameters after each boundary, once all peers are members."""
+    rng = np.random.default_rng(5)
+    gradients = rng.standard_normal((peers, rounds * H, 5)).astype(np.float32)
+    seen: list[list[np.ndarray]] = [[] for _ in range(peers)]
+    swarm = LocalSwarm(peers, settings=settings, latency_s=0.001)
+    script = constant(gradients, seen)
+
+    def after_all_are_there(member: LocalMember) -> None:
+        member.open(make_layout([("weight", (1, 5))]), lambda initial: None).release()
+        while len(member.members()) < peers:
+            member.sleep(0.1)
+        script(member)
+
+    swarm.run(after_all_are_there, step_s=0.25)
+    return gradients.reshape(peers, rounds, H, 5).sum(2).transpose(1, 0, 2), seen
+
+
+def test_eager_is_the_papers_update_with_anchors_of_ones_own() -> None:
+    """g = Δ/k + (mean - Δ/k) of the round before, then Nesterov on each worker's own anchor (arXiv 2502.12996), in numpy."""
+    peers, rounds = 2, 6
+    settings = msgspec.structs.replace(BASE, overlap="eager", rounds=rounds)
+    deltas, seen = together(settings, peers, rounds)
+    lr, mu = 0.7, 0.5
+    for peer in range(peers):
+        anchor, momentum, others = np.zeros(5), np.zeros(5), np.zeros(5)
+        for r in range(rounds - 1):
+            g = deltas[r, peer] / peers + others
+            momentum = mu * momentum + g
+            anchor = anchor - lr * (g + mu * momentum)
+            others = deltas[r].mean(0) - deltas[r, peer] / peers
+            assert np.allclose(seen[peer][r], anchor, atol=2e-5)
+
+
+def test_late_members_train_on_from_their_own_values_and_get_the_others_a_round_later() -> None:
+    peers, rounds = 2, 6
+    settings = msgspec.structs.replace(BASE, overlap="late", rounds=rounds, outer=OuterSettings(kind="sgd", lr=0.5))
+    deltas, seen = together(settings, peers, rounds)
+    for peer in range(peers):
+        for r in range(rounds - 1):
+            anchor = -0.5 * deltas[:r].mean(1).sum(0) if r else np.zeros(5)
+            assert np.allclose(seen[peer][r], anchor - deltas[r, peer], atol=2e-5)

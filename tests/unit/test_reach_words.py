@@ -1,0 +1,137 @@
+"""What netcheck, status, peers, ping and relay say in every situation a node can be in."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from atoll.collectives.errors import ConfigError
+from atoll.node.cli import run
+from atoll.node.cli.names import name_of
+from atoll.node.cli.reach_views import advice, netcheck_lines, outcome, reach_text
+from atoll.node.cli.reaching import find_peer, pong
+from atoll.node.cli.views import path_text, peers_table, status_text
+from atoll.node.net.reach.manager import AddressManager
+from atoll.security.identity import Identity
+
+RELAY, PEER, OTHER = (str(Identity.generate().peer) for _ in range(3))
+WAN = "/ip4/11.0.0.7/tcp/4150"
+
+
+def document(*, wan: dict[str, bool] | None = None, second: str = WAN, public: bool = False, relays: bool = False) -> dict[str, Any]:
+    """The status of a real address manager: an interface, two observers, who reached us, and whether a relay has a place for us."""
+    manager = AddressManager()
+    manager.interfaces([WAN if public else "/ip4/192.168.1.2/tcp/4150"])
+    if wan is not None:
+        manager.observed("11.1.0.1", WAN, 0.0)
+        manager.observed("11.2.0.1", second, 0.0)
+    for server, reached in (wan or {}).items():
+        manager.report(WAN, server, reached, 0.0)
+    return {**manager.status(0.0), "relays": {RELAY: [f"/ip4/11.1.0.1/tcp/1/p2p/{RELAY}/p2p-circuit"]} if relays else {}}
+
+
+SITUATIONS = [
+    ("public", document(public=True, wan={"11.1.0.1": True, "11.2.0.1": True}), "others can dial this node", ""),
+    ("public", document(wan={"11.1.0.1": True, "11.2.0.1": True}), "others can dial this node", ""),
+    ("relayed", document(wan={"11.1.0.1": False}, relays=True), "behind a NAT; others come through 1 relay, then", "forward TCP 4150"),
+    ("cut-off", document(wan={"11.1.0.1": False}), "it dials others, nobody dials it", "Forward TCP 4150"),
+    ("relayed", document(wan={}, second="/ip4/11.0.0.7/tcp/9", relays=True), "behind a NAT", "behind other NATs stay relayed"),
+    ("cut-off", document(wan={}, second="/ip4/11.0.0.7/tcp/9"), "nobody dials it", "atoll relay"),
+    ("local", document(), "private networks only", ""),
+    ("unknown", document(wan={}), "not known yet", "within seconds"),
+]
+
+
+@pytest.mark.parametrize(("verdict", "reach", "says", "hint"), SITUATIONS)
+def test_every_situation_has_its_words(verdict: str, reach: dict[str, Any], says: str, hint: str) -> None:
+    assert outcome(reach) == verdict
+    assert says in reach_text(reach)
+    level, what, text = netcheck_lines(reach)[0]
+    assert (what, text) == ("reach", reach_text(reach))
+    assert level == {"cut-off": "fail", "unknown": "warn"}.get(verdict, "ok")
+    told = advice(reach, 4150)
+    assert hint in told
+    assert bool(hint) == bool(told)
+
+
+def test_who_reached_which_address() -> None:
+    rows = netcheck_lines(document(wan={"11.1.0.1": True, "11.2.0.1": False, "11.3.0.1": True}))
+    assert ("ok", "address", f"{WAN}  reached by 2 of 3 public peers that tried") in rows
+    assert netcheck_lines(document(wan={}))[-1] == ("warn", "address", f"{WAN}  nobody has tried it yet")
+
+
+def test_refusals_of_relays_are_named() -> None:
+    reach = {**document(wan={"11.1.0.1": False}), "relays_refused": {RELAY: "is full"}}
+    assert netcheck_lines(reach)[-1][::2] == ("warn", f"{name_of(RELAY)} …{RELAY[-8:]} is full")
+
+
+def test_an_older_node_says_nothing_and_nothing_is_made_up() -> None:
+    assert outcome({}) == "unknown"
+    assert path_text({"peer": PEER, "path": "direct"}) == "direct"
+
+
+def test_status_and_peers_show_the_paths() -> None:
+    from atoll.node.cli.output import Terminal
+
+    terminal = Terminal(no_color=True)
+    network = {"addresses": [], "connected": [], "reach": document(public=True, wan={"11.1.0.1": True})}
+    assert "  reach    others can dial this node" in status_text(terminal, {"peer": PEER, "network": network}).splitlines()
+    rows = [
+        {"peer": PEER, "path": "lan", "link": "lan", "rtt_ms": 0.4},
+        {"peer": OTHER, "path": "stream", "link": "relay", "rtt_ms": 101.6},
+        {"peer": RELAY, "path": "", "link": "punched", "rtt_ms": None},
+    ]
+    text = peers_table(terminal, rows)
+    assert "stream, messages relay" in text
+    assert "102 ms" in text
+    assert "punched, no lane" in text
+
+
+def test_peers_are_named_in_three_ways() -> None:
+    status = {"network": {"connected": [PEER], "runs": {"r": [OTHER]}}, "runs": [{"members": [PEER, OTHER]}]}
+    assert find_peer(status, PEER) == find_peer(status, PEER[-8:]) == find_peer(status, f"…{PEER[-8:]}") == find_peer(status, name_of(PEER))
+    assert find_peer(status, RELAY) == RELAY  # a whole id may be one we have not met
+    with pytest.raises(ConfigError, match="no peer is called 'nobody'"):
+        find_peer(status, "nobody")
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [("relay", "through a relay"), ("punched", "punched 11.0.0.9"), ("lan", "lan 11.0.0.9"), ("direct", "direct 11.0.0.9")],
+)
+def test_pong(path: str, says: str) -> None:
+    line = pong({"peer": PEER, "path": path, "rtt_ms": 31.25, "address": "" if path == "relay" else "11.0.0.9"})
+    assert line == f"pong from {name_of(PEER)} …{PEER[-8:]}  31.2 ms  {says}"
+
+
+def test_a_relay_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["relay", "--port", "4151", "--announce", WAN, "--print-systemd"]) == 0
+    unit = capsys.readouterr().out
+    assert "relay --port=4151 --announce=/ip4/11.0.0.7/tcp/4150\n" in unit
+    assert "DynamicUser=yes" in unit
+    assert run(["relay", "--print-container", "--json"]) == 0
+    text = json.loads(capsys.readouterr().out)["container"]
+    assert 'ENTRYPOINT ["atoll", "relay", "--port", "4150"]' in text
+    assert "EXPOSE 4150/tcp" in text
+
+
+def test_netcheck_and_ping_need_a_node(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["netcheck"], ["ping", "calm-heron"]):
+        assert run([*command, "--home", str(tmp_path), "--json"]) == 3
+        assert json.loads(capsys.readouterr().out)["error"]["code"] == "E003"
+
+
+def test_doctor_finds_and_mends(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    def doctor(*options: str, status: int = 0) -> dict[str, str]:
+        assert run(["doctor", *options, "--home", str(tmp_path), "--json"]) == status
+        return {found["what"]: found["level"] for found in json.loads(capsys.readouterr().out)["findings"]}
+
+    assert doctor() == {"versions": "ok", "identity": "warn", "disk": "ok", "node": "warn"}
+    assert doctor("--fix")["identity"] == "ok"
+    key = next(tmp_path.rglob("identity.key"))
+    key.chmod(0o644)
+    assert doctor(status=1)["identity"] == "fail"
+    assert doctor("--fix")["identity"] == "ok"
+    assert key.stat().st_mode & 0o777 == 0o600
