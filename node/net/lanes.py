@@ -171,6 +171,8 @@ class Lanes:
         await self._connect(peer)
         talk = Talk(await self._host.open_stream(peer, PROTOCOL))
         try:
+            if wanted.up:  # meanwhile: to name its token would say that it is lost
+                return
             await talk.say(Ask(wanted.token, index))
             with trio.move_on_after(ANSWER_S):
                 while not wanted.up and await talk.stream.receive_some():
