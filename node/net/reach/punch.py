@@ -19,6 +19,7 @@ import trio
 from ....collectives.errors import NetworkError, RemoteProtocolError
 from ....collectives.identifiers import PeerId
 from ..addresses import host_of, is_direct, is_internet, is_loopback
+from ..backoff import Backoff
 from ..faults import Faults
 from ..host import Host
 from ..peer_stream import PeerStream
@@ -32,8 +33,8 @@ DIAL_S = 2.0
 LAN_S = 1.0
 PUNCH_S = 4.0
 ATTEMPTS = 3
-AGAIN_S = 300.0
-"""Pause before another round of attempts, as long as the connection stays relayed: routers restart, people move."""
+AGAIN_FIRST_S, AGAIN_MAX_S = 4.0, 300.0
+"""Pauses between rounds of attempts, as long as the connection stays relayed: packets of a round get lost, routers restart, people move."""
 SETTLE_S = 5.0
 """How long the relayed connection lives beside the direct one: what is being said on it is said to its end."""
 MAX_ADDRESSES = 4
@@ -79,10 +80,11 @@ class Puncher:
         try:
             if not await self._host.wait_connected(peer, ANSWER_S):
                 return
+            pauses = Backoff(AGAIN_FIRST_S, AGAIN_MAX_S, self._rng)
             while self._host.path(peer) == "relay":
                 if await self._host.dial_direct(peer, self._known(peer), DIAL_S) or await self._attempts(peer):
                     break
-                await trio.sleep(AGAIN_S * self._rng.uniform(0.8, 1.2))
+                await trio.sleep(pauses.next_s())
             await self._settle(peer)
         finally:
             self._driving.discard(peer)
