@@ -34,7 +34,7 @@ def test_python_work_beside_a_reduction() -> None:
     result = printed("bench_busy.py")
     assert {sample["where"] for sample in result["runs"] if sample["ok"]} == {"script", "other"}
     assert result["round_ratio"] > 0
-    assert result["loop_ratio"] > 0
+    assert result["loop_ratio"] >= 0  # rounded: an operation as short as this may leave a loop no time at all
 
 
 def test_what_a_reduction_costs_at_least() -> None:
