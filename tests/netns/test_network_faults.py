@@ -13,7 +13,7 @@ from swarm_kit import Peers
 pytestmark = pytest.mark.netns
 
 NUMEL = 2_000_000
-TRIES = 5
+TRIES = 10
 
 
 @pytest.fixture(scope="module")
