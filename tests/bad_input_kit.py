@@ -158,6 +158,22 @@ def one_round(*members: Member) -> list[Outcome]:
         assert time.monotonic() < until, outcomes
 
 
+@contextmanager
+def three_members(folder: Path) -> Iterator[list[RunSwarm]]:
+    """Three members of a new run that all see each other; none of their nodes may have written a traceback."""
+    run = new_run(folder)
+    members = list[Member]()
+    try:
+        members += [run.organiser()]
+        members += [run.member("b"), run.member("c")]
+        one_round(*members)
+        yield [member.swarm for member in members]
+        assert [member.log().count("Traceback") for member in members] == [0, 0, 0]
+    finally:
+        for member in members:
+            member.swarm.close()
+
+
 @dataclass
 class Run:
     """A run whose organiser has not started yet."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from bad_input_kit import Member, new_run, one_round
+from bad_input_kit import three_members
 from torch import Tensor
 
 from atoll.collectives.api import Handle
@@ -25,17 +25,8 @@ NUMEL = 1_000_003
 @pytest.fixture(scope="module")
 def swarms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RunSwarm]]:
     """Three members that all see each other."""
-    run = new_run(tmp_path_factory.mktemp("buffer"))
-    members = list[Member]()
-    try:
-        members += [run.organiser()]
-        members += [run.member("b"), run.member("c")]
-        one_round(*members)
-        yield [member.swarm for member in members]
-        assert [member.log().count("Traceback") for member in members] == [0, 0, 0]
-    finally:
-        for member in members:
-            member.swarm.close()
+    with three_members(tmp_path_factory.mktemp("buffer")) as swarms:
+        yield swarms
 
 
 def shared(tensor: Tensor) -> bool:

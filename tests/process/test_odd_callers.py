@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from bad_input_kit import Member, new_run, one_round
+from bad_input_kit import three_members
 
 from atoll.collectives import all_gather, all_reduce, barrier, broadcast, check_state, reduce_scatter
 from atoll.collectives.errors import AtollError, LocalProtocolError, SwarmClosedError
@@ -24,17 +24,8 @@ NUMEL = 5000
 @pytest.fixture(scope="module")
 def swarms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RunSwarm]]:
     """Three members that all see each other."""
-    run = new_run(tmp_path_factory.mktemp("odd"))
-    members = list[Member]()
-    try:
-        members += [run.organiser()]
-        members += [run.member("b"), run.member("c")]
-        one_round(*members)
-        yield [member.swarm for member in members]
-        assert [member.log().count("Traceback") for member in members] == [0, 0, 0]
-    finally:
-        for member in members:
-            member.swarm.close()
+    with three_members(tmp_path_factory.mktemp("odd")) as swarms:
+        yield swarms
 
 
 def together(*calls: Callable[[], Any]) -> list[Any]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from libp2p.kad_dht.pb.kademlia_pb2 import Message
+from libp2p.utils.varint import encode_uvarint
 from multiaddr import Multiaddr
 
 from ....collectives.errors import RemoteProtocolError
@@ -75,7 +76,7 @@ def encode(rpc: Rpc) -> bytes:
             entry.id = _packed_peer(peer)
             entry.addrs.extend(_packed_address(address) for address in addresses)
     body = message.SerializeToString()
-    return _varint(len(body)) + body
+    return encode_uvarint(len(body)) + body
 
 
 def decode(body: bytes, peer: PeerId) -> Rpc:
@@ -98,15 +99,6 @@ def _located(entries: object) -> tuple[Located, ...]:
             texts.pop("", None)
             found.append((PeerId(peer), tuple(texts)[:MAX_ADDRESSES]))
     return tuple(found)
-
-
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 127:
-        out.append(number & 127 | 128)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
 
 
 class MessageReader:

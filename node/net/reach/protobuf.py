@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from libp2p.utils.varint import encode_uvarint
+
 from ....collectives.errors import PeerLostError, RemoteProtocolError
 from ..host import PeerStream
 
@@ -16,25 +18,15 @@ Value = int | bytes
 Fields = dict[int, list[Value]]
 
 
-def varint(number: int) -> bytes:
-    """Seven bits a byte, the lowest first."""
-    out = bytearray()
-    while number > 127:
-        out.append(number & 127 | 128)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
-
-
 def encode(fields: Mapping[int, Value | Sequence[Value]]) -> bytes:
     """The message, in order of the mapping."""
     out = bytearray()
     for number, given in fields.items():
         for value in [given] if isinstance(given, int | bytes) else given:
             if isinstance(value, int):
-                out += varint(number << 3) + varint(value)
+                out += encode_uvarint(number << 3) + encode_uvarint(value)
             else:
-                out += varint(number << 3 | 2) + varint(len(value)) + value
+                out += encode_uvarint(number << 3 | 2) + encode_uvarint(len(value)) + value
     return bytes(out)
 
 
@@ -94,7 +86,7 @@ def octets(fields: Fields, field: int) -> bytes:
 async def send(stream: PeerStream, fields: Mapping[int, Value | Sequence[Value]]) -> None:
     """Send a message. Raises PeerLostError."""
     body = encode(fields)
-    await stream.send_all(varint(len(body)) + body)
+    await stream.send_all(encode_uvarint(len(body)) + body)
 
 
 async def receive(stream: PeerStream) -> Fields:
