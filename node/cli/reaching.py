@@ -170,7 +170,8 @@ def relay_command(port: int, announce: tuple[str, ...], known_runs_only: bool, p
     terminal = current()
     options = [f"--port={port}", *(f"--announce={address}" for address in announce), *(["--known-runs-only"] if known_runs_only else [])]
     if print_systemd:
-        command = " ".join([str(Path(sys.argv[0]).absolute()) if os.path.isabs(sys.argv[0]) else "/usr/local/bin/atoll", "relay", *options])
+        me = Path(sys.argv[0]).absolute()  # a shell that is told .venv/bin/atoll says just that
+        command = " ".join([str(me) if me.name == "atoll" and me.exists() else "/usr/local/bin/atoll", "relay", *options])
         unit = UNIT.format(command=command)
         terminal.data(unit, {"unit": unit})
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -104,6 +105,16 @@ def test_peers_are_named_in_three_ways() -> None:
 def test_pong(path: str, says: str) -> None:
     line = pong({"peer": PEER, "path": path, "rtt_ms": 31.25, "address": "" if path == "relay" else "11.0.0.9"})
     assert line == f"pong from {name_of(PEER)} …{PEER[-8:]}  31.2 ms  {says}"
+
+
+def test_the_unit_names_the_program_that_printed_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "atoll").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["./atoll"])
+    assert run(["relay", "--print-systemd"]) == 0
+    assert f"ExecStart={tmp_path}/atoll relay --port=4150\n" in capsys.readouterr().out
 
 
 def test_a_relay_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
