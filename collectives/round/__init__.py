@@ -19,7 +19,7 @@ machine       RoundMachine: acceptor, learner and contributor of one log
 from .certificate import check_chain, check_genesis, genesis_payload, seal_payload, sealed_payload, vote_payload
 from .convener import Convening, Phase
 from .journal import Journal, MemoryJournal, SealRecord
-from .log import SPAN, Log
+from .log import RECENT, SPAN, Log
 from .machine import RoundMachine
 from .merging import BRANCH, adopted_rounds, adopts, branch_log, rounds_in, tip_entry, unproposed
 from .sealing import Sealing, gone
@@ -32,10 +32,11 @@ __all__ = [
     "Journal",
     "Log",
     "MemoryJournal",
+    "RECENT",
+    "SPAN",
     "OpenRound",
     "Phase",
     "RoundActions",
-    "SPAN",
     "RoundMachine",
     "SealRecord",
     "Sealing",

@@ -44,6 +44,11 @@ class Log(Sequence[Certified]):
         self._last_rounds += rounds_in(certified.entry)
         self.removed.update(certified.removed)
 
+    @property
+    def held(self) -> int:
+        """How many entries are in memory."""
+        return len(self._recent) + (self._length > len(self._recent))
+
     def rounds(self, entry: int) -> int:
         """How many rounds are in the state after entry number ``entry``: those in it and in all before it."""
         if entry >= self._length - 1:

@@ -18,7 +18,7 @@ from atoll.collectives.errors import StorageError
 from atoll.collectives.group import Certified, Member
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.layout import make_layout
-from atoll.collectives.round import SealRecord
+from atoll.collectives.round import RECENT, SealRecord
 from atoll.collectives.swarm import OuterSettings
 from atoll.node.session.replica import ModelReplica, PlainSlots
 from atoll.node.storage import RunFiles
@@ -67,6 +67,25 @@ def test_a_write_cut_short_loses_only_itself(tmp_path_factory: pytest.TempPathFa
     if whole < 3:
         again.append(entries[whole])
         assert list(again.entries) == entries[: whole + 1]
+    again.close()
+
+
+def test_an_old_entry_that_the_disk_changes_later_is_never_another_one(tmp_path: Path) -> None:
+    entries = log_of(2 * RECENT)
+    journal = FileJournal(tmp_path)
+    for certified in entries:
+        journal.append(certified)
+    data = bytearray((tmp_path / "entries").read_bytes())
+    data[len(data) // 16] ^= 1  # in the eighth part of the entries that are no longer in memory
+    (tmp_path / "entries").write_bytes(data)
+    with pytest.raises(StorageError, match="is damaged: frame"):
+        list(journal.entries)
+    assert journal.entries[:9] == entries[:9]
+    assert list(journal.entries.since(RECENT)) == entries[RECENT:]
+    journal.append(log_of(2 * RECENT + 1)[-1])  # what is new is kept as ever
+    journal.close(clean=False)
+    again = FileJournal(tmp_path)
+    assert again.damaged
     again.close()
 
 
