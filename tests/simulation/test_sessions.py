@@ -373,3 +373,21 @@ def test_a_plan_is_said_again_to_whom_it_did_not_reach() -> None:
     table.network.tap = None
     table.until(lambda: all(peer.session.completed == 1 for peer in table.peers))
     table.end()
+
+
+def test_a_member_that_is_evicted_while_nobody_trains_learns_it_from_its_own_questions() -> None:
+    table = Table(4)
+    *others, away = table.all_in()
+    table.network.partition({away.name: 1})
+    table.wait(3.0)  # longer than `detect_s`
+    for peer in others:
+        peer.contribute(f"last {peer.name}")
+    table.until(lambda: all(away.name not in peer.session.config_peers() for peer in others))
+    table.wait(5.0)
+    assert away.inside
+    table.network.partition(None)
+    table.wait(2 * away.session.timing.quiet_s)
+    assert away.inside
+    assert away.machine.round == others[0].machine.round
+    assert all(away.name in peer.session.config_peers() for peer in others)
+    table.end()
