@@ -302,9 +302,9 @@ folder of runs), atoll up, join again.""",
 nothing was done, because one of these holds: this node is not the organiser's, or has not got the run's state; a member that
 you named is alive, or was never a member; those left are enough to decide anyway, and evict the silent by themselves.
 
-A node whose machine lost power goes on with the state on its disk. Where that is damaged, it needs another node that has it, or a backup of
-its folder of the run; `atoll status` shows a round once the state is there. Its own earlier life need not be named, but in a run
-of two, where it is the only one to name.
+A node whose machine lost power goes on with the state on its disk. Where that is damaged, it needs another node that has it, or a
+backup of its folder of the run; `atoll status` shows a round once the state is there. Its own earlier life need not be named, but
+in a run of two, where it is the only one to name.
 
     atoll peers RUN              who is there, and who is lost
     atoll status                 how many members the open round waits for""",

@@ -30,7 +30,11 @@ pytestmark = pytest.mark.slow
 
 SCRIPT = Path(__file__).parent / "fragment_peer.py"
 NUMELS = [part.numel for part in cut(LAYOUT, 2)]
-CUT = MANIFEST.replace('codec = "int8"', 'codec = "fp32"\nfragments = 2').replace("every = 4", "every = 1")
+CUT = (
+    MANIFEST.replace('codec = "int8"', 'codec = "fp32"\nfragments = 2')
+    .replace("every = 4", "every = 1")
+    .replace("sync_every = 1", "sync_every = 2")
+)
 BOTH = [0, 1]
 
 
