@@ -13,6 +13,7 @@ at once with a handle: `wait` blocks, `done` looks, `cancel` gives up. What they
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -209,6 +210,9 @@ def copy_from(
     def finish(outcome: Outcome) -> Outcome:
         if outcome.status == "committed" and not source:
             flat.copy_(_read(operating, 0, flat.dtype, flat.shape))
+        if outcome.status == "open" and operating.members and not set(roots) & set(operating.members):
+            strangers = f"{', '.join(roots)} {'is no member' if len(roots) == 1 else 'are no members'} of the run"
+            return dataclasses.replace(outcome, reason=f"{strangers}, so nobody could give the tensor ({outcome.reason})")
         return outcome
 
     return Handle(operating, finish)

@@ -1,6 +1,6 @@
 """A run's manifest: the signed recipe. TOML for people, canonical msgpack for machines; the run id is the hash of those bytes.
 
-``parse_manifest`` reads TOML strictly, ``Manifest.encode`` gives the canonical bytes, ``SignedManifest`` keeps the organiser's
+``parse_manifest`` reads TOML strictly, ``Manifest.encode`` gives the canonical bytes (`manifest_form`), ``SignedManifest`` keeps the organiser's
 signature beside them. Nothing in a manifest is code: models are ``builtin:*``, or each member's own script (``local:*``).
 """
 
@@ -21,6 +21,7 @@ from ..collectives.identifiers import PeerId, RunId
 from ..collectives.layout import MAX_FRAGMENTS
 from ..collectives.swarm import OuterSettings, RunSettings
 from .manifest_checks import check_fragments, check_train
+from .manifest_form import canonical, stands_for
 from .paths import Paths, make_private, storage_error, write_atomic
 from .strict_toml import convert, parse_toml
 
@@ -182,8 +183,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     network: NetworkTable = NetworkTable()
 
     def encode(self) -> bytes:
-        """Canonical bytes: msgpack, keys sorted, every field present."""
-        return _encoder.encode(self)
+        """Canonical bytes: see `manifest_form`. What was received may be said in others: keep those, their hash is the run's id."""
+        return canonical(self)
 
     @property
     def run_id(self) -> RunId:
@@ -222,7 +223,6 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
 
-_encoder = msgspec.msgpack.Encoder(order="deterministic")
 _decoder = msgspec.msgpack.Decoder(Manifest)
 
 
@@ -283,14 +283,14 @@ def load_manifest(path: Path) -> Manifest:
 def decode_manifest(data: bytes) -> Manifest:
     """The manifest of canonical bytes that came from outside.
 
-    Raises ConfigError when they are no valid manifest, VersionMismatchError when they are of a newer schema.
+    Raises ConfigError when they are no valid manifest, VersionMismatchError when they are of a newer schema or use a field not known here.
     """
     if len(data) > MAX_MANIFEST_BYTES:
         raise ConfigError(f"manifest of {len(data)} bytes, limit {MAX_MANIFEST_BYTES}")
     try:
         manifest = _decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        if _schema_of(data) > SCHEMA:
+        if _schema_of(data) > SCHEMA or "unknown field" in str(error):
             raise VersionMismatchError(
                 "the run's manifest was written for a newer atoll", why=str(error), hint="pip install -U atoll"
             ) from None
@@ -299,7 +299,7 @@ def decode_manifest(data: bytes) -> Manifest:
         raise VersionMismatchError(
             f"the run's manifest has schema {manifest.schema}, this atoll reads {SCHEMA}", hint="pip install -U atoll"
         )
-    if manifest.encode() != data or sum(getattr(manifest.train, end) is not None for end in ENDS) != 1:
+    if not stands_for(data, manifest) or sum(getattr(manifest.train, end) is not None for end in ENDS) != 1:
         raise ConfigError("the run's manifest is not in canonical form")
     _check(manifest, "manifest")
     return manifest

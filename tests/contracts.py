@@ -10,7 +10,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 
+import msgspec
 import pytest
 import torch
 from blake3 import blake3
@@ -21,10 +23,10 @@ from atoll.collectives import api
 from atoll.collectives.digest import chunk_hash
 from atoll.collectives.errors import ConfigError, LocalProtocolError, ModelMismatchError, SwarmClosedError
 from atoll.collectives.exchange import BlobComplete, BlobProgress, ExchangeEvent, NonFinite, PartReduced, Report, ResultComplete
-from atoll.collectives.group import Certified, Entry, Member, Plan, Vote
+from atoll.collectives.group import Certified, Contributor, Entry, Member, Plan, Vote
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.layout import make_layout
-from atoll.collectives.round import Journal, SealRecord
+from atoll.collectives.round import RECENT, SPAN, Journal, SealRecord, rounds_in
 from atoll.collectives.swarm import AnchorView, Outcome, OuterSettings, RunSettings, Share, Swarm
 from atoll.node.session.ports import DataPlane, Storage
 
@@ -518,7 +520,42 @@ def journal_a_later_life_knows_it_until_the_next_entry(case: JournalCase) -> Non
     assert journal.restarted  # voting is not deciding
 
 
+def journal_old_entries_are_read_where_they_are_kept(case: JournalCase) -> None:
+    entries = [
+        Certified(
+            msgspec.structs.replace(certified.entry, contributors=(Contributor(ME, bytes(16), 1),) * (number % 3 == 1)), certified.votes
+        )
+        for number, certified in enumerate(log_of(3 * RECENT + 5))
+    ]
+    for number in range(1, len(entries)):
+        entry = msgspec.structs.replace(entries[number].entry, base=entries[number - 1].entry.hash())
+        entries[number] = Certified(entry, entries[number].votes, (Member(PeerId("p9"), 0),) if number == 7 else ())
+    journal = case.again()
+    for certified in entries:
+        journal.append(certified)
+    for _ in range(2):
+        log = journal.entries
+        assert len(log) == len(entries)
+        assert log.held == RECENT + 1  # and the genesis
+        assert list(log) == entries
+        assert list(reversed(log)) == entries[::-1]
+        assert list(log.since(SPAN + 1)) == entries[SPAN + 1 :]
+        for at in (0, 1, 7, SPAN - 1, SPAN, 2 * RECENT + 4, 2 * RECENT + 5, -1, -len(entries)):
+            assert log[at] == entries[at]
+        for part in (slice(3, 9), slice(SPAN, 2 * SPAN), slice(2 * RECENT, 2 * RECENT + 9), slice(-4, None), slice(5, 3), slice(9, 3, -2)):
+            assert log[part] == entries[part]
+        for at in (len(entries), -len(entries) - 1):
+            with pytest.raises(IndexError):
+                log[at]
+        counted = list(accumulate(rounds_in(certified.entry) for certified in entries))
+        assert [log.rounds(at) for at in range(len(entries))] == counted
+        assert (log.rounds(-1), log.rounds(len(entries))) == (0, counted[-1])
+        assert log.removed == {Member(PeerId("p9"), 0)}
+        journal = case.again()
+
+
 JOURNAL = (
+    journal_old_entries_are_read_where_they_are_kept,
     journal_is_empty_at_first,
     journal_keeps_promise_and_vote,
     journal_keeps_the_newest_seal_over_entries_and_lives,

@@ -4,6 +4,7 @@ without a C compiler; nothing but speed depends on it."""
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections.abc import Sequence
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from .wire import LazyWire, Wire
 
+log = logging.getLogger("atoll")
 BLOCK = 256
 _ADDRESS, _LENGTH, _FLOAT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_float
 
@@ -83,15 +85,18 @@ def _addresses(wires: Sequence[Wire]) -> ctypes.Array[ctypes.c_void_p]:
     return (_ADDRESS * len(wires))(*[cast(LazyWire, wire).address for wire in wires])
 
 
-def _load() -> Kernels | None:
+def load(folder: Path) -> Kernels | None:
+    """The library in ``folder``, if there is one that can be used."""
     for suffix in EXTENSION_SUFFIXES:
-        path = Path(__file__).with_name("_native" + suffix)
+        path = folder / ("_native" + suffix)
         if path.exists():
             try:
                 return Kernels(path)
-            except (OSError, AttributeError):  # built for another machine, or from an older source
+            except (OSError, AttributeError) as error:  # built for another machine, or from an older source
+                why = "fast kernels are off, so encoding is slower: %s does not fit this machine or version (%s)"
+                log.warning(why + "; install atoll again (in its source tree: pip install -e .)", path, error)
                 return None
     return None
 
 
-KERNELS = _load()
+KERNELS = load(Path(__file__).parent)

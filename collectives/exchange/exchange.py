@@ -126,11 +126,12 @@ class Exchange:
         reducer = self._reducers.get(plan.reducer)
         if reducer is None or reducer.form == "two-phase":
             raise ConfigError(f"reducer {plan.reducer!r} cannot be run by this exchange", key="reducer")
+        if old is not None:
+            self._abandon(slot, old)
+            del old  # its buffer may be the next one's: two are not held at once, unless somebody was given the first
         data = self._result_buffer(plan) if self._result_buffer is not None else memoryview(bytearray(slot.grid.nbytes))
         if len(data) < slot.grid.nbytes or data.readonly or data.format != "B":
             raise LocalProtocolError(f"result buffer of {len(data)} bytes, {slot.grid.nbytes} writable bytes needed")
-        if old is not None:
-            self._abandon(slot, old)
         state = PlanState(plan, slot, self.me, reducer, data, audience, self._clock)
         slot.plan = self._plans[state.plan_id] = state
         slot.keep_partials(state.partials())
@@ -451,7 +452,9 @@ class Exchange:
 
     def _abandon(self, slot: RoundSlot, state: PlanState) -> None:
         slot.abandoned.add(state.plan_id)
+        slot.plan = None
         self._plans.pop(state.plan_id, None)
+        self._ready = deque(item for item in self._ready if item[0] is not state)
         for box in self._sender.boxes.values():
             flow = box.flows.get(slot.id)
             if flow is not None:

@@ -1,10 +1,11 @@
 """The round and its decision: one log entry per outer step. Sans I/O.
 
 timing        every duration, with its reason
+merging       entries that adopt a branch
+log           the decided entries: the newest in memory, every other read where it is kept
 journal       the Journal seam: what a member must not forget; MemoryJournal
 certificate   what votes sign; checking a chain of entries
 state         volatile state of the open round, shape of the vector, the actions a machine asks for
-merging       entries that adopt a branch
 catching      asking for what was decided, and answering those who lag
 patience      how long a reduction may take, from measured rates
 pulling       who is asked again for what has not come
@@ -18,6 +19,7 @@ machine       RoundMachine: acceptor, learner and contributor of one log
 from .certificate import check_chain, check_genesis, genesis_payload, seal_payload, sealed_payload, vote_payload
 from .convener import Convening, Phase
 from .journal import Journal, MemoryJournal, SealRecord
+from .log import RECENT, SPAN, Log
 from .machine import RoundMachine
 from .merging import BRANCH, adopted_rounds, adopts, branch_log, rounds_in, tip_entry, unproposed
 from .sealing import Sealing, gone
@@ -28,7 +30,10 @@ __all__ = [
     "BRANCH",
     "Convening",
     "Journal",
+    "Log",
     "MemoryJournal",
+    "RECENT",
+    "SPAN",
     "OpenRound",
     "Phase",
     "RoundActions",

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .machine import RoundMachine
 
 CATCH_ENTRIES = 16  # entries in one Catch: bounded by MAX_MESSAGE_BYTES even at 256 members
-REMEMBERED_ANSWERS = 4096
+REMEMBERED_ANSWERS = 64  # beyond, those are forgotten that are old enough to be given again
 
 
 class Catching:
@@ -29,11 +29,11 @@ class Catching:
 
     def answer(self, now: float, peer: PeerId, round_: int) -> None:
         """The peer is at ``round_``, which is decided: send entries from there on."""
-        machine, key = self.machine, (peer, round_)
-        if peer == machine.me.peer or now - self._answered.get(key, -1e9) < machine.timing.pull_s / 2:
+        machine, key, again_s = self.machine, (peer, round_), self.machine.timing.pull_s / 2
+        if peer == machine.me.peer or now - self._answered.get(key, -1e9) < again_s:
             return
         if len(self._answered) > REMEMBERED_ANSWERS:
-            self._answered.clear()
+            self._answered = {key: at for key, at in self._answered.items() if now - at < again_s}
         self._answered[key] = now
         entries, size = list[Certified](), 0
         for certified in machine.journal.entries[round_ : round_ + CATCH_ENTRIES]:

@@ -12,6 +12,9 @@ from typing import Protocol
 import msgspec
 
 from ..group import Certified, Config, Entry
+from .log import Log
+
+_certified = msgspec.msgpack.Decoder(Certified)
 
 
 class SealRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -31,7 +34,8 @@ class Journal(Protocol):
     incarnation: int
     restarted: bool
     """Whether an earlier life of this incarnation may have sent messages: such a member never uses ballot 0 of its open round."""
-    entries: list[Certified]
+    entries: Log
+    """All of them can be read; few are in memory."""
     promised: int
     accepted: tuple[int, Entry] | None
     sealed: SealRecord | None
@@ -54,12 +58,13 @@ class Journal(Protocol):
 
 
 class MemoryJournal:
-    """A Journal in memory."""
+    """A Journal in memory. What is not of the newest is kept as bytes, and read as from a disk."""
 
     def __init__(self, incarnation: int = 0) -> None:
         self.incarnation = incarnation
         self.restarted = False
-        self.entries: list[Certified] = []
+        self.kept: list[bytes] = []  # stands for the disk
+        self.entries = Log(lambda first, stop: [_certified.decode(data) for data in self.kept[first:stop]])
         self.promised = -1
         self.accepted: tuple[int, Entry] | None = None
         self.sealed: SealRecord | None = None
@@ -75,6 +80,7 @@ class MemoryJournal:
 
     def append(self, certified: Certified) -> None:
         """Record an applied entry."""
+        self.kept.append(msgspec.msgpack.encode(certified))
         self.entries.append(certified)
         self.promised = -1
         self.accepted = None

@@ -7,7 +7,7 @@ data plane (`atoll.collectives.exchange`) yields bytes for a plan and safety doe
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Sequence, Set
 from random import Random
 
 from .. import messages as m
@@ -53,7 +53,6 @@ class RoundMachine:
         self.catching = Catching(self, now)
         self.voted = 0  # the newest round in which others were heard to vote
         self._early: list[tuple[PeerId, int, int, m.Body]] = []
-        self.removed = {who for certified in journal.entries for who in certified.removed}  # they never vote again
         self._open(now)
 
     # ---- views
@@ -66,6 +65,11 @@ class RoundMachine:
     def config(self) -> Config:
         """The acceptors of the open round."""
         return self.journal.entries[-1].entry.next_config
+
+    @property
+    def removed(self) -> Set[Member]:
+        """Whom the organiser has removed: they never vote again."""
+        return self.journal.entries.removed
 
     @property
     def is_member(self) -> bool:
@@ -380,7 +384,6 @@ class RoundMachine:
         """Tell the session about a decided entry and whether the own frozen contribution is counted in it."""
         counted = self.contribution is not None and any(c.cid == self.contribution[0] for c in certified.entry.contributors)
         self.unsettled = False
-        self.removed.update(certified.removed)
         self.actions.decided(certified, counted)
         if certified.entry.contributors:  # counted or not, its round is over: the script re-bases what was not counted
             self.contribution = None  # (where only the configuration changed, it stands on the same anchor: offered again)

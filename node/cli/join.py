@@ -64,10 +64,10 @@ def join_command(
         go = False
         try:
             if dry_run:
-                _describe(terminal, manifest, invite)
+                _describe(terminal, info, manifest, invite)
             else:
                 _check_fit(manifest, script, data)
-                go = _consent(terminal, manifest, invite)
+                go = _consent(terminal, info, manifest, invite)
         finally:
             if not go and info.run_id not in known:
                 client.leave(info.run_id, now=True)
@@ -172,28 +172,28 @@ def _check_fit(manifest: Manifest, script: Path | None, data: str | None) -> Non
         )
 
 
-def _heading(manifest: Manifest, invite: Invite | None) -> str:
+def _heading(info: RunInfo, manifest: Manifest, invite: Invite | None) -> str:
     contact = f" “{manifest.contact}”" if manifest.contact else ""
     by = (
         f"  by {short_peer(invite.organiser)}{contact}, signature ok, invite ends in {span_text(invite.expires_s - time.time())}"
         if invite
         else ""
     )
-    return f"{manifest.name}  {manifest.run_id}{by}"
+    return f"{manifest.name}  {info.run_id}{by}"
 
 
-def _describe(terminal: Terminal, manifest: Manifest, invite: Invite | None) -> None:
+def _describe(terminal: Terminal, info: RunInfo, manifest: Manifest, invite: Invite | None) -> None:
     from .costs import describe, describe_lines
 
-    lines = [terminal.style(_heading(manifest, invite), sys.stdout, bold=True), *(f"  {line}" for line in describe_lines(manifest))]
-    terminal.data("\n".join(lines), describe(manifest))
+    lines = [terminal.style(_heading(info, manifest, invite), sys.stdout, bold=True), *(f"  {line}" for line in describe_lines(manifest))]
+    terminal.data("\n".join(lines), {**describe(manifest), "run_id": info.run_id})
 
 
-def _consent(terminal: Terminal, manifest: Manifest, invite: Invite | None) -> bool:
+def _consent(terminal: Terminal, info: RunInfo, manifest: Manifest, invite: Invite | None) -> bool:
     """Show what the run asks of this machine, and ask."""
     from .costs import describe_lines
 
-    terminal.say(terminal.style(_heading(manifest, invite), sys.stderr, bold=True))
+    terminal.say(terminal.style(_heading(info, manifest, invite), sys.stderr, bold=True))
     for line in describe_lines(manifest):
         terminal.say(f"  {line}")
     return terminal.confirm("Join?")

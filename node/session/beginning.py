@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -13,7 +13,7 @@ from ...collectives.digest import merkle_root
 from ...collectives.errors import LocalProtocolError, ModelMismatchError
 from ...collectives.group import Certified, Entry, Member, Vote
 from ...collectives.layout import Layout, differences
-from ...collectives.round import genesis_payload
+from ...collectives.round import Log, genesis_payload
 from . import events as ev
 from .ports import Replica, Storage
 
@@ -74,9 +74,9 @@ def restore(session: Session, now: float) -> None:
     return session.ports.emit(ev.StateReady(session.completed))
 
 
-def replay(storage: Storage, replica: Replica, entries: Sequence[Certified], matches: Callable[[Entry, memoryview], bool]) -> bool:
+def replay(storage: Storage, replica: Replica, entries: Log, matches: Callable[[Entry, memoryview], bool]) -> bool:
     """Bring a restored replica to the end of the log by kept results; False when one is missing or damaged."""
-    for certified in entries[replica.generation + 1 :]:
+    for certified in entries.since(replica.generation + 1):
         entry = certified.entry
         data = storage.kept(entry) if entry.contributors else None
         if entry.contributors and (data is None or not matches(entry, data)):

@@ -100,9 +100,8 @@ class Branching:
         if machine is None or not self.record.base:
             return
         if self.record.base != machine.base:
-            entries = machine.journal.entries
-            after = [c.entry for c in entries if c.entry.base == self.record.base]
-            return self._settle(after[0]) if after else None
+            after = next((c.entry for c in reversed(machine.journal.entries) if c.entry.base == self.record.base), None)
+            return self._settle(after) if after is not None else None
         if tip is not None:
             named = tip_entry(machine.log, machine.round, tip, machine.shape)
             state = session.ports.storage.kept(named)

@@ -8,7 +8,7 @@ from ...collectives.round import MemoryJournal
 from ...collectives.swarm import OuterSettings
 from ...optim.outer import OuterStep
 from .ports import Replica
-from .record import BranchRecord
+from .record import MAX_SPENT, BranchRecord
 from .replica import ModelReplica, PlainSlots
 
 
@@ -109,7 +109,7 @@ class MemoryStorage:
 
     def spend(self, key: str) -> None:
         """Remember an operation."""
-        self._spent.append(key)
+        self._spent = [*self._spent[1 - MAX_SPENT :], key]
 
     def reset(self) -> None:
         """A new incarnation with an empty log."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from ...collectives import messages as m
 from ...collectives.encoded import EncodedVector
+from ...collectives.errors import StorageError
 from ...collectives.group import Certified, Config, Entry, Plan
 from ...collectives.identifiers import HASH_BYTES, PeerId
 from ...collectives.round import RoundMachine
@@ -193,9 +195,19 @@ class Operation(BesideRun):
         if contribution is not None:
             session.ports.exchange.release(contribution[0])
         self.given = None  # its memory is another operation's next
+        self._say_held(now, entry)
         self.machine.on_applied(now)
         session.ports.exchange.close_round(self.log, 1)
         session.operations.trim()
+
+    def _say_held(self, now: float, entry: Entry) -> None:
+        """Who learned the decision before the proposal has not voted: the others keep the result for it until they hear that it has it, too."""
+        decided, journal = self.machine.open.decided, self.journal
+        assert decided is not None
+        ballot = decided.votes[0].ballot
+        if ballot >= journal.promised and journal.accepted != (ballot, entry):
+            with contextlib.suppress(StorageError):  # then they keep it for as long as for one that is gone
+                self.machine.cast_vote(now, ballot, entry)
 
     def decided(self, certified: Certified, counted: bool) -> None:
         """Told by `apply` already."""

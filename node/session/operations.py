@@ -29,12 +29,12 @@ from ...collectives.swarm import Call
 from . import events as ev
 from .naming import Spec, config_key, operation_key, parse, spec_of
 from .operation import Operation
+from .record import MAX_SPENT
 
 if TYPE_CHECKING:
     from .session import Session
 
 MAX_OPERATIONS = 64
-MAX_SPENT = 4096
 LIFETIME_S = 120.0  # how long a decided or abandoned operation is remembered for laggards
 KEPT_BYTES = 256 << 20  # results of decided operations that somebody may still lack; the newest is kept whatever its size
 RECENT_CONFIGS = 4  # entries whose configurations an operation may be called under: a caller may be that far behind

@@ -1,4 +1,4 @@
-"""What a member must not forget of branches."""
+"""What a member must not forget of branches, and of how many operations."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import msgspec
 
 from ...collectives import messages as m
 from ...collectives.group import Contributor
+
+MAX_SPENT = 4096
+"""Operations remembered that this member voted in, the newest."""
 
 
 class BranchRecord(msgspec.Struct, frozen=True, array_like=True):

@@ -115,8 +115,8 @@ class Session:
         if entry > self.round >= 0 and self.branching.rounds:
             return self.rounds(self.round) + entry - self.round  # generations of a branch
         applied = self.machine.journal.entries
-        ahead = [certified for certified in self.machine.frontier if certified.entry.round >= len(applied)]
-        return sum(rounds_in(certified.entry) for certified in [*applied, *ahead][: entry + 1])
+        ahead = [certified.entry for certified in self.machine.frontier if len(applied) <= certified.entry.round <= entry]
+        return applied.rounds(entry) + sum(map(rounds_in, ahead))
 
     @property
     def completed(self) -> int:

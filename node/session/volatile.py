@@ -43,8 +43,8 @@ class VolatileJournal(MemoryJournal):
 
     def _use(self) -> None:
         if not self.spent:
+            self._spend()  # may raise StorageError: tried again before anything is said
             self.spent = True
-            self._spend()
 
 
 class BesideRun:

@@ -1,6 +1,7 @@
 """The journal of one log on disk.
 
-`entries`: append-only frames (length, blake3 check, msgpack of Certified). `vote`: two slots written in turn, each with a sequence
+`entries`: append-only frames (length, blake3 check, msgpack of Certified), all of them checked at the start; in memory are the newest, and
+where every 64th frame begins. `vote`: two slots written in turn, each with a sequence
 number and a check, so that a write cut short leaves the one before. `../seal`: one frame, replaced at once and forced to the medium; it
 outlives the journal, since what an organiser has signed stands whatever else is lost. `meta.json`: incarnation, boot id, whether the last life ended
 cleanly. The page cache survives kill -9; after a reboot without a clean stop the votes may be gone, so the peer takes a new
@@ -17,6 +18,8 @@ import json
 import os
 import struct
 import time
+from array import array
+from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
 from typing import Literal
@@ -26,13 +29,20 @@ from blake3 import blake3
 
 from ...collectives.errors import StorageError
 from ...collectives.group import Certified, Entry
-from ...collectives.round import SealRecord
+from ...collectives.round import SPAN, Log, SealRecord
 
 _FRAME = struct.Struct(">I16s")
 _SLOT_BYTES = 1 << 20
 MAX_ENTRY_BYTES = 1 << 20
 _seal = msgspec.msgpack.Decoder(SealRecord)
 _certified = msgspec.msgpack.Decoder(Certified)
+
+
+def _decoded(data: bytes) -> Certified | None:
+    try:
+        return _certified.decode(data)
+    except msgspec.MsgspecError:
+        return None
 
 
 class _Vote(msgspec.Struct, frozen=True, array_like=True):
@@ -116,7 +126,8 @@ class FileJournal:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             raise storage_error(folder, error) from error
-        self.entries: list[Certified] = []
+        self.entries = Log(self._read)
+        self._marks = array("Q")  # where every SPANth frame begins
         self.newest: Certified | None = None  # the newest entry that can be read, also behind damage
         self.promised = -1
         self.accepted: tuple[int, Entry] | None = None
@@ -155,8 +166,8 @@ class FileJournal:
             with contextlib.suppress(OSError):
                 self._log.truncate(self._end)
             raise storage_error(self._folder / "entries", error) from error
+        self._take(certified, self._end)
         self._end += len(data)
-        self.entries.append(certified)
         self.newest, self.promised, self.accepted, self.restarted = certified, -1, None, False
 
     def seal(self, record: SealRecord) -> None:
@@ -218,39 +229,64 @@ class FileJournal:
         write_atomically(self._folder / "meta.json", json.dumps(meta).encode())
 
     def _load_entries(self) -> None:
-        """Read all whole frames; a last frame cut short by a kill is dropped, anything else that does not fit is damage."""
-        data, at = self._log.readall(), 0
-        while at + _FRAME.size <= len(data):
-            size, check = _FRAME.unpack_from(data, at)
-            body = data[at + _FRAME.size : at + _FRAME.size + size]
-            if size <= MAX_ENTRY_BYTES and len(body) < size and not self.damaged:
-                break
-            if size > MAX_ENTRY_BYTES or len(body) < size:
-                return self._damage(f"entries: frame at {at} has a wrong length")
-            self._take_entry(body, _check(body) == check)
-            at += _FRAME.size + size
-        if self._was_clean and at < len(data):
-            self._damage(f"entries: {len(data) - at} bytes too many")
+        """Check all whole frames, one at a time; a last frame cut short by a kill is dropped, anything else that does not fit is damage."""
+        at, total = 0, os.fstat(self._log.fileno()).st_size
+        with open(self._folder / "entries", "rb") as file:
+            while at + _FRAME.size <= total:
+                size, check = _FRAME.unpack(file.read(_FRAME.size))
+                whole = at + _FRAME.size + size <= total
+                if size <= MAX_ENTRY_BYTES and not whole and not self.damaged:
+                    break
+                if size > MAX_ENTRY_BYTES or not whole:
+                    return self._damage(f"entries: frame at {at} has a wrong length")
+                body = file.read(size)
+                self._load_entry(body, at, _check(body) == check)
+                at += _FRAME.size + size
+        if self._was_clean and at < total:
+            self._damage(f"entries: {total - at} bytes too many")
         if not self.damaged:
             self._end = at
             self._log.truncate(at)
         return None
 
-    def _take_entry(self, body: bytes, intact: bool) -> None:
+    def _load_entry(self, body: bytes, at: int, intact: bool) -> None:
         """The next frame; behind damage it only tells who was a member last."""
-        try:
-            certified = _certified.decode(body) if intact else None
-        except msgspec.MsgspecError:
-            certified = None
+        certified = _decoded(body) if intact else None
         if certified is None:
             return self._damage(f"entries: frame {len(self.entries)} fails its check")
-        self.newest = certified
+        before, self.newest = self.newest, certified
         if self.damaged:
             return None
-        if certified.entry.round != len(self.entries) or (self.entries and certified.entry.base != self.entries[-1].entry.hash()):
+        if certified.entry.round != len(self.entries) or (before is not None and certified.entry.base != before.entry.hash()):
             return self._damage(f"entries: frame {len(self.entries)} does not continue the log")
+        return self._take(certified, at)
+
+    def _take(self, certified: Certified, at: int) -> None:
+        if len(self.entries) % SPAN == 0:
+            self._marks.append(at)
         self.entries.append(certified)
-        return None
+
+    def _read(self, first: int, stop: int) -> list[Certified]:
+        """Entries that are no longer in memory. Raises StorageError."""
+        try:
+            return list(self._frames(first, stop))
+        except OSError as error:
+            raise storage_error(self._folder / "entries", error) from error
+
+    def _frames(self, first: int, stop: int) -> Iterator[Certified]:
+        fd, at = self._log.fileno(), self._marks[first // SPAN]
+        for number in range(first - first % SPAN, stop):
+            size, check = _FRAME.unpack(os.pread(fd, _FRAME.size, at).ljust(_FRAME.size, b"\0"))
+            if number >= first:
+                body = os.pread(fd, min(size, MAX_ENTRY_BYTES), at + _FRAME.size)
+                certified = _decoded(body) if (size, check) == (len(body), _check(body)) else None
+                if certified is None or certified.entry.round != number:
+                    raise StorageError(
+                        f"{self._folder / 'entries'} is damaged: frame {number} is not what was written", code="E303", exit_code=74,
+                        why="the file was changed, or the disk returned other bytes", hint="check the disk, then start the node again",
+                    )  # fmt: skip
+                yield certified
+            at += _FRAME.size + size
 
     def _damage(self, why: str) -> None:
         self.damaged = self.damaged or why

@@ -17,14 +17,13 @@ from ...collectives.swarm import OuterSettings
 from ...optim.outer import OuterStep
 from ..paths import make_private
 from ..session.ports import Replica
-from ..session.record import BranchRecord
+from ..session.record import MAX_SPENT, BranchRecord
 from ..session.replica import ModelReplica, Slots, bytes_of
 from . import checkpoint as cp
 from .journal import FileJournal, storage_error, write_atomically
 from .results import ResultFiles
 
 log = logging.getLogger("atoll")
-MAX_SPENT = 4096
 SET_ASIDE = "set-aside"
 _layout = msgspec.msgpack.Decoder(Layout)
 _branch = msgspec.msgpack.Decoder(BranchRecord)
@@ -54,7 +53,7 @@ class RunFiles:
         self._results = ResultFiles(folder / "results")
         self._journal = FileJournal(folder / "journal", incarnation=self._life())
         self._checkpoint_round = -1
-        self._from = 0
+        self._from = self._spends = 0
         if self._journal.damaged:
             self._damaged(cp.damaged(folder / "journal", self._journal.damaged, alone=self.alone))
             try:
@@ -232,7 +231,7 @@ class RunFiles:
 
     # ---- operations
     def spent(self) -> list[str]:
-        """Operations voted in; the file is cut to the newest when it is read."""
+        """Operations voted in; the file is cut to the newest when it is read, and as often as so many were added."""
         file = self._folder / "operations"
         try:
             lines = file.read_text(encoding="ascii", errors="replace").split()
@@ -248,6 +247,9 @@ class RunFiles:
     def spend(self, key: str) -> None:
         """One short line; the page cache survives a kill -9, and a reboot gives a new incarnation."""
         path = self._folder / "operations"
+        self._spends += 1
+        if self._spends % MAX_SPENT == 0:
+            self.spent()
         try:
             with open(path, "a", encoding="ascii") as file:
                 file.write(key + "\n")

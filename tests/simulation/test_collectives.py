@@ -132,6 +132,16 @@ def test_a_broadcast_without_its_root_ends_open_and_writes_nothing() -> None:
         assert results[index][2] == [index] * 5
 
 
+def test_a_broadcast_whose_root_is_no_member_says_so() -> None:
+    def body(member: LocalMember) -> tuple[str, str]:
+        outcome = api.broadcast(member, torch.zeros(5), root=P[7], op_id="b", deadline_s=4.0).wait()
+        return outcome.status, outcome.reason
+
+    for status, reason in play(2, body):
+        assert status == "open"
+        assert reason.startswith("p7 is no member of the run")
+
+
 def test_a_reduce_scatter_gives_each_contributor_its_share() -> None:
     def body(member: LocalMember) -> api.Scattered:
         return api.reduce_scatter(member, torch.arange(11.0), op_id="rs", op="sum").wait()

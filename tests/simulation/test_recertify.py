@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+from quiet_stage import QuietStage
 
 from atoll.collectives import messages as m
 from atoll.collectives.errors import RecertifyError
@@ -18,48 +18,35 @@ from atoll.node.session.session import Session
 from atoll.node.simulation.member import Disk
 from atoll.node.simulation.plant import Plant
 from atoll.node.simulation.seal_plants import SEAL_PLANTS
-from atoll.node.simulation.swarm import Options, SimSwarm, Verdict
+from atoll.node.simulation.swarm import Verdict
 
 ORGANISER = PeerId("p0")
 P1, P2, P3, P4 = map(PeerId, ("p1", "p2", "p3", "p4"))
-QUIET = 3.0
-FIVE = 2  # a seed in which all five are members by then, and nobody has voted when they die
-HOME = 30.0  # when the dead come back, in a new life
+SEEDS = (1, 2, 4)  # any three
+HOME = 40.0  # when the dead come back, in a new life
 
 
-class Stage:
-    """Some of the members die for ever at QUIET; the organiser's user says so two seconds later."""
+class Stage(QuietStage):
+    """Some of the members die for ever in a calm moment; the organiser's user says so two seconds later."""
 
     def __init__(self, seed: int, *, peers: int = 3, branch_after_s: float | None = None, back_s: float = HOME, fragments: int = 1) -> None:
-        self.swarm = SimSwarm(seed, Options(peers=(peers, peers), faults=(), rounds=4, fragments=fragments))
-        self.swarm.place.branch_after_s = branch_after_s
-        self.swarm.faults.plan.heal_s = back_s
-
-    def at(self, when: float, what: Callable[[], object]) -> None:
-        self.swarm.world.at(when, lambda: what() and None)
-
-    def die(self, *peers: PeerId) -> None:
-        for peer in peers:
-            self.swarm.crash(peer)
+        super().__init__(seed, peers=peers, branch_after_s=branch_after_s, back_s=back_s, fragments=fragments)
 
     def session(self, peer: PeerId = ORGANISER) -> Session:
-        process = self.swarm.members[peer].process
-        assert process is not None
-        return process.session
+        return self.sessions(peer)[0]
 
     def recertified(self) -> list[Certified]:
         return [certified for certified in self.swarm.checker.entries if certified.removed]
 
-    def run(self, plant: Plant | None = None) -> Verdict:
+    def play(self, plant: Plant | None = None) -> Verdict:
         with (plant or Plant()).planted():
-            return self.swarm.run()
+            return self.run()
 
 
-@pytest.mark.parametrize("seed", [1, 2, 4])
+@pytest.mark.parametrize("seed", SEEDS)
 def test_the_organiser_goes_on_alone_and_the_lost_come_back_in_a_new_life(seed: int) -> None:
     stage = Stage(seed)
-    stage.at(QUIET, lambda: stage.die(P1, P2))
-    stage.at(QUIET + 2, stage.swarm.removal.ask)
+    stage.strike((0, lambda: stage.die(P1, P2)), (2, stage.swarm.removal.ask))
     verdict = stage.run()
     assert verdict.problem == ""
     [entry] = stage.recertified()
@@ -74,10 +61,8 @@ def test_the_organiser_goes_on_alone_and_the_lost_come_back_in_a_new_life(seed: 
 @pytest.mark.parametrize("fragments", [1, 3])
 def test_an_organiser_back_from_a_power_cut_goes_on_with_one_survivor(fragments: int) -> None:
     """Its old life is removed with the lost; the survivor is asked for what it accepted, and is a member of what follows."""
-    stage = Stage(FIVE, peers=5, fragments=fragments)
-    stage.at(QUIET, lambda: stage.die(P2, P3, P4))
-    stage.at(QUIET + 0.5, lambda: stage.swarm.reboot(ORGANISER))
-    stage.at(QUIET + 3, stage.swarm.removal.ask)
+    stage = Stage(2, peers=5, fragments=fragments)
+    stage.strike((0, lambda: stage.die(P2, P3, P4)), (0.5, lambda: stage.swarm.reboot(ORGANISER)), (3, stage.swarm.removal.ask))
     verdict = stage.run()
     assert verdict.problem == ""
     for watch in stage.swarm.watches:
@@ -95,10 +80,12 @@ def test_the_founder_of_a_run_of_two_names_itself_after_a_power_cut() -> None:
             ask(stage, ORGANISER)
         refused.append(error.value.message)
 
-    stage.at(QUIET, too_early)
-    stage.at(QUIET, lambda: stage.swarm.reboot(ORGANISER))
-    stage.at(QUIET + 2, lambda: ask(stage, ORGANISER))
-    stage.at(QUIET + 2, lambda: stage.swarm.checker.retired.add(Member(ORGANISER, 0)))
+    stage.strike(
+        (0, too_early),
+        (0, lambda: stage.swarm.reboot(ORGANISER)),
+        (2, lambda: ask(stage, ORGANISER)),
+        (2, lambda: stage.swarm.checker.retired.add(Member(ORGANISER, 0))),
+    )
     assert stage.run().problem == ""
     assert refused == ["name the members that are lost for ever, not this node itself"]
     [entry] = stage.recertified()
@@ -112,15 +99,12 @@ def test_a_power_cut_of_all_costs_no_round_that_is_on_a_disk() -> None:
     rounds: list[int] = []
 
     def out() -> None:
-        if {who.peer for who in stage.swarm.members[ORGANISER].disks[0].log[-1].entry.next_config} != set(everybody):
-            return stage.at(stage.swarm.world.now + 0.05, out)  # what is not on the organiser's disk it cannot name
         rounds.append(len(stage.swarm.checker.entries))
         stage.swarm.checker.retired.update(Member(peer, 0) for peer in everybody)
         for peer in everybody:
             stage.swarm.reboot(peer)
-        return stage.at(stage.swarm.world.now + 3, lambda: ask(stage, P1, P2))
 
-    stage.at(QUIET, out)
+    stage.strike((0, out), (3, lambda: ask(stage, P1, P2)))
     assert stage.run().problem == ""
     [entry] = stage.recertified()
     assert entry.entry.round >= rounds[0] > 2
@@ -129,9 +113,8 @@ def test_a_power_cut_of_all_costs_no_round_that_is_on_a_disk() -> None:
 
 
 def test_a_run_in_fragments_is_recertified_in_all_of_them() -> None:
-    stage = Stage(FIVE, peers=5, fragments=3)
-    stage.at(QUIET, lambda: stage.die(P2, P3, P4))
-    stage.at(QUIET + 2, stage.swarm.removal.ask)
+    stage = Stage(2, peers=5, fragments=3)
+    stage.strike((0, lambda: stage.die(P2, P3, P4)), (2, stage.swarm.removal.ask))
     assert stage.run().problem == ""
     for watch in stage.swarm.watches:
         assert [[who.peer for who in certified.removed] for certified in watch.checker.entries if certified.removed] == [[P2, P3, P4]]
@@ -140,7 +123,7 @@ def test_a_run_in_fragments_is_recertified_in_all_of_them() -> None:
 @pytest.mark.parametrize("nth", [1, 2, 3])
 def test_a_word_that_is_cut_short_between_two_fragments_is_given_again(nth: int) -> None:
     """The organiser's node dies before it has written the word down for fragment ``nth``; its user repeats it."""
-    stage = Stage(FIVE, peers=5, fragments=3)
+    stage = Stage(2, peers=5, fragments=3)
     struck: list[int] = []
     for number, disk in enumerate(stage.swarm.members[ORGANISER].disks):
 
@@ -151,17 +134,15 @@ def test_a_word_that_is_cut_short_between_two_fragments_is_given_again(nth: int)
             type(disk).before_write(disk, kind)
 
         disk.before_write = write  # type: ignore[method-assign]
-    stage.at(QUIET, lambda: stage.die(P2, P3, P4))
-    for wait in (2, 4):
-        stage.at(QUIET + wait, stage.swarm.removal.ask)
+    stage.strike((0, lambda: stage.die(P2, P3, P4)), *((wait, stage.swarm.removal.ask) for wait in (2, 4)))
     assert stage.run().problem == ""
     assert struck == [nth - 1]
     assert all(any(certified.removed for certified in watch.checker.entries) for watch in stage.swarm.watches)
 
 
 def test_nothing_happens_without_the_organisers_word() -> None:
-    stage = Stage(1, back_s=12.0)
-    stage.at(QUIET, lambda: stage.die(P1, P2))
+    stage = Stage(1, back_s=15.0)
+    stage.strike((0, lambda: stage.die(P1, P2)))
     verdict = stage.run()
     assert verdict.problem == ""
     assert stage.recertified() == []
@@ -169,7 +150,7 @@ def test_nothing_happens_without_the_organisers_word() -> None:
 
 def test_every_survivor_is_waited_for_and_votes_no_more() -> None:
     """p1 is frozen: the organiser waits for its answer, however long, and decides nothing, though it is back with two of five."""
-    stage = Stage(FIVE, peers=5)
+    stage = Stage(2, peers=5)
     seen: list[tuple[Any, ...]] = []
 
     def look() -> None:
@@ -178,11 +159,13 @@ def test_every_survivor_is_waited_for_and_votes_no_more() -> None:
         assert sealed is not None
         seen.append((view.removed, view.awaited, sealed.sealing.active, len(stage.recertified())))
 
-    stage.at(QUIET, lambda: stage.die(P2, P3, P4))
-    stage.at(QUIET, lambda: stage.swarm.freeze(P1))
-    stage.at(QUIET + 2, stage.swarm.removal.ask)
-    stage.at(QUIET + 5, look)
-    stage.at(QUIET + 6, lambda: stage.swarm.thaw(P1))
+    stage.strike(
+        (0, lambda: stage.die(P2, P3, P4)),
+        (0, lambda: stage.swarm.freeze(P1)),
+        (2, stage.swarm.removal.ask),
+        (5, look),
+        (6, lambda: stage.swarm.thaw(P1)),
+    )
     verdict = stage.run()
     assert verdict.problem == ""
     assert seen == [((P2, P3, P4), (P1,), True, 0)]
@@ -205,12 +188,14 @@ def test_what_cannot_be_right_is_refused() -> None:
             ask(stage, *peers)
         refused.append(error.value.message)
 
-    stage.at(QUIET, lambda: refuse(P1))
-    stage.at(QUIET, lambda: refuse(ORGANISER))
-    stage.at(QUIET, lambda: refuse(PeerId("px")))
-    stage.at(QUIET, lambda: stage.die(P1))
-    stage.at(QUIET + 3, lambda: refuse(P1))
-    stage.at(QUIET + 3, lambda: refuse())
+    stage.strike(
+        (0, lambda: refuse(P1)),
+        (0, lambda: refuse(ORGANISER)),
+        (0, lambda: refuse(PeerId("px"))),
+        (0, lambda: stage.die(P1)),
+        (3, lambda: refuse(P1)),
+        (3, lambda: refuse()),
+    )
     assert stage.run().problem == ""
     assert [text.split(" ", 1)[1] for text in refused] == [
         "is alive", "the members that are lost for ever, not this node itself", "was never a member of this run",
@@ -219,46 +204,50 @@ def test_what_cannot_be_right_is_refused() -> None:
 
 
 class Unheard(Stage):
-    """From QUIET on, votes are lost, and the organiser hears nothing: so a value is chosen that nobody knows to be. Then all but the organiser
-    and one of the voters die for ever."""
+    """From a calm moment on votes are lost, and the organiser hears nothing: so a value is chosen that nobody knows to be. Then all but the
+    organiser and one of the voters die for ever, and the organiser's user says so."""
 
     def __init__(self, seed: int, *, branch_after_s: float | None = None) -> None:
         super().__init__(seed, peers=5, branch_after_s=branch_after_s)
-        self.kept = P1
         self.value = b""
-        self.over = False
+        self.deaf = False
         tap = self.swarm.network.tap
 
         def hear(sender: PeerId, receiver: PeerId, channel: str, payload: Any) -> bool:
             lost = tap(sender, receiver, channel, payload) if tap else False
-            if self.over or self.swarm.world.now < QUIET:
+            if not self.deaf:
                 return lost
             vote = channel == "control" and payload[:1] == b"R" and isinstance(m.decode(payload[1:], sender).body, m.Accepted)
             return lost or vote or ORGANISER in (sender, receiver)
 
         self.swarm.network.tap = hear
-        self.at(QUIET + 4, self._strike)
+        self.strike((0, self._fall_silent))
+
+    def voters(self) -> list[PeerId]:
+        """Those but the organiser who voted for one value under one ballot, if they are a majority of all."""
+        votes = {peer: disk.storage.journal().accepted for peer, disk in self.swarm.members.items() if peer != ORGANISER}
+        for vote in votes.values():
+            same = [peer for peer, other in votes.items() if vote is not None and other == vote]
+            if len(same) > len(self.swarm.names) // 2:
+                return same
+        return []
+
+    def _fall_silent(self) -> None:
+        self.deaf = True
+        self.once(lambda: bool(self.voters()), (0, self._strike), (2, self.swarm.removal.ask))
 
     def _strike(self) -> None:
-        voters = [member for member in self.swarm.members.values() if member.storage.journal().accepted is not None]
-        assert len(voters) >= 3, "the schedule does not bring about what it should"
-        assert ORGANISER not in {member.peer for member in voters}
-        accepted = voters[0].storage.journal().accepted
+        kept = self.voters()[0]
+        accepted = self.swarm.members[kept].storage.journal().accepted
         assert accepted is not None
-        self.kept, self.value, self.over = voters[0].peer, accepted[1].hash(), True
-        self.die(*(member.peer for member in self.swarm.members.values() if member.peer not in (ORGANISER, self.kept)))
-
-
-def unheard(branch_after_s: float | None = None) -> Unheard:
-    """The organiser's user declares the dead lost as soon as it can."""
-    stage = Unheard(1, branch_after_s=branch_after_s)
-    stage.at(QUIET + 6, stage.swarm.removal.ask)
-    return stage
+        assert self.swarm.members[ORGANISER].storage.journal().accepted is None
+        self.value, self.deaf = accepted[1].hash(), False
+        self.die(*(peer for peer in self.swarm.names if peer not in (ORGANISER, kept)))
 
 
 @pytest.mark.parametrize("after_s", [None, 1.0])
 def test_a_value_that_one_survivor_voted_for_is_signed_unchanged(after_s: float | None) -> None:
-    stage = unheard(after_s)
+    stage = Unheard(1, branch_after_s=after_s)
     verdict = stage.run()
     assert verdict.problem == ""
     [entry] = stage.recertified()[:1]
@@ -268,13 +257,13 @@ def test_a_value_that_one_survivor_voted_for_is_signed_unchanged(after_s: float 
 
 @pytest.mark.parametrize(("plant", "after_s"), [("no-seal", None), ("own-value-only", None), ("branch-before-accepted", 1.0)])
 def test_a_planted_bug_of_recertifying_loses_that_value(plant: str, after_s: float | None) -> None:
-    assert unheard(after_s).run(SEAL_PLANTS[plant]()).problem.startswith("chosen")
+    assert Unheard(1, branch_after_s=after_s).play(SEAL_PLANTS[plant]()).problem.startswith("chosen")
 
 
 @pytest.mark.parametrize(("who", "nth"), [(ORGANISER, 1), (ORGANISER, 2), (ORGANISER, 3), (ORGANISER, 4), (P1, 1)])
 def test_a_kill_before_any_write_of_a_seal_changes_nothing(who: PeerId, nth: int) -> None:
     """One signature an entry, however often the organiser dies; a sealed member stays sealed."""
-    stage = Stage(FIVE, peers=5)
+    stage = Stage(2, peers=5)
     disk, count = stage.swarm.members[who].disks[0], 0
     before = type(disk).before_write
 
@@ -286,9 +275,7 @@ def test_a_kill_before_any_write_of_a_seal_changes_nothing(who: PeerId, nth: int
         before(disk, kind)
 
     disk.before_write = write  # type: ignore[method-assign]
-    stage.at(QUIET, lambda: stage.die(P2, P3, P4))
-    for wait in (2, 4, 6):
-        stage.at(QUIET + wait, stage.swarm.removal.ask)
+    stage.strike((0, lambda: stage.die(P2, P3, P4)), *((wait, stage.swarm.removal.ask) for wait in (2, 4, 6)))
     verdict = stage.run()
     assert verdict.problem == ""
     assert count >= nth

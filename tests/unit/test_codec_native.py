@@ -5,6 +5,9 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tomllib
+from importlib.machinery import EXTENSION_SUFFIXES
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,11 +15,13 @@ from house import ROOT
 
 from atoll.collectives.codecs.blocks import BLOCK, BlockCodec
 from atoll.collectives.codecs.floats import FloatCodec
-from atoll.collectives.codecs.native import Kernels
+from atoll.collectives.codecs.native import Kernels, load
 from atoll.collectives.codecs.wire import Codec, Wire
 
 LENGTHS = (1, 2, 3, 5, 255, 256, 257, 511, 512, 1000, 131_072 + 7)
 WEIGHTS = (((1.0, 1.0, 1.0, 1.0), 4.0), ((1.0, 2.0, 3.0, 5.0), 11.0), ((0.1, 0.7, 1e5, 3.0), 7.0))
+
+OTHER = find_spec("msgspec._core")  # a library, but not ours
 
 
 @pytest.fixture(scope="module")
@@ -114,3 +119,18 @@ def test_chunks_that_lie_one_after_another_are_one_step_with_the_same_bytes(code
     assert compiled.encode_chunks(x, first, 5) is False
     assert plain.encode_chunks(x, expected[0], 5) is None
     assert not plain.decode_chunks(expected[0], 5, out)
+
+
+@pytest.mark.parametrize(
+    "library", [b"garbage", Path(str(OTHER and OTHER.origin)).read_bytes()], ids=["of another machine", "of an older source"]
+)
+def test_a_library_that_does_not_fit_is_left_out_and_said(library: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert load(tmp_path) is None
+    assert caplog.messages == []  # installed without a compiler
+    path = tmp_path / f"_native{EXTENSION_SUFFIXES[0]}"
+    path.write_bytes(library)
+    assert load(tmp_path) is None
+    (line,) = caplog.messages
+    assert "fast kernels are off" in line
+    assert str(path) in line
+    assert "pip install" in line

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -22,7 +24,7 @@ from atoll.collectives.exchange import (
     ResultComplete,
 )
 from atoll.collectives.exchange import header as wire_header
-from atoll.collectives.group import Part
+from atoll.collectives.group import Part, Plan
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.pace import Lead
 
@@ -108,6 +110,32 @@ def test_parts_and_results_before_the_plan(seed):
     assert not net.results(net.peers[2], plan)
     net.nodes[net.peers[2]].execute(plan, net.peers)
     check(net, plan, vectors)  # without one more record
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8"])
+def test_a_revised_plan_takes_the_place_of_the_one_before_in_memory(codec):
+    made, most = list[weakref.ref[np.ndarray]](), list[int]()
+
+    def buffer(plan: Plan) -> memoryview:
+        array = np.empty(4 * plan.numel + 4096, dtype=np.uint8)
+        made.append(weakref.ref(array))
+        most.append(sum(held() is not None for held in made))
+        return array.data
+
+    net = Net(3, seed=3, result_buffer=buffer)
+    numel, chunk = 3_000, 100
+    vectors = {cid_of(i): vector(numel, i) for i in range(3)}
+    for i, peer in enumerate(net.peers):
+        net.nodes[peer].open_round(LOG, 1, net.peers, numel, chunk, codec)
+        net.nodes[peer].freeze(LOG, 1, cid_of(i), vectors[cid_of(i)])
+    for revision in range(3):
+        plan = make_plan([(p, cid_of(i), 1 + i) for i, p in enumerate(net.peers)], net.peers, numel, chunk, codec, revision=revision)
+        for peer in net.peers:
+            net.nodes[peer].execute(plan, net.peers)
+        net.run(40)  # something of every plan is under way, reduced and received
+    net.run()
+    check(net, plan, vectors)
+    assert most == [1, 2, 3, 3, 3, 3, 3, 3, 3]
 
 
 def test_revision_reuses_what_came_and_sends_only_new_ranges():

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -198,6 +201,73 @@ def test_newer_schema_is_a_version_mismatch() -> None:
     newer = msgspec.msgpack.encode({"schema": 9, "name": "x", "novelty": 1})
     with pytest.raises(VersionMismatchError):
         m.decode_manifest(newer)
+
+
+EARLIER = json.loads((Path(__file__).parents[1] / "earlier_manifests.json").read_text())
+"""What releases before wrote for these two texts, every field they knew; ``added``: by what the release was newer than the one above."""
+PLAIN = 'schema = 1\nname = "tide"\n'
+RICH = (
+    PLAIN
+    + """
+description = "four words in here"
+[model]
+entry = "builtin:gpt"
+config = { width = 64, layers = 2 }
+[train]
+round_s = 30
+[train.outer]
+momentum = 0.6
+lr = 1
+[exchange]
+codec = "fp16"
+"""
+)
+
+
+@pytest.mark.parametrize("form", EARLIER, ids=lambda form: f"{form['settings']}, {form['added']}")
+def test_a_run_made_by_an_earlier_release_can_be_joined(form: dict[str, str], tmp_path: Path) -> None:
+    """And means what it did: no default has changed since."""
+    data = base64.b64decode(form["bytes"])
+    manifest = m.decode_manifest(data)
+    assert manifest == m.parse_manifest({"plain": PLAIN, "rich": RICH}[form["settings"]])
+    organiser, paths = Identity.generate(), find_paths(tmp_path)
+    signed = m.SignedManifest(data, organiser.peer, organiser.sign(m.DOMAIN, data))
+    paths.ensure()
+    m.save_run(paths, m.decode_signed(signed.encode()))
+    kept = m.load_run(paths, "tide")
+    assert kept.open() == manifest
+    assert kept.run_id == m.run_id_of(data) != manifest.run_id  # the run keeps its id
+
+
+def test_defaults_are_left_out_of_the_canonical_form() -> None:
+    """So these bytes, and the ids of all runs that use nothing new, are the same in every later release."""
+    assert m.parse_manifest(PLAIN).encode() == msgspec.msgpack.encode({"schema": 1, "name": "tide", "train": {"sync_every": 100}})
+    said = m.parse_manifest(PLAIN + "[train]\nsync_every = 100\n[exchange]\nfragments = 1\n[train.outer]\nlr = 0.7\n")
+    assert said.encode() == m.parse_manifest(PLAIN).encode()
+
+
+def test_a_field_of_a_later_release_asks_for_that_release() -> None:
+    later = msgspec.msgpack.encode({"schema": 1, "name": "tide", "train": {"sync_every": 100}, "novelty": 1})
+    with pytest.raises(VersionMismatchError, match="newer atoll"):
+        m.decode_manifest(later)
+
+
+@pytest.mark.parametrize("plain", [
+    {"name": "x", "schema": 1, "train": {"sync_every": 100}},  # keys in another order
+    {"schema": 1, "name": "x", "train": {"sync_every": 100, "outer": {"lr": 1}}},  # another number than the one that is read
+    {"schema": 1, "name": "x", "train": {"sync_every": 100}, "exchange": {"codecs": {"b": "fp32", "a": "fp32"}}},  # these are sorted
+    {"schema": 1, "name": "x"},  # what ends a round is not a default
+])  # fmt: skip
+def test_other_bytes_of_the_same_meaning_are_refused(plain: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="canonical"):
+        m.decode_manifest(msgspec.msgpack.encode(plain))
+
+
+def test_a_key_that_comes_twice_is_refused() -> None:
+    once = msgspec.msgpack.encode({"schema": 1, "name": "x", "train": {"sync_every": 100}})
+    assert m.decode_manifest(once).name == "x"
+    with pytest.raises(ConfigError, match="canonical"):
+        m.decode_manifest(bytes([once[0] + 1]) + once[1:9] + once[1:])
 
 
 def test_only_canonical_bytes_count() -> None:

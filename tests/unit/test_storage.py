@@ -18,7 +18,7 @@ from atoll.collectives.errors import StorageError
 from atoll.collectives.group import Certified, Member
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.layout import make_layout
-from atoll.collectives.round import SealRecord
+from atoll.collectives.round import RECENT, SealRecord
 from atoll.collectives.swarm import OuterSettings
 from atoll.node.session.replica import ModelReplica, PlainSlots
 from atoll.node.storage import RunFiles
@@ -35,14 +35,14 @@ def test_journal_comes_back(tmp_path: Path) -> None:
     journal.promise(2)
     journal.accept(5, entries[3].entry)
     again = FileJournal(tmp_path)  # as after kill -9: nothing was closed
-    assert again.entries == entries[:3]
+    assert list(again.entries) == entries[:3]
     assert (again.promised, again.accepted) == (5, (5, entries[3].entry))
     assert again.restarted
     assert not again.rebooted
     again.append(entries[3])
     assert (again.promised, again.accepted, again.restarted) == (-1, None, False)
     last = FileJournal(tmp_path)
-    assert last.entries == entries
+    assert list(last.entries) == entries
     assert last.accepted is None  # the vote on disk is of a round that is over
     for opened in (journal, again, last):
         opened.close(clean=False)
@@ -63,10 +63,29 @@ def test_a_write_cut_short_loses_only_itself(tmp_path_factory: pytest.TempPathFa
     again = FileJournal(folder)
     whole = max(index for index, size in enumerate(sizes) if size <= length)
     assert not again.damaged
-    assert again.entries == entries[:whole]
+    assert list(again.entries) == entries[:whole]
     if whole < 3:
         again.append(entries[whole])
-        assert again.entries == entries[: whole + 1]
+        assert list(again.entries) == entries[: whole + 1]
+    again.close()
+
+
+def test_an_old_entry_that_the_disk_changes_later_is_never_another_one(tmp_path: Path) -> None:
+    entries = log_of(2 * RECENT)
+    journal = FileJournal(tmp_path)
+    for certified in entries:
+        journal.append(certified)
+    data = bytearray((tmp_path / "entries").read_bytes())
+    data[len(data) // 16] ^= 1  # in the eighth part of the entries that are no longer in memory
+    (tmp_path / "entries").write_bytes(data)
+    with pytest.raises(StorageError, match="is damaged: frame"):
+        list(journal.entries)
+    assert journal.entries[:9] == entries[:9]
+    assert list(journal.entries.since(RECENT)) == entries[RECENT:]
+    journal.append(log_of(2 * RECENT + 1)[-1])  # what is new is kept as ever
+    journal.close(clean=False)
+    again = FileJournal(tmp_path)
+    assert again.damaged
     again.close()
 
 
@@ -82,7 +101,7 @@ def test_a_changed_byte_is_damage_never_another_entry(tmp_path_factory: pytest.T
     data[at % len(data)] ^= flip
     (folder / "entries").write_bytes(data)
     again = FileJournal(folder)
-    assert again.entries == entries[: len(again.entries)]
+    assert list(again.entries) == entries[: len(again.entries)]
     assert again.damaged or len(again.entries) < 3  # a changed length may look like a write cut short
     again.close()
 
@@ -213,7 +232,7 @@ def test_after_a_reboot_a_member_keeps_its_log_and_votes_in_a_new_life(tmp_path:
     assert journals[0].rebooted == (bool(boot) and not clean)
     for _ in range(2):  # and once more, as after kill -9
         journals.append(files().journal())
-        assert (journals[-1].incarnation, journals[-1].entries) == (life, entries)
+        assert (journals[-1].incarnation, list(journals[-1].entries)) == (life, entries)
     for journal in journals:
         journal.close(clean=False)
 
@@ -230,7 +249,7 @@ def test_a_damaged_journal_begins_a_new_incarnation(tmp_path: Path) -> None:
     entries.write_bytes(data)
     again = run_files(tmp_path, troubles)
     assert again.journal().incarnation == 1
-    assert again.journal().entries == []
+    assert list(again.journal().entries) == []
     assert [error.code for error in troubles] == ["E303"]
     again.close()
 
@@ -248,7 +267,7 @@ def test_a_seal_outlives_a_damaged_journal_and_a_damaged_seal_is_damage(tmp_path
     data[30] ^= 1
     (tmp_path / "journal" / "entries").write_bytes(data)
     again = run_files(tmp_path, troubles)
-    assert (again.journal().incarnation, again.journal().entries, again.journal().sealed) == (1, [], record)
+    assert (again.journal().incarnation, list(again.journal().entries), again.journal().sealed) == (1, [], record)
     again.close()
 
     whole = bytearray((tmp_path / "seal").read_bytes())

@@ -1,0 +1,99 @@
+"""The decided entries of one log: the newest and the genesis in memory, every other read from where the journal keeps it.
+
+A run of a year has more entries than memory has room for. The round, those who lag a little and the user's questions need the newest
+ones; who joins, audits or recertifies reads the whole chain, a span at a time.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import overload
+
+from ..group import Certified, Member
+from .merging import rounds_in
+
+RECENT = 128
+"""Entries held in memory: several times the rounds whose results are kept (`Timing.keep_rounds`)."""
+SPAN = 64
+"""Entries read at a time when the whole chain is, and between two marks of an index."""
+
+
+class Log(Sequence[Certified]):
+    """Entries by number, the genesis being 0. ``read(first, stop)`` returns older ones, in order; it may raise StorageError."""
+
+    def __init__(self, read: Callable[[int, int], Sequence[Certified]]) -> None:
+        self._read = read
+        self._length = 0
+        self._genesis: Certified | None = None
+        self._recent = deque[Certified](maxlen=RECENT)
+        self._rounds = array("Q")  # in all entries before each span
+        self._last_rounds = 0  # in all entries
+        self.removed = set[Member]()
+        """Whom the organiser has removed in any entry: they never vote again."""
+
+    def append(self, certified: Certified) -> None:
+        """The next entry, which the journal has kept."""
+        if self._length == 0:
+            self._genesis = certified
+        if self._length % SPAN == 0:
+            self._rounds.append(self._last_rounds)
+        self._recent.append(certified)
+        self._length += 1
+        self._last_rounds += rounds_in(certified.entry)
+        self.removed.update(certified.removed)
+
+    @property
+    def held(self) -> int:
+        """How many entries are in memory."""
+        return len(self._recent) + (self._length > len(self._recent))
+
+    def rounds(self, entry: int) -> int:
+        """How many rounds are in the state after entry number ``entry``: those in it and in all before it."""
+        if entry >= self._length - 1:
+            return self._last_rounds
+        if entry < 0:
+            return 0
+        first = entry - entry % SPAN
+        return self._rounds[first // SPAN] + sum(rounds_in(certified.entry) for certified in self._between(first, entry + 1))
+
+    def since(self, first: int) -> Iterator[Certified]:
+        """The entries from number ``first`` on."""
+        while first < self._length:
+            stop = min(first + SPAN, self._length)
+            yield from self._between(first, stop)
+            first = stop
+
+    def __iter__(self) -> Iterator[Certified]:
+        return self.since(0)
+
+    def __reversed__(self) -> Iterator[Certified]:
+        stop = self._length
+        while stop:
+            first = (stop - 1) // SPAN * SPAN
+            yield from reversed(self._between(first, stop))
+            stop = first
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> Certified: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Certified]: ...
+    def __getitem__(self, index: int | slice) -> Certified | list[Certified]:
+        if isinstance(index, slice):
+            first, stop, step = index.indices(self._length)
+            return self._between(first, stop)[::step] if step > 0 else [self[at] for at in range(first, stop, step)]
+        at = index + self._length if index < 0 else index
+        if not 0 <= at < self._length:
+            raise IndexError(index)
+        if at == 0 and self._genesis is not None:
+            return self._genesis
+        return self._between(at, at + 1)[0]
+
+    def _between(self, first: int, stop: int) -> list[Certified]:
+        oldest = self._length - len(self._recent)
+        older = self._read(first, min(stop, oldest)) if first < min(stop, oldest) else ()
+        return [*older, *(self._recent[at - oldest] for at in range(max(first, oldest), stop))]

@@ -1,0 +1,54 @@
+"""Which bytes stand for a manifest: the canonical ones, and what earlier releases wrote.
+
+Canonical is msgpack, fields in the order of their tables, keys that users choose sorted, without the fields that are at their default: so
+a release with a new field gives a manifest that does not use it the same bytes, and run id, as the one before. Therefore **a default that
+was released never changes**, nor does the order: that needs another schema. Releases before this rule wrote every field they knew; such
+bytes are taken as they are, since the run id is their hash.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+_encode = msgspec.msgpack.Encoder().encode  # keeps the order of a dictionary
+_sorted = msgspec.msgpack.Encoder(order="deterministic").encode
+
+
+def canonical(table: msgspec.Struct) -> bytes:
+    """The canonical bytes."""
+    return _encode(_sparse(table))
+
+
+def stands_for(data: bytes, table: msgspec.Struct) -> bool:
+    """Whether ``data``, which was decoded to ``table``, says it in order, each key once, with defaults or without them."""
+    plain = msgspec.msgpack.decode(data)
+    return _encode(plain) == data and _says(plain, table)
+
+
+def _sparse(table: msgspec.Struct) -> dict[str, Any]:
+    held = [(field.encode_name, getattr(table, field.name)) for field in msgspec.structs.fields(table) if not _at_default(table, field)]
+    return {name: _sparse(value) if isinstance(value, msgspec.Struct) else msgspec.Raw(_sorted(value)) for name, value in held}
+
+
+def _says(plain: dict[str, Any], table: msgspec.Struct) -> bool:
+    fields = msgspec.structs.fields(table)
+    if [*plain] != [field.encode_name for field in fields if field.encode_name in plain]:
+        return False
+    for field in fields:
+        value = getattr(table, field.name)
+        if field.encode_name not in plain:
+            same = _at_default(table, field)
+        elif isinstance(value, msgspec.Struct):
+            same = _says(plain[field.encode_name], value)
+        else:
+            same = _encode(plain[field.encode_name]) == _sorted(value)  # 1 is not 1.0
+        if not same:
+            return False
+    return True
+
+
+def _at_default(table: msgspec.Struct, field: msgspec.structs.FieldInfo) -> bool:
+    default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+    return getattr(table, field.name) == default
