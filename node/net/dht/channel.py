@@ -35,6 +35,7 @@ class Channel:
         self._peer, self._open_stream, self._nursery, self._faults = peer, open_stream, nursery, faults
         self._lock = trio.Lock()
         self._stream: PeerStream | None = None
+        self._opening: trio.Event | None = None
         self._waiting: deque[_Waiting] = deque()
 
     async def call(self, request: Rpc) -> Rpc:
@@ -51,17 +52,35 @@ class Channel:
         waiting = _Waiting()
         with trio.move_on_after(ANSWER_S):
             async with self._lock:  # the order of writing is the order of waiting
-                if self._stream is None:
-                    self._stream = await self._open_stream(self._peer)
-                    self._nursery.start_soon(self._read, self._stream)
+                stream = self._stream or await self._opened()
                 self._waiting.append(waiting)
-                await self._stream.send_all(encode(request) + (encode(Rpc(PING)) if request.kind == ADD_PROVIDER else b""))
+                await stream.send_all(encode(request) + (encode(Rpc(PING)) if request.kind == ADD_PROVIDER else b""))
             await waiting.done.wait()
         if waiting.answer is None:
             if not waiting.done.is_set() and self._stream is not None:
                 await self._stream.aclose()  # it is out of step now; the reader sees the end
             raise PeerLostError(f"{self._peer} did not answer a DHT request", peer=self._peer)
         return Rpc(ADD_PROVIDER, request.key) if request.kind == ADD_PROVIDER else waiting.answer
+
+    async def _opened(self) -> PeerStream:
+        """A new stream. Its opening goes on when nobody waits any more: to give up and begin anew would make a busy peer busier."""
+        if self._opening is None:
+            self._opening = trio.Event()
+            self._nursery.start_soon(self._open, self._opening)
+        await self._opening.wait()
+        if self._stream is None:
+            raise PeerLostError(f"no DHT stream to {self._peer}", peer=self._peer)
+        return self._stream
+
+    async def _open(self, opening: trio.Event) -> None:
+        try:
+            self._stream = await self._open_stream(self._peer)
+            self._nursery.start_soon(self._read, self._stream)
+        except NetworkError:
+            pass  # those who wait see that there is none
+        finally:
+            self._opening = None
+            opening.set()
 
     async def _read(self, stream: PeerStream) -> None:
         reader = MessageReader(stream.receive_some, self._peer)
