@@ -116,6 +116,19 @@ def test_bootstrap_nodes_that_say_nothing_keep_nobody_from_one_that_does() -> No
     run(main)
 
 
+def test_a_node_in_no_run_is_found_in_the_dht_by_what_it_said_to_the_bootstrap_node() -> None:
+    async def main(nursery: trio.Nursery) -> None:
+        hub = await started(nursery)
+        one, other = [await started(nursery, *hub.addresses()) for _ in range(2)]
+        await wait_for(lambda: one.connected(hub.peer) and other.connected(hub.peer))
+        await one.dht.refresh()
+        assert other.peer not in one.dht.table  # nobody knew where it is
+        await other.dht.refresh()
+        await wait_for(lambda: one.peer in other.dht.table and other.peer in one.dht.table)
+
+    run(main)
+
+
 def test_two_halves_that_met_different_bootstrap_nodes_become_one_swarm() -> None:
     async def main(nursery: trio.Nursery) -> None:
         hubs = [await started(nursery) for _ in range(2)]

@@ -32,6 +32,9 @@ class Server:
     def answer(self, peer: PeerId, request: Rpc, now: float, unix_s: float) -> Rpc:
         """The answer to ``peer``'s request. Raises RemoteProtocolError on a request that makes no sense."""
         kind, key = request.kind, request.key
+        for other, addresses in request.closer[:1]:
+            if other == peer:  # where it is; of others it tells us nothing unasked
+                self._heard_of(peer, addresses)
         if kind == PING:
             return Rpc(PING)
         if not 0 < len(key) <= MAX_KEY_BYTES:
