@@ -195,7 +195,10 @@ class Membership:
                 self._on_digest(now, sender, lines)
             case wire.Records(records, wanted):
                 self._merge(now, records, sender)
-                self._send_records(now, sender, wanted[:MAX_RECORDS], ())
+                if wanted:
+                    named = {wire.short(peer): peer for peer in self._table}
+                    asked = wire.split(wanted, wire.SHORT_BYTES, sender)
+                    self._send_records(now, sender, [named[short] for short in dict.fromkeys(asked) if short in named])
 
     def _on_alive(self, now: float, sender: PeerId, target: PeerId, asker: PeerId) -> None:
         if asker == self.me:
@@ -281,19 +284,24 @@ class Membership:
         return self._hash
 
     def _digest(self) -> wire.Digest:
-        return wire.Digest(tuple(wire.Line(p, held.record.sequence, held.hash[:8]) for p, held in sorted(self._table.items())))
+        return wire.Digest(b"".join(short + order for short, (_, order) in sorted(self._lines().items())))
 
-    def _on_digest(self, now: float, sender: PeerId, lines: Iterable[wire.Line]) -> None:
-        theirs = {line.peer: (line.sequence, line.short) for line in lines}
-        none = (-1, b"")
-        newer_here = [p for p, held in sorted(self._table.items()) if (held.record.sequence, held.hash[:8]) > theirs.get(p, none)]
-        newer_there = tuple(p for p, order in theirs.items() if order > (self._known(p)[0], self._known(p)[1][:8]))
-        self._send_records(now, sender, newer_here, newer_there)
+    def _lines(self) -> dict[bytes, tuple[PeerId, bytes]]:
+        """By what stands for a peer in digests: whose record, and how new it is."""
+        return {wire.short(peer): (peer, wire.order(*held.order)) for peer, held in self._table.items()}
 
-    def _send_records(self, now: float, peer: PeerId, of: Sequence[PeerId], wanted: tuple[PeerId, ...]) -> None:
+    def _on_digest(self, now: float, sender: PeerId, data: bytes) -> None:
+        theirs = {line[: wire.SHORT_BYTES]: line[wire.SHORT_BYTES :] for line in wire.split(data, wire.LINE_BYTES, sender)}
+        mine = self._lines()
+        newer_here = [peer for short, (peer, order) in sorted(mine.items()) if order > theirs.get(short, b"")]
+        known = {wire.short(peer): wire.order(*gone[:2]) for peer, gone in self._gone.items()}
+        known |= {short: order for short, (_, order) in mine.items()}
+        self._send_records(now, sender, newer_here, b"".join(short for short, order in theirs.items() if order > known.get(short, b"")))
+
+    def _send_records(self, now: float, peer: PeerId, of: Sequence[PeerId], wanted: bytes = b"") -> None:
         ready = [self._table[p].signed for p in of if p in self._table]
         for start in range(0, max(len(ready), 1 if wanted else 0), RECORDS_PER_MESSAGE):
-            self._send(now, peer, wire.Records(tuple(ready[start : start + RECORDS_PER_MESSAGE]), wanted if start == 0 else ()))
+            self._send(now, peer, wire.Records(tuple(ready[start : start + RECORDS_PER_MESSAGE]), wanted if start == 0 else b""))
 
     def _others(self, now: float, count: int) -> list[PeerId]:
         known = [p for p in sorted(self._table.keys() | self._watched.keys()) if p != self.me]
@@ -313,7 +321,7 @@ class Membership:
         if now >= self._push_at:
             self._push_at, self._pushed = float("inf"), now
             for peer in self._others(now, timing.push_peers):
-                self._send_records(now, peer, [self.me], ())
+                self._send_records(now, peer, [self.me])
         if now >= self._gossip_at:
             self._gossip_at = now + timing.gossip_s * self._rng.uniform(0.8, 1.2)
             for peer in self._others(now, timing.gossip_peers):

@@ -7,6 +7,7 @@ configuration in the log).
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Annotated
 
 import msgspec
@@ -20,6 +21,7 @@ from .net.addresses import MAX_ADDRESS_CHARS, MAX_ADDRESSES, usable
 MAX_RECORD_BYTES = 4096
 MAX_RECORDS = 1024  # members of one run a node keeps in mind
 RECORDS_PER_MESSAGE = 64
+SHORT_BYTES, LINE_BYTES = 8, 16
 MAX_MESSAGE_BYTES = RECORDS_PER_MESSAGE * (MAX_RECORD_BYTES + 128)
 DOMAIN = b"atoll/membership/1\0"
 
@@ -83,25 +85,17 @@ class TableHash(msgspec.Struct, frozen=True, array_like=True, tag="hash"):
     hash: Hash
 
 
-class Line(msgspec.Struct, frozen=True, array_like=True):
-    """One record of a digest: whose, which sequence, first 8 bytes of the hash."""
-
-    peer: Peer
-    sequence: Count
-    short: Annotated[bytes, msgspec.Meta(min_length=8, max_length=8)]
-
-
 class Digest(msgspec.Struct, frozen=True, array_like=True, tag="digest"):
-    """All the sender knows. The receiver answers with what is newer here and asks for what is newer there."""
+    """All the sender knows, a line of 16 bytes each (`line`). The receiver answers with what is newer here and asks for what is newer there."""
 
-    lines: Annotated[tuple[Line, ...], msgspec.Meta(max_length=MAX_RECORDS)]
+    lines: Annotated[bytes, msgspec.Meta(max_length=MAX_RECORDS * LINE_BYTES)]
 
 
 class Records(msgspec.Struct, frozen=True, array_like=True, tag="records"):
-    """Signed records, and the peers whose records the sender would like in return."""
+    """Signed records, and the peers (`short`) whose records the sender would like in return."""
 
     records: Annotated[tuple[SignedRecord, ...], msgspec.Meta(max_length=RECORDS_PER_MESSAGE)]
-    wanted: Annotated[tuple[Peer, ...], msgspec.Meta(max_length=MAX_RECORDS)] = ()
+    wanted: Annotated[bytes, msgspec.Meta(max_length=MAX_RECORDS * SHORT_BYTES)] = b""
 
 
 Message = Beat | Probe | Ask | Alive | TableHash | Digest | Records
@@ -124,6 +118,24 @@ def decode(data: bytes, peer: PeerId) -> Message:
         return _message_decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise RemoteProtocolError(f"malformed membership message: {error}", peer=peer) from None
+
+
+@lru_cache(maxsize=4 * MAX_RECORDS)
+def short(peer: PeerId) -> bytes:
+    """What stands for a peer in digests, where its name would be most of the bytes. Two that share one are a nuisance to themselves only."""
+    return blake3(peer.encode()).digest(SHORT_BYTES)
+
+
+def order(sequence: int, hash_: bytes) -> bytes:
+    """8 bytes that compare like (sequence, first byte of the hash): of two records of one peer the larger is the newer."""
+    return sequence.to_bytes(7, "big") + hash_[:1]
+
+
+def split(data: bytes, size: int, peer: PeerId) -> list[bytes]:
+    """The pieces of ``size`` bytes that ``data`` of ``peer`` consists of. Raises RemoteProtocolError."""
+    if len(data) % size:
+        raise RemoteProtocolError(f"{len(data)} bytes are not pieces of {size}", peer=peer)
+    return [data[start : start + size] for start in range(0, len(data), size)]
 
 
 def sign_record(record: Record, sign: Sign) -> SignedRecord:

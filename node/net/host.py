@@ -40,6 +40,9 @@ CLOSE_S = 3.0
 PING = "/ipfs/ping/1.0.0"
 DIALS_AT_ONCE = 4
 """A handshake costs both ends milliseconds of CPU: a node that meets a crowd greets it a few at a time, or all would time out."""
+TURN_S = 1.0
+"""A dial that takes longer waits for the network, and no more keeps others from their turn: a few addresses at which nobody answers, of dead
+bootstrap nodes or of the peers of an earlier life, would shut out for 10 s each the one that does."""
 
 log = logging.getLogger("atoll.net")
 
@@ -241,15 +244,24 @@ class Host:
         candidates = sorted(usable(addresses), key=lambda address: split_circuit(address) is not None)
         if not candidates or peer == self.peer:
             raise PeerUnreachableError(f"no address of {peer} is known", peer=peer)
-        self._dials[peer] = trio.Event()
+        dialled = self._dials[peer] = trio.Event()
         try:
-            async with contextlib.nullcontext() if nested else self._dial_limit:
+            if not nested:
+                await self._dial_limit.acquire_on_behalf_of(dialled)
+            try:
                 if not self._has_connection(peer):  # it may have dialled us meanwhile
-                    await self._dial(peer, candidates)
+                    await self._dial(peer, candidates, lambda: self._give_turn_back(dialled))
+            finally:
+                self._give_turn_back(dialled)
         finally:
             self._dials.pop(peer).set()
 
-    async def _dial(self, peer: PeerId, candidates: Sequence[str]) -> None:
+    def _give_turn_back(self, dialled: trio.Event) -> None:
+        if dialled in self._dial_limit.statistics().borrowers:
+            self._dial_limit.release_on_behalf_of(dialled)
+
+    async def _dial(self, peer: PeerId, candidates: Sequence[str], slow: Callable[[], None]) -> None:
+        """``slow`` is called when it takes long."""
         failures: list[str] = []
         target = ID.from_base58(peer)
 
@@ -265,11 +277,17 @@ class Host:
             except Exception as error:
                 failures.append(f"{address}: {error.__cause__ or error}")
                 failed.set()
-            else:
-                nursery.cancel_scope.cancel()
+                if len(failures) < len(candidates):
+                    return
+            nursery.cancel_scope.cancel()
+
+        async def hurry() -> None:
+            await trio.sleep(TURN_S)
+            slow()
 
         with trio.move_on_after(DIAL_S):
             async with trio.open_nursery() as nursery:
+                nursery.start_soon(hurry)
                 for address in candidates:
                     failed = trio.Event()
                     nursery.start_soon(attempt, address, failed)

@@ -37,9 +37,13 @@ from .ways import Ways
 SAVE_S = 1.0
 SEARCH_FIRST_S = 0.5
 """Pause before the DHT is searched for a run: the bootstrap's list is nearly always faster."""
-SEARCH_LATER_S = 3.0
-"""The same where that list has named somebody: nobody waits for the DHT then, and a start has enough to do."""
-SEARCH_MAX_S = 60.0
+SEARCH_UNTOLD_S = 5.0
+"""Nor is it searched before the bootstrap has answered, or had so long for it."""
+SEARCH_LATER_S = 5.0
+"""The same where that list has named somebody: for so long no more members came. Nobody waits for the DHT then, and a start has enough to do."""
+SEARCH_AT_LAST_S = 30.0
+"""A run to which new members come all the time is put into the DHT after so long."""
+SEARCH_AGAIN_S, SEARCH_MAX_S = 2.0, 60.0
 
 
 class PeerNetwork:
@@ -117,6 +121,7 @@ class PeerNetwork:
         self.reach.changed = self._moved
         self.reach.on_path = lambda peer, path: self.on_path(peer, path)
         self._runs: dict[RunId, trio.CancelScope] = {}
+        self._learned_at = 0.0
         self._nursery: trio.Nursery | None = None
         self._unsaved = trio.Event()
 
@@ -347,6 +352,7 @@ class PeerNetwork:
 
     def _learned(self, news: Announcement) -> None:
         peer = PeerId(news.peer)
+        self._learned_at = trio.current_time()
         known = self.book.addresses(peer)
         self.book.add(peer, news.addresses)
         self._unsaved.set()
@@ -356,16 +362,14 @@ class PeerNetwork:
 
     async def _search(self, run: RunId) -> None:
         """Provider records: the way in when no bootstrap knows anybody, and the way out when all of them are dead."""
-        backoff = Backoff(2.0, SEARCH_MAX_S, self._rng)
+        backoff = Backoff(SEARCH_AGAIN_S, SEARCH_MAX_S, self._rng)
         scope = self._runs.get(run)
         if scope is None:  # withdrawn before this task ran
             return
         with scope:
             while not self._host.peers():
                 await trio.sleep(0.2)
-            await trio.sleep(SEARCH_FIRST_S * self._rng.uniform(0.5, 1.5))
-            if self.members(run):
-                await trio.sleep(SEARCH_LATER_S * self._rng.uniform(0.5, 1.5))
+            await self._until_quiet(run)
             await self.dht.provide(run_key(run))
             while True:
                 known = {peer for peer, _ in self.members(run)}
@@ -373,6 +377,18 @@ class PeerNetwork:
                     if peer not in known:
                         self._rendezvous.hint(peer)
                 await trio.sleep(backoff.next_s())
+
+    async def _until_quiet(self, run: RunId) -> None:
+        """Until we were told who takes part, and nobody new comes. A lookup asks, and so dials, a dozen peers: all at once at the start they
+        would be most of what it costs."""
+        quiet_s = SEARCH_LATER_S * self._rng.uniform(0.5, 1.5)
+        with trio.move_on_after(SEARCH_UNTOLD_S):
+            while run not in self._rendezvous.answered:
+                await trio.sleep(0.2)
+        await trio.sleep(SEARCH_FIRST_S * self._rng.uniform(0.5, 1.5))
+        with trio.move_on_after(SEARCH_AT_LAST_S):
+            while self.members(run) and (left := self._learned_at + quiet_s - trio.current_time()) > 0:
+                await trio.sleep(left)
 
     async def _save_now_and_then(self) -> None:
         """After every change, soon: a node that is killed must find its peers again without a bootstrap."""

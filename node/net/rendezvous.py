@@ -99,6 +99,8 @@ class Rendezvous:
         self.registry = Registry()
         self.learned: Callable[[Announcement], None] = lambda news: None
         self._mine: set[RunId] = set()
+        self.answered: set[str] = set()
+        """Runs of which somebody has told us what he knows, be it nothing."""
         self._hints: dict[PeerId, None] = {}
         self._exchanges: set[_Exchange] = set()
         self._partners: set[PeerId] = set()
@@ -118,6 +120,7 @@ class Rendezvous:
         if run not in self._mine:
             return
         self._mine.discard(run)
+        self.answered.discard(run)
         self._take(announce(self._identity, run, (), time.time()), self._host.peer)
 
     def hint(self, peer: PeerId) -> None:
@@ -230,6 +233,8 @@ class Rendezvous:
             if announcement.run != news.run:
                 raise RemoteProtocolError("announcement of another run", peer=exchange.peer)
             self._take(announcement, exchange.peer)
+        if news.run in self._mine:
+            self.answered.add(news.run)
         if news.asks and len(exchange.runs) < 64:
             exchange.say(news.run, self.registry.missing(RunId(news.run), news.announcements, trio.current_time()))
 

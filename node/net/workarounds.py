@@ -6,6 +6,7 @@ When libp2p is upgraded, read this file first: whatever was mended upstream goes
 from __future__ import annotations
 
 import logging
+import struct
 import types
 from typing import Any
 
@@ -13,22 +14,48 @@ import trio
 from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.network.swarm import Swarm
-from libp2p.stream_muxer.yamux.yamux import Yamux
+from libp2p.stream_muxer.yamux.yamux import HEADER_SIZE, TYPE_WINDOW_UPDATE, YAMUX_HEADER_FORMAT, Yamux
 
 FRAME_S = 5.0
 """A frame that cannot be handed to TCP for so long means that the peer is frozen or gone."""
+CREDIT_BYTES = 65_536
+"""A quarter of the window that every stream begins with: so much may be held back without anybody having to wait."""
 
 
-class WholeFrames(Yamux):
-    """A cancelled write kills the whole connection.
+class OurYamux(Yamux):
+    """Two faults of `Yamux`: a cancelled write kills the whole connection, and every read tells the sender so.
 
     `NoiseTransportReadWriter.write_msg` (security/noise/io.py:59) encrypts, which advances the nonce, and only then awaits the
     socket: when a timeout around any stream operation strikes there, the bytes never leave and the other side can decrypt nothing
     more. Reads are not safe either, because they send window updates. Under load this closed healthy connections every few
     seconds. A frame is therefore written whole, whatever is cancelled around it, or the connection is given up.
+
+    `YamuxStream.read` (stream_muxer/yamux/yamux.py:474) sends a window update each time, also for each byte of the lengths that libp2p reads
+    one by one: they are half of all frames, and a frame costs both ends a quarter of a millisecond. Small ones are therefore held back until
+    they are worth a frame, as in go-yamux.
     """
 
+    credit: dict[int, int]  # by stream: bytes that were read there and not told yet
+
+    def _held_back(self, header: bytes) -> bytes:
+        """The window update to send in place of ``header``; b"" for none yet."""
+        version, kind, flags, stream, nbytes = struct.unpack(YAMUX_HEADER_FORMAT, header)
+        if kind != TYPE_WINDOW_UPDATE or flags:
+            return header
+        nbytes += self.credit.pop(stream, 0)
+        if nbytes >= CREDIT_BYTES:
+            return struct.pack(YAMUX_HEADER_FORMAT, version, kind, flags, stream, nbytes)
+        if stream in self.streams:
+            self.credit[stream] = nbytes
+        if len(self.credit) > 2 * len(self.streams):
+            self.credit = {stream: held for stream, held in self.credit.items() if stream in self.streams}
+        return b""
+
     async def _write_frame(self, data: bytes) -> None:
+        if len(data) == HEADER_SIZE:
+            data = self._held_back(data)
+            if not data:
+                return
         with trio.move_on_after(FRAME_S, shield=True) as patience:
             await super()._write_frame(data)
         if patience.cancelled_caught:
@@ -37,13 +64,14 @@ class WholeFrames(Yamux):
             raise ConnectionClosedError("a frame could not be written", transport="tcp")
 
 
-def use_whole_frames(swarm: Swarm) -> None:
+def use_our_yamux(swarm: Swarm) -> None:
     """`MuxerMultistream.new_conn` (stream_muxer/muxer_multistream.py:135) makes a plain Yamux whatever class it was given."""
     upgrade = swarm.upgrader.upgrade_connection
 
     async def upgrade_and_convert(conn: Any, peer_id: Any) -> Any:
         muxed: Any = await upgrade(conn, peer_id)
-        muxed.__class__ = WholeFrames
+        muxed.__class__ = OurYamux
+        muxed.credit = {}
         return muxed
 
     swarm.upgrader.upgrade_connection = upgrade_and_convert
@@ -138,7 +166,7 @@ def quiet_logs() -> None:
 
 def apply(swarm: Swarm) -> None:
     """All workarounds that concern a swarm."""
-    use_whole_frames(swarm)
+    use_our_yamux(swarm)
     dial_once(swarm)
     forget_failed_dials(swarm)
     drop_resource_manager(swarm)

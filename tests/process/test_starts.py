@@ -12,6 +12,7 @@ from atoll.collectives.errors import ConfigError, PeerUnreachableError
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.node.net import dnsaddr
 from atoll.node.net.addresses import host_and_port, split_peer
+from atoll.node.net.host import DIALS_AT_ONCE
 from atoll.node.net.network import PeerNetwork
 from atoll.security.identity import Identity
 
@@ -94,6 +95,36 @@ def test_an_invites_addresses_join_those_that_were_given() -> None:
         await wait_for(lambda: node.connected(hubs[0].peer))
         node.add_bootstrap([dead, hubs[1].addresses()[0]])
         await wait_for(lambda: node.connected(hubs[1].peer))
+
+    run(main)
+
+
+def test_bootstrap_nodes_that_say_nothing_keep_nobody_from_one_that_does() -> None:
+    async def main(nursery: trio.Nursery) -> None:
+        silent = (await trio.open_tcp_listeners(0, host="127.0.0.1"))[0]
+        port = silent.socket.getsockname()[1]
+        frozen = [Identity.generate().peer for _ in range(DIALS_AT_ONCE + 1)]
+        hub = await started(nursery)
+        node = await started(nursery, *(f"/ip4/127.0.0.1/tcp/{port}/p2p/{peer}" for peer in frozen))
+        streams = [await silent.accept() for _ in range(DIALS_AT_ONCE)]  # all turns are taken
+        node.add_bootstrap(hub.addresses())
+        await wait_for(lambda: node.connected(hub.peer))
+        assert {node.status()["bootstrap"][peer] for peer in frozen} == {"connecting"}  # nobody has given up yet
+        for socket in (silent, *streams):
+            await socket.aclose()
+
+    run(main)
+
+
+def test_a_node_in_no_run_is_found_in_the_dht_by_what_it_said_to_the_bootstrap_node() -> None:
+    async def main(nursery: trio.Nursery) -> None:
+        hub = await started(nursery)
+        one, other = [await started(nursery, *hub.addresses()) for _ in range(2)]
+        await wait_for(lambda: one.connected(hub.peer) and other.connected(hub.peer))
+        await one.dht.refresh()
+        assert other.peer not in one.dht.table  # nobody knew where it is
+        await other.dht.refresh()
+        await wait_for(lambda: one.peer in other.dht.table and other.peer in one.dht.table)
 
     run(main)
 

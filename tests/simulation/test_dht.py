@@ -135,7 +135,7 @@ def test_who_has_read_the_newer_value_believes_no_replay() -> None:
     assert swarm.put(writer, "name", b"new") > 0
     assert swarm.get(reader, writer.peer, "name") == b"new"
     for node in swarm.nodes.values():  # all of them have lost it, and take the old one
-        node.engine.server.values.__init__()
+        node.engine.server.values.__init__(0)
         assert node.engine.server.values.put(key, old, swarm.unix_s)
     assert swarm.get(reader, writer.peer, "name") is None
     assert swarm.get(swarm.living[2], writer.peer, "name") == b"old"  # who has never heard of another cannot know

@@ -196,6 +196,12 @@ def test_any_bytes_are_decoded_or_refused(data: bytes) -> None:
     assert m.records() == []
 
 
+@pytest.mark.parametrize("message", [wire.Digest(b"x" * 17), wire.Records((), b"x" * 9)])
+def test_half_a_line_of_a_digest_is_refused(message: wire.Message) -> None:
+    with pytest.raises(RemoteProtocolError, match="are not pieces of"):
+        member("a").on_message(0.0, PeerId("b"), wire.encode(message))
+
+
 def test_too_long_is_refused_before_it_is_decoded() -> None:
     with pytest.raises(RemoteProtocolError, match="limit"):
         wire.decode(b"\x92" + b"\x00" * wire.MAX_MESSAGE_BYTES, PeerId("evil"))

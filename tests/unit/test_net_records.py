@@ -168,7 +168,7 @@ def test_dht_values_are_bound_to_owner_key_and_time() -> None:
 
 
 def test_value_store_keeps_the_newest_and_bounds_each_owner() -> None:
-    values = store.ValueStore()
+    values = store.ValueStore(0)
     key, old = records.sign(A, "x", b"old", 1, 2000)
     _, new = records.sign(A, "x", b"new", 2, 2000)
     assert values.put(key, new, 1000.0)
@@ -182,7 +182,7 @@ def test_value_store_keeps_the_newest_and_bounds_each_owner() -> None:
 
 
 def test_value_store_refuses_a_replay_even_when_the_newer_value_has_expired() -> None:
-    values = store.ValueStore()
+    values = store.ValueStore(0)
     key, long_lived = records.sign(A, "x", b"old", 1, 5000)
     assert values.put(*records.sign(A, "x", b"new", 2, 2000), 1000.0)
     assert values.get(key, 2001.0) is None
@@ -191,7 +191,7 @@ def test_value_store_refuses_a_replay_even_when_the_newer_value_has_expired() ->
 
 
 def test_value_store_names_what_nobody_has_stored_again() -> None:
-    values = store.ValueStore()
+    values = store.ValueStore(0)
     key, data = records.sign(A, "x", b"", 1, 5000)
     other = records.sign(B, "x", b"", 1, 5000)
     assert values.put(key, data, 1000.0)
@@ -202,6 +202,20 @@ def test_value_store_names_what_nobody_has_stored_again() -> None:
     assert values.due(later) == []
     assert sorted(values.due(later + store.REPUBLISH_S + 1)) == sorted([(key, data), other])
     assert values.due(5000.0 - records.MAX_SKEW_S + 1) == []  # it would have expired by somebody's clock
+
+
+def test_a_full_value_store_keeps_what_is_nearest_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "MAX_VALUES", 8)
+    here = position(b"here")
+    values = store.ValueStore(here)
+    signed = sorted((records.sign(A, f"k{i}", b"", 1, 2000) for i in range(24)), key=lambda entry: position(entry[0]) ^ here)
+    for number in random.Random(1).sample(range(24), 24):
+        values.put(*signed[number], 1000.0)
+    assert [values.get(key, 1000.0) == data for key, data in signed] == [True] * 8 + [False] * 16
+    assert not values.put(*signed[8], 1000.0)
+    assert values.get(signed[3][0], 2001.0) is None  # what is over makes room for anything
+    assert values.put(*records.sign(A, "k99", b"", 1, 5000), 2001.0)
+    assert sum(values.get(key, 2001.0) is not None for key, _ in [*signed, records.sign(A, "k99", b"", 1, 5000)]) == 1
 
 
 def test_provider_store_expires_and_bounds_each_peer() -> None:

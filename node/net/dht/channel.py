@@ -1,5 +1,8 @@
 """One persistent kad stream per peer, pipelined: requests go out at once, answers come back in order.
 
+The first request on a stream names its sender's addresses, as the one peer that is closer (others pass over it): who was dialled knows none of
+whoever dialled it, and could name it to nobody.
+
 libp2p in Go and JavaScript does not answer ADD_PROVIDER, others do. A ping goes out right behind it, which everybody answers; the
 other answer is passed over.
 """
@@ -8,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import trio
 
@@ -15,7 +19,7 @@ from ....collectives.errors import NetworkError, PeerLostError, RemoteProtocolEr
 from ....collectives.identifiers import PeerId
 from ..faults import Faults
 from ..host import PeerStream
-from .wire import ADD_PROVIDER, PING, MessageReader, Rpc, encode
+from .wire import ADD_PROVIDER, PING, Located, MessageReader, Rpc, encode
 
 ANSWER_S = 2.0
 
@@ -31,10 +35,19 @@ class _Waiting:
 class Channel:
     """Requests to one peer. Run `call` in a task that is not cancelled while it waits (only at the very end)."""
 
-    def __init__(self, peer: PeerId, open_stream: Callable[[PeerId], Awaitable[PeerStream]], nursery: trio.Nursery, faults: Faults) -> None:
-        self._peer, self._open_stream, self._nursery, self._faults = peer, open_stream, nursery, faults
+    def __init__(
+        self,
+        peer: PeerId,
+        open_stream: Callable[[PeerId], Awaitable[PeerStream]],
+        nursery: trio.Nursery,
+        faults: Faults,
+        me: Callable[[], Located],
+    ) -> None:
+        self._peer, self._open_stream, self._nursery, self._faults, self._me = peer, open_stream, nursery, faults, me
+        self._introduced = False
         self._lock = trio.Lock()
         self._stream: PeerStream | None = None
+        self._opening: trio.Event | None = None
         self._waiting: deque[_Waiting] = deque()
 
     async def call(self, request: Rpc) -> Rpc:
@@ -51,17 +64,38 @@ class Channel:
         waiting = _Waiting()
         with trio.move_on_after(ANSWER_S):
             async with self._lock:  # the order of writing is the order of waiting
-                if self._stream is None:
-                    self._stream = await self._open_stream(self._peer)
-                    self._nursery.start_soon(self._read, self._stream)
+                stream = self._stream or await self._opened()
                 self._waiting.append(waiting)
-                await self._stream.send_all(encode(request) + (encode(Rpc(PING)) if request.kind == ADD_PROVIDER else b""))
+                first, self._introduced = not self._introduced, True
+                said = replace(request, closer=(self._me(),)) if first else request
+                await stream.send_all(encode(said) + (encode(Rpc(PING)) if request.kind == ADD_PROVIDER else b""))
             await waiting.done.wait()
         if waiting.answer is None:
             if not waiting.done.is_set() and self._stream is not None:
                 await self._stream.aclose()  # it is out of step now; the reader sees the end
             raise PeerLostError(f"{self._peer} did not answer a DHT request", peer=self._peer)
         return Rpc(ADD_PROVIDER, request.key) if request.kind == ADD_PROVIDER else waiting.answer
+
+    async def _opened(self) -> PeerStream:
+        """A new stream. Its opening goes on when nobody waits any more: to give up and begin anew would make a busy peer busier."""
+        if self._opening is None:
+            self._opening = trio.Event()
+            self._nursery.start_soon(self._open, self._opening)
+        await self._opening.wait()
+        if self._stream is None:
+            raise PeerLostError(f"no DHT stream to {self._peer}", peer=self._peer)
+        return self._stream
+
+    async def _open(self, opening: trio.Event) -> None:
+        try:
+            self._stream = await self._open_stream(self._peer)
+            self._introduced = False
+            self._nursery.start_soon(self._read, self._stream)
+        except NetworkError:
+            pass  # those who wait see that there is none
+        finally:
+            self._opening = None
+            opening.set()
 
     async def _read(self, stream: PeerStream) -> None:
         reader = MessageReader(stream.receive_some, self._peer)

@@ -154,7 +154,9 @@ class Dht:
     def _channel(self, peer: PeerId) -> Channel:
         assert self._nursery is not None
         if peer not in self._channels:
-            self._channels[peer] = Channel(peer, self._open, self._nursery, self._faults)
+            self._channels[peer] = Channel(
+                peer, self._open, self._nursery, self._faults, lambda: (self._host.peer, tuple(self._host.addresses()))
+            )
         return self._channels[peer]
 
     async def _open(self, peer: PeerId) -> PeerStream:

@@ -9,7 +9,7 @@ from ....collectives.errors import RemoteProtocolError
 from ....collectives.identifiers import PeerId
 from ....security.identity import encode_base58
 from .records import MAX_KEY_BYTES
-from .routing import K, RoutingTable, position
+from .routing import K, RoutingTable, position, position_of
 from .store import ProviderStore, ValueStore
 from .wire import ADD_PROVIDER, FIND_NODE, GET_PROVIDERS, GET_VALUE, PING, PUT_VALUE, Located, Rpc
 
@@ -27,11 +27,14 @@ class Server:
     ) -> None:
         """``addresses_of`` looks a peer up; ``heard_of`` is told addresses that a peer states for itself."""
         self._me, self._table, self._addresses_of, self._heard_of = me, table, addresses_of, heard_of
-        self.providers, self.values = ProviderStore(rng), ValueStore()
+        self.providers, self.values = ProviderStore(rng), ValueStore(position_of(me))
 
     def answer(self, peer: PeerId, request: Rpc, now: float, unix_s: float) -> Rpc:
         """The answer to ``peer``'s request. Raises RemoteProtocolError on a request that makes no sense."""
         kind, key = request.kind, request.key
+        for other, addresses in request.closer[:1]:
+            if other == peer:  # where it is; of others it tells us nothing unasked
+                self._heard_of(peer, addresses)
         if kind == PING:
             return Rpc(PING)
         if not 0 < len(key) <= MAX_KEY_BYTES:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from bisect import bisect_left, insort
 from collections import Counter
 
 from ....collectives.identifiers import PeerId
 from .records import MAX_SKEW_S, SignedValue, check
+from .routing import position
 
 PROVIDER_LIFE_S = 1800.0
 PROVIDE_AGAIN_S = 600.0
@@ -66,10 +68,16 @@ class ProviderStore:
 
 
 class ValueStore:
-    """Owner-bound values. ``unix_s``: wall clock, because expiry is part of what the owner signed."""
+    """Owner-bound values. ``unix_s``: wall clock, because expiry is part of what the owner signed.
 
-    def __init__(self) -> None:
+    When it is full, what lies farthest from ``here`` makes room for what lies nearer: others look for the near keys here, and who fills a node
+    with anything must at least search for keys near to it.
+    """
+
+    def __init__(self, here: int) -> None:
+        self._here = here
         self._values: dict[bytes, tuple[SignedValue, bytes]] = {}
+        self._ranked: list[tuple[int, bytes]] = []  # by distance
         self._stored_at: dict[bytes, float] = {}  # unix_s
         self._floors: dict[bytes, int] = {}  # sequences of values that have expired: an older one may live longer than the newer did
         self._owners: Counter[bytes] = Counter()
@@ -87,9 +95,14 @@ class ValueStore:
         if known is None:
             if len(self._values) >= MAX_VALUES:
                 self.expire(unix_s)
-            if len(self._values) >= MAX_VALUES or self._owners[_owner(key)] >= MAX_VALUES_PER_OWNER:
+            place = position(key) ^ self._here, key
+            full = len(self._values) >= MAX_VALUES
+            if self._owners[_owner(key)] >= MAX_VALUES_PER_OWNER or (full and place > self._ranked[-1]):
                 return False
+            if full:
+                self._remove(self._ranked[-1][1])
             self._owners[_owner(key)] += 1
+            insort(self._ranked, place)
         self._values[key] = (value, data)
         self._stored_at[key] = unix_s
         return True
@@ -123,6 +136,7 @@ class ValueStore:
         if len(self._floors) > MAX_VALUES:
             del self._floors[next(iter(self._floors))]
         del self._values[key], self._stored_at[key]
+        del self._ranked[bisect_left(self._ranked, (position(key) ^ self._here, key))]
         self._owners[_owner(key)] -= 1
         if not self._owners[_owner(key)]:
             del self._owners[_owner(key)]
