@@ -94,7 +94,7 @@ class PeerNetwork:
             self.book.load(cache)
         self._host = Host(identity, listen, announce=announce, max_connections=max_connections)
         listener = LaneListener(host_and_port(listen[0])[0], lane_port)
-        self._streams = TopicStreams(self._host, self.connect, self._faults, self._rng, listener, version)
+        self._streams = TopicStreams(self._host, self.connect, self._faults, self._rng, listener, self._may_dial, version)
         self._bootstrap = Bootstrap(
             [], self.connect, self._host.connected, lambda: not self._host.peers(), self.book.peers, self._look_up, self._rng
         )
@@ -107,7 +107,7 @@ class PeerNetwork:
         self._relay = Relay(
             self._host, listener, lambda run, peer: relays.open_to_all or self._knows(run, peer), Limits(circuits=relays.circuits)
         )
-        self._ways = Ways(listener, self._helpers, self._streams.common_topic, self._rng)
+        self._ways = Ways(listener, self._helpers, self._streams.common_topic, self._may_dial, self._rng)
         self._lanes = Lanes(self._host, self._ways, self.connect, self._streams.admitted, self._faults, self._rng)
         self.reach = Reach(
             self._host, self._faults, self._rng, dataclasses.replace(reach or ReachSettings(), announce=tuple(announce)),
@@ -330,6 +330,9 @@ class PeerNetwork:
         self._rendezvous.changed()
         self.reach.link_changed(peer, up)
         self.on_link(peer, up)
+
+    def _may_dial(self, peer: PeerId, address: str) -> bool:
+        return self.reach.may_dial_peer(peer, address)
 
     def _knows(self, run: str, peer: PeerId) -> bool:
         """Whether a peer is announced in a run: then our relay of lanes serves it."""

@@ -102,6 +102,19 @@ class Reach:
             return True
         return not is_loopback(address) and (is_public(host_of(address)) or has_route(host_of(address)))
 
+    def may_dial_peer(self, peer: PeerId, address: str) -> bool:
+        """The same of an address that a connected peer calls its own. One that talks to us from elsewhere on the internet has nothing in our
+        house; one that is on this machine may be dialled there."""
+        if not is_direct(address) or is_internet(address) or not self.manager.online:
+            return is_direct(address)
+        ends = self._host.ends(peer)
+        if ends is None:  # over a relay: it may be next door
+            return self.may_dial(address)
+        ours = {host_of(seen) for seen in self.manager.seen_at(trio.current_time())}
+        if is_public(ends[1]) and ends[1] not in ours and not assigned(ends[1]):
+            return False
+        return host_of(address) == ends[1] or (assigned(ends[1]) if is_loopback(address) else self.may_dial(address))
+
     def began(self) -> None:
         """The host listens: from now on there are addresses."""
         self.manager.interfaces(self._host.listening())
