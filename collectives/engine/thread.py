@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import LocalProtocolError, NetworkError, RemoteProtocolError
-from ..exchange import CommandFailed, Exchange, ExchangeEvent, LaneDown, LaneUp, PeerFault
+from ..exchange import CommandFailed, Exchange, ExchangeEvent, LaneDown, LanesWanted, LaneUp, PeerFault
 from ..group import Plan
 from ..identifiers import PeerId
 from ..pace import Pace
@@ -26,6 +26,7 @@ from .meter import Meter, Reading, read_socket
 from .poller import READ, WRITE, make_poller
 from .proxy import EngineExchange
 from .settings import EngineSettings, control, tune
+from .width import Width, first
 
 IDLE_S = 5.0
 
@@ -78,6 +79,7 @@ class EngineThread:
         self.meter = Meter(self.settings.max_up, self.settings.max_down)
         self._limits = Bucket(self.settings.max_up), Bucket(self.settings.max_down)
         self._measured_at = 0.0
+        self._widths: dict[PeerId, Width] = {}
         self._closed_bytes = (0, 0)  # of lanes that are no more
         self._totals_lock = threading.Lock()
         self._lock = threading.Lock()  # no command may slip in behind the last look at the queue
@@ -121,9 +123,14 @@ class EngineThread:
         self._submit("+lane", peer, sock, keys, path, number, index)
         return number
 
-    def drop_lane(self, peer: PeerId) -> None:
-        """Close all lanes to ``peer``; `LaneDown` follows for each."""
-        self._submit("-lane", peer)
+    def drop_lane(self, peer: PeerId, keep: int = 0) -> None:
+        """Close all lanes to ``peer`` but those of the first ``keep`` indices; `LaneDown` follows for each."""
+        self._submit("-lane", peer, keep)
+
+    @property
+    def first_lanes(self) -> int:
+        """How many lanes to a peer to begin with; `LanesWanted` says when another number is better."""
+        return first(bbr=self.settings.bbr)
 
     def drop_plain_lanes(self) -> None:
         """Close all lanes that are not encrypted; `LaneDown` follows for each."""
@@ -265,6 +272,11 @@ class EngineThread:
                 control(lane.sock, "bbr")
         self._measured_at = now
         self.meter.read(now, readings)
+        if not self.settings.bbr:
+            for peer in {lane.peer for lane in self._order}:
+                width = self._widths.setdefault(peer, Width())
+                if width.read(now, {lane.number: readings[lane.number] for lane in self._order if lane.peer == peer and lane.up}):
+                    self._emit(LanesWanted(peer, width.wanted))
 
     def _step(self, lane: Lane, action: Callable[[Exchange, float], bool], now: float) -> bool:
         was_up = lane.up
@@ -287,8 +299,7 @@ class EngineThread:
             if name == "+lane":
                 self._add(*args)
             elif name == "-lane":
-                for lane in [lane for lane in self._order if lane.peer == args[0]]:
-                    self._close(lane, "dropped")
+                self._drop(*args)
             elif name == "-plain":
                 for lane in [lane for lane in self._order if lane.plain]:
                     self._close(lane, "not encrypted")
@@ -298,6 +309,12 @@ class EngineThread:
                 getattr(self._core, name)(*args, **options)
         except Exception as error:  # the thread outlives a command that is wrong; whoever gave it is told
             self._emit(CommandFailed(name, str(error), error))
+
+    def _drop(self, peer: PeerId, keep: int) -> None:
+        for lane in [lane for lane in self._order if lane.peer == peer and lane.index >= keep]:
+            self._close(lane, "dropped")
+        if not keep:
+            self._widths.pop(peer, None)
 
     def _add(self, peer: PeerId, sock: socket.socket, keys: LaneKeys, path: str, number: int, index: int) -> None:
         old = self._lanes.get((peer, index))

@@ -100,13 +100,14 @@ class Lanes:
                     wanted.up, (wanted.since, wanted.token) = True, self._there[peer, index]
                 self._nursery.start_soon(self._keep, peer, index, wanted)
 
-    def release(self, peer: PeerId) -> None:
-        """Lanes to ``peer`` are no longer wanted; those that are open are their owner's to close."""
-        for key in [key for key in self._wanted if key[0] == peer]:
+    def release(self, peer: PeerId, keep: int = 0) -> None:
+        """No more than ``keep`` lanes to ``peer`` are wanted; others that are open are their owner's to close."""
+        for key in [key for key in self._wanted if key[0] == peer and key[1] >= keep]:
             self._wanted.pop(key).scope.cancel()
-        for key in [key for key in self._there if key[0] == peer]:
+        for key in [key for key in self._there if key[0] == peer and key[1] >= keep]:
             del self._there[key]
-        self.paths.pop(peer, None)
+        if not keep:
+            self.paths.pop(peer, None)
 
     def lost(self, peer: PeerId, index: int = 0) -> None:
         """The lane's owner says that it broke. If it is still wanted, a new one is offered."""

@@ -274,9 +274,9 @@ class PeerNetwork:
         """The current lane to ``peer`` of this index broke (not one that `on_lane` has replaced): another one is made, with back-off."""
         self._lanes.lost(peer, index)
 
-    def release_lane(self, peer: PeerId) -> None:
-        """No lane to ``peer`` is wanted any more. The socket is its owner's to close."""
-        self._lanes.release(peer)
+    def release_lane(self, peer: PeerId, keep: int = 0) -> None:
+        """No more than ``keep`` lanes to ``peer`` are wanted. The sockets of others are their owner's to close."""
+        self._lanes.release(peer, keep)
 
     # --- runs ---
 

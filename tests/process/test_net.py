@@ -686,6 +686,13 @@ def test_several_lanes_to_one_peer_are_made_and_made_again_each_by_itself() -> N
         await wait_for(lambda: len(lane_a.all) > 3 and len(lane_b.all) > 3)
         assert lane_a.all[-1][6] == lane_b.all[-1][6] == 1
         await check_lane(lane_a, lane_b, 1000)
+        a.release_lane(b.peer, 1)
+        b.release_lane(a.peer, 1)
+        for index in (0, 1, 2):
+            a.lane_lost(b.peer, index)
+            b.lane_lost(a.peer, index)
+        await wait_for(lambda: len(lane_a.all) > 4 and len(lane_b.all) > 4)
+        assert lane_a.all[-1][6] == lane_b.all[-1][6] == 0, "the only one that is still wanted"
         lane_a.close()
         lane_b.close()
 
