@@ -126,7 +126,8 @@ def run(options: argparse.Namespace, folder: Path) -> int:
     counts = {number: len(peers) for peer in left for number, peers in rounds.contributors[peer.name].items()}
     emit(
         "nat_swarm", vars(options), [rounds.trained], ok=len(digests) == 1 and all(last), anchors_identical=len(digests) == 1,
-        rounds=dict(sorted(counts.items())), paths={"before": before, "after": after}, seconds=round(seconds, 1), ping_ms=round(ping, 2), valid=lab.on_target(ping),
+        rounds=dict(sorted(counts.items())), paths={"before": before, "after": after}, seconds=round(seconds, 1),
+        ping_ms=round(ping, 2), valid=lab.on_target(ping),
     )  # fmt: skip
     return 0
 

@@ -1,5 +1,7 @@
-"""A script that trains a small model in a swarm, for laboratories: train_peer.py HOME RUN WIDTH. It says "ready", and on {"do": "train"} trains until the
-run is over: each round "round" with who contributed, at last "trained" with the digest of its anchor. {"do": "end"} ends it.
+"""A script that trains a small model in a swarm, for laboratories: train_peer.py HOME RUN WIDTH.
+
+It says "ready", and on {"do": "train"} trains until the run is over: each round "round" with who contributed, at last "trained" with the digest of
+its anchor. {"do": "end"} ends it.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ def main() -> None:
     home, run, width = sys.argv[1], sys.argv[2], int(sys.argv[3])
     swarm = join(run, home=home, private=True)
     torch.manual_seed(1)
-    model = torch.nn.Sequential(torch.nn.Linear(64, width), torch.nn.GELU(), torch.nn.Linear(width, 64), torch.nn.GELU(), torch.nn.Linear(64, 1))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(64, width), torch.nn.GELU(), torch.nn.Linear(width, 64), torch.nn.GELU(), torch.nn.Linear(64, 1)
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     sync = attach(
         model, optimizer, swarm,
@@ -44,7 +48,7 @@ def main() -> None:
             "round", round=outcome.round, status=outcome.status, contributors=[share.peer for share in outcome.contributors]
         ),
     )  # fmt: skip
-    torch.manual_seed(int.from_bytes(swarm.peer.encode()[-4:]))
+    torch.manual_seed(int.from_bytes(swarm.peer.encode()[-4:], "big"))
     say("ready", peer=swarm.peer)
     go = threading.Event()
 
