@@ -29,7 +29,7 @@ def digest(swarm: Any, numel: int) -> tuple[int, str]:
     try:
         copy = torch.empty(numel)
         view.copy_into(copy)
-        return view.round, blake3(memoryview(copy.numpy()).cast("B")).hexdigest()
+        return view.round, blake3(copy.numpy().data.cast("B")).hexdigest()
     finally:
         view.release()
 
@@ -71,7 +71,7 @@ def main() -> None:
         optimizer.step()
     if not ended.is_set():
         round_, found = digest(swarm, sum(parameter.numel() for parameter in model.parameters()))
-        say("trained", round=round_, digest=found, loss=float(loss))
+        say("trained", round=round_, digest=found)
         ended.wait()
     swarm.close()
 
