@@ -30,6 +30,7 @@ from .peerbook import PeerBook
 from .reach.reach import Reach, ReachSettings, known_to_dial
 from .rendezvous import Rendezvous
 from .streams import TopicStreams
+from .through.meeting import OBSERVERS
 from .through.relaying import Helpers, Relay
 from .through.vouchers import Limits
 from .ways import Ways
@@ -114,7 +115,7 @@ class PeerNetwork:
             first=lambda: self._bootstrap.peers, known=self.book.addresses,
             runs_of=lambda peer: self._rendezvous.registry.runs_of(peer, trio.current_time()),
         )  # fmt: skip
-        self.reach.changed = self._moved
+        self.reach.changed, self.reach.turned = self._moved, self._lanes.moved
         self.reach.on_path = lambda peer, path: self.on_path(peer, path)
         self._runs: dict[RunId, trio.CancelScope] = {}
         self._nursery: trio.Nursery | None = None
@@ -319,7 +320,7 @@ class PeerNetwork:
             self._unsaved.set()
             self._lanes.arrived(peer)
             if self._nursery is not None:
-                self._nursery.start_soon(self._helpers.met, peer)
+                self._nursery.start_soon(self._met, peer)
         else:
             self._helpers.lost(peer)
             dialled = self._streams.link_lost(peer)
@@ -330,6 +331,12 @@ class PeerNetwork:
         self._rendezvous.changed()
         self.reach.link_changed(peer, up)
         self.on_link(peer, up)
+
+    async def _met(self, peer: PeerId) -> None:
+        known = len(self._helpers.observers(self.peer))
+        await self._helpers.met(peer)
+        if known < min(OBSERVERS, len(self._helpers.observers(self.peer))):
+            self._lanes.moved()
 
     def _may_dial(self, peer: PeerId, address: str) -> bool:
         return self.reach.may_dial_peer(peer, address)

@@ -77,15 +77,19 @@ class Ways:
         """Whether neither of us has a public address."""
         return not has_public(theirs) and not has_public(self.addresses())
 
-    async def drive(self, talk: Talk, terms: Terms, theirs: tuple[str, ...], rtt_s: float) -> Made | None:
-        """Propose until something works; None: nothing but the stream does. Raises NetworkError, RemoteProtocolError."""
+    async def drive(self, talk: Talk, terms: Terms, theirs: tuple[str, ...], rtt_s: float, *, relay: bool = True) -> Made | None:
+        """Propose until something works; None: nothing but the stream does. ``relay``: whether one is tried, too.
+
+        Raises NetworkError, RemoteProtocolError.
+        """
         attempt = _Drive(self, talk, terms, theirs, rtt_s)
         try:
             made = await attempt.direct()
             made = made or await attempt.punch()
             if made is None and (attempt.spot is None or has_public(self.addresses())):
                 made = await attempt.reverse()
-            made = made or await attempt.relay(self._run_of(talk.peer))
+            if made is None and relay:
+                made = await attempt.relay(self._run_of(talk.peer))
         finally:
             attempt.close()
         if made is None or made.path == "relay":

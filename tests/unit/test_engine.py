@@ -16,6 +16,7 @@ from atoll.collectives.engine import EngineSettings, EngineThread, derive_lane_k
 from atoll.collectives.engine import poller as pollers
 from atoll.collectives.engine import settings as engine_settings
 from atoll.collectives.engine import thread as engine_thread
+from atoll.collectives.engine.lane import REPLACED
 from atoll.collectives.engine.meter import Reading
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.exchange import (
@@ -189,6 +190,25 @@ def pull_until_complete(peers, plan, by_cid):
             for owner, spans in report.lacking.items():
                 by_name[owner].engine.exchange.resend_results(peer.engine.me, plan.plan_id, spans)
             peer.engine.sync(WAIT_S)
+
+
+def test_a_lane_that_is_replaced_in_the_middle_loses_nothing(swarm):
+    a, b = peers = swarm(2, settings=dataclasses.replace(PATIENT, max_up=4_000_000))
+    numel, names = 600_000, [p.engine.me for p in peers]
+    vectors = {cid_of(i): vector(numel, i) for i in range(2)}
+    plan = make_plan([(name, cid_of(i), 1) for i, name in enumerate(names)], names, numel, 4_096, "fp32")
+    start(peers, plan, vectors)
+    for number in range(7, 17, 2):
+        sent = a.engine.totals()[0]
+        while a.engine.totals()[0] < sent + 100_000:
+            assert a.engine.sync(WAIT_S)
+        link(a, b, number=number)
+        for peer in peers:
+            assert peer.wait(LaneDown).reason == REPLACED
+    want = ref_result(plan, vectors)
+    for peer in peers:
+        assert bytes(peer.wait(ResultComplete).data) == want  # nobody has asked for anything again
+    assert a.engine.totals()[0] < 1.1 * 4 * numel
 
 
 def test_several_lanes_share_the_work_and_one_of_them_may_die(swarm):

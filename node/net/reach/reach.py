@@ -62,6 +62,8 @@ class Reach:
         """``first()``: peers to prefer as servers and relays; ``known(peer)``: its addresses; ``runs_of(peer)``: runs it is announced in."""
         self._host, self._faults, self._rng, self._first, self.settings = host, faults, rng, first, settings
         self.changed: Callable[[], None] = lambda: None
+        self.turned: Callable[[], None] = lambda: None
+        """Called when addresses are others, or what is known of the router."""
         self.on_path: Callable[[PeerId, str], None] = lambda peer, path: None
         self.manager = AddressManager(settings.announce)
         self.autonat = AutoNat(host, faults)
@@ -91,6 +93,7 @@ class Reach:
         self._look = trio.Event()
         self._asked: dict[tuple[str, str], float] = {}  # (server's host, address; "": observed): when
         self._told: tuple[str, ...] = ()
+        self._nat = "unknown"
         self._paths: dict[PeerId, str] = {}
         host.dialler.from_listen = lambda: not self.manager.plain
         host.advertised = lambda: self.manager.advertised(trio.current_time())
@@ -149,10 +152,13 @@ class Reach:
     def _update(self) -> None:
         """Something is known that was not. If others are to be told other addresses now, they are."""
         self.manager.circuits(self.circuits.addresses())
-        told = tuple(self._host.addresses())
-        if told != self._told:
-            self._told = told
+        told, nat = tuple(self._host.addresses()), self.manager.nat(trio.current_time())
+        changed, turned = told != self._told, nat != self._nat
+        self._told, self._nat = told, nat
+        if changed:
             self.changed()
+        if changed or turned:
+            self.turned()
 
     async def _watch(self) -> None:
         """Interfaces come and go: another network, another address, a machine that slept."""
