@@ -131,7 +131,7 @@ class LanesTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``[lanes]``: the connections for bulk bytes. ``encrypt = false``: for a network whose owner may read and alter what is averaged."""
 
     encrypt: bool = True
-    per_peer: Annotated[int, msgspec.Meta(ge=1, le=8)] = 1  # several: for paths on which one connection does not fill the link
+    per_peer: Annotated[int, msgspec.Meta(ge=1, le=8)] = 8  # no more connections than these
 
 
 class JoinTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -5,6 +5,7 @@ poller      poll, or selectors
 bucket      limits of bytes a second
 meter       how fast this node's links are
 congestion  which congestion control a lane needs
+width       how many lanes to a peer
 packing     which records are compressed
 lane        one socket: records, heartbeats
 proxy       EngineExchange: commands from other threads

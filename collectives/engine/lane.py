@@ -24,6 +24,7 @@ from .settings import on_this_machine
 
 BATCH_BYTES = 65_536  # small records are sent and received together up to this
 EMPTY = memoryview(b"")
+REPLACED = "replaced by a new lane"
 
 
 class RecordSource(Protocol):
@@ -72,6 +73,9 @@ class Lane:
         self._tx = memoryview(bytearray(2 * BATCH_BYTES))
         self._pending = EMPTY
         self._broken = False
+        self.leaving = False  # another lane is to take its place
+        self.retired = False  # ... and has
+        self.ended = False  # the other end has nothing more to say
         self.waited_s = 0.0  # while the socket took no more, as far as somebody looked
         self.packer = Packer(time.perf_counter)
         self.way = Path()
@@ -92,9 +96,26 @@ class Lane:
         if not self._pending:
             self._pending = self._tx[: self._append(0, BEAT_HEADER, EMPTY)]
 
+    def retire(self) -> None:
+        """Send what has been begun, then nothing more. The lane is gone when both ends have done so: no record is lost."""
+        if not self.retired:
+            self.leaving = self.retired = True
+            if not self._pending:
+                self._finish()
+
+    def _finish(self) -> None:
+        self._broken = True
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_WR)
+        if self.ended:
+            raise PeerLostError(REPLACED, peer=self.peer)
+
     def send(self, source: RecordSource, now: float) -> bool:
         """Send what the socket takes of one batch of records. True when anything moved."""
         if not self.can_write or self._broken:
+            return False
+        if not self._pending and self.retired:
+            self._finish()
             return False
         if not self._pending and (not self.up or not self._fill(source)):
             self.packer.idle()
@@ -134,6 +155,11 @@ class Lane:
             return False
         except OSError as error:
             raise PeerLostError(f"lane broke: {error}", peer=self.peer) from None
+        if count == 0 and self.leaving:
+            self.ended, self.can_read = True, False
+            if self.retired and not self.wants_write:
+                raise PeerLostError(REPLACED, peer=self.peer)
+            return False
         if count == 0:
             raise PeerLostError("lane was closed" + (" in the middle of a record" if self._have else ""), peer=self.peer)
         self.limit_down.take(count)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import socket
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..errors import ConfigError
+
+
+def offers(name: str) -> bool:
+    """Whether the system lets this process use a TCP congestion control."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+        return control(sock, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +25,7 @@ class EngineSettings:
     hello_s: float = 2.0  # the other end's first authenticated record must come within this
     switch_interval_s: float = 0.0005  # of the interpreter while an engine lives; 5 ms would cost an all-reduce tenfold beside busy Python
     congestion: str | None = None  # TCP congestion control by name, such as "bbr"; None: the system's. Ignored where unavailable
+    bbr: bool = field(default_factory=lambda: offers("bbr"))  # whether a lane can be given bbr; without it several share the work
     notsent_lowat_bytes: int | None = 131_072  # unsent bytes the kernel keeps: a heartbeat is never late behind megabytes
     max_up: int = 0  # bytes/s over all lanes; 0: no limit
     max_down: int = 0
@@ -52,12 +58,16 @@ def tune(sock: socket.socket, settings: EngineSettings) -> None:
             continue  # not this kernel, or not permitted: the lane works without
 
 
-def control(sock: socket.socket, name: str) -> None:
-    """Use a TCP congestion control, such as "bbr", from now on; nothing where the system does not allow it."""
+def control(sock: socket.socket, name: str) -> bool:
+    """Use a TCP congestion control, such as "bbr", from now on. False where the system does not allow it: then nothing has changed."""
     number = option_number("TCP_CONGESTION")
-    if number is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
-        with contextlib.suppress(OSError):
-            sock.setsockopt(socket.IPPROTO_TCP, number, name.encode())
+    if number is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return False
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, number, name.encode())
+    except OSError:
+        return False
+    return True
 
 
 def on_this_machine(sock: socket.socket) -> bool:

@@ -14,18 +14,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import LocalProtocolError, NetworkError, RemoteProtocolError
-from ..exchange import CommandFailed, Exchange, ExchangeEvent, LaneDown, LaneUp, PeerFault
+from ..exchange import CommandFailed, Exchange, ExchangeEvent, LaneDown, LanesWanted, LaneUp, PeerFault
 from ..group import Plan
 from ..identifiers import PeerId
 from ..pace import Pace
 from ..record_layer import LaneKeys
 from ..reduce import Reducer
 from .bucket import Bucket
-from .lane import Lane, PeerFaultError
+from .lane import REPLACED, Lane, PeerFaultError
 from .meter import Meter, Reading, read_socket
 from .poller import READ, WRITE, make_poller
 from .proxy import EngineExchange
 from .settings import EngineSettings, control, tune
+from .width import Width, first
 
 IDLE_S = 5.0
 
@@ -78,6 +79,7 @@ class EngineThread:
         self.meter = Meter(self.settings.max_up, self.settings.max_down)
         self._limits = Bucket(self.settings.max_up), Bucket(self.settings.max_down)
         self._measured_at = 0.0
+        self._widths: dict[PeerId, Width] = {}
         self._closed_bytes = (0, 0)  # of lanes that are no more
         self._totals_lock = threading.Lock()
         self._lock = threading.Lock()  # no command may slip in behind the last look at the queue
@@ -114,16 +116,21 @@ class EngineThread:
         """Use a connected stream socket (TCP, or one end of a bridged pair) as a lane to ``peer``; the engine owns it from now on.
 
         `LaneUp` follows when the other end has proved that it holds the keys. Lanes to one peer with several indices share the work: each
-        takes the next record when it has room. The lane with the same index is closed.
+        takes the next record when it has room. The lane with the same index is closed once the new one is up, and loses nothing.
         Returns its number, by which `LaneDown` tells it from those before and after it.
         """
         number = next(self._numbers)
         self._submit("+lane", peer, sock, keys, path, number, index)
         return number
 
-    def drop_lane(self, peer: PeerId) -> None:
-        """Close all lanes to ``peer``; `LaneDown` follows for each."""
-        self._submit("-lane", peer)
+    def drop_lane(self, peer: PeerId, keep: int = 0) -> None:
+        """Close all lanes to ``peer`` but those of the first ``keep`` indices; `LaneDown` follows for each."""
+        self._submit("-lane", peer, keep)
+
+    @property
+    def first_lanes(self) -> int:
+        """How many lanes to a peer to begin with; `LanesWanted` says when another number is better."""
+        return first(bbr=self.settings.bbr)
 
     def drop_plain_lanes(self) -> None:
         """Close all lanes that are not encrypted; `LaneDown` follows for each."""
@@ -232,7 +239,7 @@ class EngineThread:
     def _wait(self, now: float) -> None:
         up_s, down_s = (limit.wait_s(now) for limit in self._limits)
         for lane in self._order:
-            self._poller.watch(lane.fd, (0 if down_s else READ) | (WRITE if lane.wants_write and not up_s else 0))
+            self._poller.watch(lane.fd, (0 if down_s or lane.ended else READ) | (WRITE if lane.wants_write and not up_s else 0))
         timeout = min([self.settings.beat_s / 2 if self._order else IDLE_S, *(wait_s for wait_s in (up_s, down_s) if wait_s)])
         for fd, ready in self._poller.wait(0 if self._commands or self._stopping else timeout):
             if fd == self._wake_out.fileno():
@@ -249,7 +256,7 @@ class EngineThread:
         for lane in tuple(self._order):
             if not lane.up and now - lane.opened_at > self.settings.hello_s:
                 self._close(lane, f"no authentic record within {self.settings.hello_s} s")
-            elif lane.up and now - lane.heard_at > self.settings.dead_after_s:
+            elif lane.up and not lane.ended and now - lane.heard_at > self.settings.dead_after_s:
                 self._close(lane, f"silent for {now - lane.heard_at:.1f} s")
             elif now - lane.spoke_at >= self.settings.beat_s:
                 lane.beat()
@@ -265,6 +272,11 @@ class EngineThread:
                 control(lane.sock, "bbr")
         self._measured_at = now
         self.meter.read(now, readings)
+        if not self.settings.bbr:
+            for peer in {lane.peer for lane in self._order}:
+                width = self._widths.setdefault(peer, Width())
+                if width.read(now, {lane.number: readings[lane.number] for lane in self._order if lane.peer == peer and lane.up}):
+                    self._emit(LanesWanted(peer, width.wanted))
 
     def _step(self, lane: Lane, action: Callable[[Exchange, float], bool], now: float) -> bool:
         was_up = lane.up
@@ -280,15 +292,23 @@ class EngineThread:
         if lane.up and not was_up:
             self._core.lane_up(lane.peer, lane.number)
             self._emit(LaneUp(lane.peer, lane.path))
+            for old in self._beside(lane):
+                try:
+                    old.retire()
+                except NetworkError as error:
+                    self._close(old, error.message)
         return moved
+
+    def _beside(self, lane: Lane) -> list[Lane]:
+        """Lanes whose place this one takes."""
+        return [other for other in self._order if (other.peer, other.index) == (lane.peer, lane.index) and other is not lane]
 
     def _run(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> None:
         try:
             if name == "+lane":
                 self._add(*args)
             elif name == "-lane":
-                for lane in [lane for lane in self._order if lane.peer == args[0]]:
-                    self._close(lane, "dropped")
+                self._drop(*args)
             elif name == "-plain":
                 for lane in [lane for lane in self._order if lane.plain]:
                     self._close(lane, "not encrypted")
@@ -299,10 +319,18 @@ class EngineThread:
         except Exception as error:  # the thread outlives a command that is wrong; whoever gave it is told
             self._emit(CommandFailed(name, str(error), error))
 
+    def _drop(self, peer: PeerId, keep: int) -> None:
+        for lane in [lane for lane in self._order if lane.peer == peer and lane.index >= keep]:
+            self._close(lane, "dropped")
+        if not keep:
+            self._widths.pop(peer, None)
+
     def _add(self, peer: PeerId, sock: socket.socket, keys: LaneKeys, path: str, number: int, index: int) -> None:
         old = self._lanes.get((peer, index))
-        if old is not None:
-            self._close(old, "replaced by a new lane")
+        if old is not None and old.up:
+            old.leaving = True
+        elif old is not None:
+            self._close(old, REPLACED)
         try:
             if peer == self.me:
                 raise LocalProtocolError("a lane to oneself")
@@ -315,10 +343,10 @@ class EngineThread:
         self._order.append(lane)
 
     def _close(self, lane: Lane, reason: str) -> None:
-        key = lane.peer, lane.index
-        if self._lanes.get(key) is not lane:
+        if lane not in self._order:
             return
-        del self._lanes[key]
+        if self._lanes.get((lane.peer, lane.index)) is lane:
+            del self._lanes[lane.peer, lane.index]
         with self._totals_lock:
             sent, received = self._closed_bytes
             self._closed_bytes = sent + lane.bytes_sent, received + lane.bytes_received
@@ -327,6 +355,9 @@ class EngineThread:
         lane.close()
         self._core.lane_down(lane.peer, lane.number)
         self._emit(LaneDown(lane.peer, reason, lane.number))
+        for old in self._beside(lane):
+            if old.ended and not old.retired:  # it waited for this one
+                self._close(old, REPLACED)
 
 
 _interval_lock = threading.Lock()

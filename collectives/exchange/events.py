@@ -111,6 +111,14 @@ class LaneDown:
 
 
 @dataclass(frozen=True, slots=True)
+class LanesWanted:
+    """So many lanes to ``peer`` would carry the most, as its lanes have done so far (`engine.width`)."""
+
+    peer: PeerId
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class CommandFailed:
     """A command handed to an engine thread was refused: a defect on our side (or, for ``command`` "engine", the thread's own end)."""
 
@@ -121,5 +129,5 @@ class CommandFailed:
 
 ExchangeEvent = (
     PartReduced | ResultComplete | Report | BlobProgress | BlobComplete | BadChunk
-    | NonFinite | PeerFault | LaneUp | LaneDown | CommandFailed
+    | NonFinite | PeerFault | LaneUp | LaneDown | LanesWanted | CommandFailed
 )  # fmt: skip

@@ -22,6 +22,7 @@ outbox         what waits for one peer, and the stream or wire it goes out on
 streams        persistent message streams per (peer, topic)
 through/       ways through routers: observers, punching, the relay
 bridge         a libp2p stream that plays the part of a socket
+retry          when a roundabout lane is tried again for a direct one
 lane_talk      what two peers say to each other about a lane
 ways           one lane is made: dialled, punched or relayed
 lanes          direct TCP connections for bulk data, negotiated over libp2p

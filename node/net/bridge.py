@@ -11,10 +11,13 @@ from ...collectives.errors import PeerLostError
 from .host import PeerStream
 
 PIECE_BYTES = 65_536
+LINGER_S = 5.0
+"""When one direction has ended, the other one has so long."""
 
 
 async def bridge(stream: PeerStream, first: bytes, far: socket.socket) -> None:
-    """Carry bytes both ways between ``stream`` and ``far`` (one end of a socket pair) until either ends; both are closed then.
+    """Carry bytes both ways between ``stream`` and ``far`` (one end of a socket pair). The end of one direction is passed on; both are closed when
+    both have ended, or LINGER_S after the first.
 
     ``first`` was received from the stream already. Cancelled, it closes both too.
     """
@@ -24,7 +27,8 @@ async def bridge(stream: PeerStream, first: bytes, far: socket.socket) -> None:
             with contextlib.suppress(OSError, PeerLostError):
                 while data := await near.recv(PIECE_BYTES):
                     await stream.send_all(data)
-            nursery.cancel_scope.cancel()
+                await stream.finish()
+            nursery.cancel_scope.deadline = trio.current_time() + LINGER_S
 
         async def inward(data: bytes) -> None:
             with contextlib.suppress(OSError):
@@ -33,8 +37,9 @@ async def bridge(stream: PeerStream, first: bytes, far: socket.socket) -> None:
                         data = data[await near.send(data) :]
                     data = await stream.receive_some(PIECE_BYTES)
                     if not data:
+                        near.shutdown(socket.SHUT_WR)
                         break
-            nursery.cancel_scope.cancel()
+            nursery.cancel_scope.deadline = trio.current_time() + LINGER_S
 
         try:
             async with trio.open_nursery() as nursery:

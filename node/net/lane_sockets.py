@@ -33,6 +33,10 @@ USER_TIMEOUT_MS = 20_000
 """Longer than the longest legitimate pause of a reader: it only catches what the heartbeats miss."""
 
 
+MayDial = Callable[[PeerId, str], bool]
+"""(peer, an address that it named): whether it is dialled."""
+
+
 @dataclass
 class Expected:
     """A lane we wait for on our listener."""

@@ -1,6 +1,7 @@
 """What two peers say to each other about a lane, on a libp2p stream (protocol ``/atoll/lane/1``).
 
-The driver offers, the other side takes or refuses. Then the driver proposes one way after the other (`ways`), and says how it ended:
+The driver offers, by itself or after Ask or Again; the other side takes or refuses. Then the driver proposes one way after the other
+(`ways`), and says how it ended:
 
 Reverse            dial me                                       answered by Dialled
 Meet, then Sync    where I am seen; then: dial me, I dial you    Meet is answered by Met
@@ -39,6 +40,12 @@ class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
     """Larger to smaller: please make an offer. ``lost`` is the token of the lane that broke (zeros: there was none)."""
 
     lost: _Token
+    index: _Index
+
+
+class Again(msgspec.Struct, frozen=True, array_like=True, tag="again"):
+    """Larger to smaller: our lane goes a roundabout way. Please see whether there is a better one now."""
+
     index: _Index
 
 
@@ -125,7 +132,7 @@ class Bridge(msgspec.Struct, frozen=True, array_like=True, tag="bridge"):
     """Driver: this stream is the lane; all that follows is its bytes."""
 
 
-Message = Ask | Offer | Take | Refuse | Reverse | Dialled | Meet | Met | Sync | Relayed | Done | Bridge
+Message = Ask | Again | Offer | Take | Refuse | Reverse | Dialled | Meet | Met | Sync | Relayed | Done | Bridge
 _decoder = msgspec.msgpack.Decoder(Message)
 
 

@@ -4,6 +4,7 @@ The peer with the smaller id drives. It offers a token, a fresh 32-byte secret a
 addresses back; then it proposes ways to make a connection (`ways`): a dial, a dial by the other side, a simultaneous open through both routers,
 a relay. If nothing works, the libp2p stream itself becomes the lane, bridged to a socket pair, and whoever uses the lane need not care. The
 larger peer asks the smaller one for an offer when it wants a lane. A lane that was lost is offered again, with back-off, as long as it is wanted.
+For one that goes over a relay or the stream a direct way is looked for again (`retry`); the new lane then takes the old one's place.
 
 Several lanes to one peer are told apart by an index, and made each by itself. A lane is plain only if both ends allow it, each by itself;
 both say so on the authenticated stream.
@@ -25,7 +26,8 @@ from .backoff import Backoff
 from .bridge import bridge
 from .faults import Faults
 from .host import Host, PeerStream
-from .lane_talk import ANSWER_S, MAX_LANES, SECRET_BYTES, Ask, Bridge, Done, Offer, Refuse, Take, Talk, Terms
+from .lane_talk import ANSWER_S, MAX_LANES, SECRET_BYTES, Again, Ask, Bridge, Done, Offer, Refuse, Take, Talk, Terms
+from .retry import Retry
 from .ways import Follower, Made, Ways
 
 PROTOCOL = "/atoll/lane/1"
@@ -48,6 +50,7 @@ _Key = tuple[PeerId, int]
 class _Wanted:
     """A lane that is wanted."""
 
+    retry: Retry
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     changed: trio.Event = field(default_factory=trio.Event)
     up: bool = False
@@ -95,18 +98,20 @@ class Lanes:
         assert self._nursery is not None, "lanes are not running"
         for index in range(min(count, MAX_LANES)):
             if (peer, index) not in self._wanted and peer != self._host.peer:
-                wanted = self._wanted[peer, index] = _Wanted()
+                wanted = self._wanted[peer, index] = _Wanted(Retry(timed=self._host.peer < peer))
                 if (peer, index) in self._there:
                     wanted.up, (wanted.since, wanted.token) = True, self._there[peer, index]
+                    wanted.retry.made(trio.current_time(), self.paths.get(peer, "").partition(",")[0])
                 self._nursery.start_soon(self._keep, peer, index, wanted)
 
-    def release(self, peer: PeerId) -> None:
-        """Lanes to ``peer`` are no longer wanted; those that are open are their owner's to close."""
-        for key in [key for key in self._wanted if key[0] == peer]:
+    def release(self, peer: PeerId, keep: int = 0) -> None:
+        """No more than ``keep`` lanes to ``peer`` are wanted; others that are open are their owner's to close."""
+        for key in [key for key in self._wanted if key[0] == peer and key[1] >= keep]:
             self._wanted.pop(key).scope.cancel()
-        for key in [key for key in self._there if key[0] == peer]:
+        for key in [key for key in self._there if key[0] == peer and key[1] >= keep]:
             del self._there[key]
-        self.paths.pop(peer, None)
+        if not keep:
+            self.paths.pop(peer, None)
 
     def lost(self, peer: PeerId, index: int = 0) -> None:
         """The lane's owner says that it broke. If it is still wanted, a new one is offered."""
@@ -124,19 +129,22 @@ class Lanes:
             if key[0] == peer and not wanted.up:
                 wanted.notify()
 
+    def moved(self) -> None:
+        """Our addresses, our router's habits or who can help us have changed: roundabout lanes may be direct now."""
+        for wanted in self._wanted.values():
+            wanted.retry.asked(trio.current_time())
+            wanted.notify()
+
     async def _keep(self, peer: PeerId, index: int, wanted: _Wanted) -> None:
         backoff = Backoff(0.05, 5.0, self._rng)
         drives = self._host.peer < peer
         with wanted.scope:
             while True:
-                if wanted.up:
-                    changed = wanted.changed
-                    await changed.wait()
-                    if trio.current_time() - wanted.since > PROVEN_S:
-                        backoff.reset()
-                    continue
+                stays = wanted.up
                 try:
-                    if drives:
+                    if stays:
+                        await self._stay(peer, index, wanted)
+                    elif drives:
                         await self._offer(peer, index)
                     else:
                         await self._ask(peer, index, wanted)
@@ -144,12 +152,26 @@ class Lanes:
                     pass
                 except RemoteProtocolError:
                     self._faults.count(peer, trio.current_time())
-                if not wanted.up:
+                if stays:
+                    if trio.current_time() - wanted.since > PROVEN_S:
+                        backoff.reset()
+                elif not wanted.up:
                     away = not self._host.connected(peer)
                     with trio.move_on_after(backoff.next_s()):
                         await wanted.changed.wait()
                     if away and self._host.connected(peer):
                         backoff.reset()
+
+    async def _stay(self, peer: PeerId, index: int, wanted: _Wanted) -> None:
+        """The lane is up: until something changes, or it is time to look for a better way."""
+        changed = wanted.changed
+        with trio.move_on_at(wanted.retry.at):
+            await changed.wait()
+        if wanted.up and wanted.retry.due(trio.current_time()):
+            if self._host.peer < peer:
+                await self._offer(peer, index, better=True)
+            else:
+                await self._tell(peer, Again(index), until=lambda: False)
 
     def _up(self, peer: PeerId, made: Made, terms: Terms) -> None:
         plain = terms.plain and made.path != "relay"
@@ -157,6 +179,7 @@ class Lanes:
         wanted = self._wanted.get((peer, terms.place))
         if wanted is not None:
             wanted.up, (wanted.since, wanted.token) = True, self._there[peer, terms.place]
+            wanted.retry.made(trio.current_time(), made.path)
             wanted.notify()
         self.paths[peer] = f"{made.path}, not encrypted" if plain else made.path
         self.on_lane(peer, made.socket, terms.mine, terms.theirs, terms.initiator, made.path, terms.place, plain)
@@ -169,19 +192,25 @@ class Lanes:
         if wanted.up:
             return
         await self._connect(peer)
+        if not wanted.up:  # else it came meanwhile: to name its token would say that it is lost
+            await self._tell(peer, Ask(wanted.token, index), until=lambda: wanted.up)
+
+    async def _tell(self, peer: PeerId, message: Ask | Again, *, until: Callable[[], bool]) -> None:
+        """Say one thing, and wait until the other side has taken it in. Raises NetworkError."""
         talk = Talk(await self._host.open_stream(peer, PROTOCOL))
         try:
-            if wanted.up:  # meanwhile: to name its token would say that it is lost
+            if until():
                 return
-            await talk.say(Ask(wanted.token, index))
+            await talk.say(message)
             with trio.move_on_after(ANSWER_S):
-                while not wanted.up and await talk.stream.receive_some():
+                while not until() and await talk.stream.receive_some():
                     pass
         finally:
             await talk.stream.aclose()
 
-    async def _offer(self, peer: PeerId, index: int) -> None:
-        """One attempt at a lane. Raises NetworkError, NotAdmittedError, RemoteProtocolError."""
+    async def _offer(self, peer: PeerId, index: int, *, better: bool = False) -> None:
+        """One attempt at a lane; ``better``: there is one already, and only a direct one is worth it. Raises NetworkError, NotAdmittedError,
+        RemoteProtocolError."""
         if (peer, index) in self._busy:
             return
         self._busy.add((peer, index))
@@ -189,7 +218,7 @@ class Lanes:
             await self._connect(peer)
             talk = Talk(await self._host.open_stream(peer, PROTOCOL))
             try:
-                bridged = await self._drive(talk, index)
+                bridged = await self._drive(talk, index, better)
             except BaseException:
                 await talk.stream.aclose()
                 raise
@@ -198,7 +227,7 @@ class Lanes:
         finally:
             self._busy.discard((peer, index))
 
-    async def _drive(self, talk: Talk, index: int) -> bool:
+    async def _drive(self, talk: Talk, index: int, better: bool) -> bool:
         """Whether the stream has become the lane."""
         token, mine, plain = secrets.token_bytes(16), secrets.token_bytes(SECRET_BYTES), self.allows_plain(talk.peer)
         said = trio.current_time()
@@ -212,7 +241,9 @@ class Lanes:
         if answer.plain and not plain:
             raise RemoteProtocolError("a plain lane that was not offered", peer=talk.peer)
         terms = Terms(mine, answer.secret, True, token, index, answer.plain)
-        made = await self._ways.drive(talk, terms, answer.addresses, rtt_s)
+        made = await self._ways.drive(talk, terms, answer.addresses, rtt_s, relay=not better)
+        if made is None and better:
+            return False
         if made is None:
             await talk.say(Bridge())
             self._start_bridge(talk, terms)
@@ -243,6 +274,11 @@ class Lanes:
             message = await talk.hear()
             if isinstance(message, Ask) and self._host.peer < talk.peer:
                 await self._asked(talk, message)
+            elif isinstance(message, Again) and self._host.peer < talk.peer:
+                wanted = self._wanted.get((talk.peer, message.index))
+                if wanted is not None:
+                    wanted.retry.asked(trio.current_time())
+                    wanted.notify()
             elif isinstance(message, Offer) and talk.peer < self._host.peer:
                 await self._offered(talk, message)
             else:

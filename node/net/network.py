@@ -30,6 +30,7 @@ from .peerbook import PeerBook
 from .reach.reach import Reach, ReachSettings, known_to_dial
 from .rendezvous import Rendezvous
 from .streams import TopicStreams
+from .through.meeting import OBSERVERS
 from .through.relaying import Helpers, Relay
 from .through.vouchers import Limits
 from .ways import Ways
@@ -98,7 +99,7 @@ class PeerNetwork:
             self.book.load(cache)
         self._host = Host(identity, listen, announce=announce, max_connections=max_connections)
         listener = LaneListener(host_and_port(listen[0])[0], lane_port)
-        self._streams = TopicStreams(self._host, self.connect, self._faults, self._rng, listener, version)
+        self._streams = TopicStreams(self._host, self.connect, self._faults, self._rng, listener, self._may_dial, version)
         self._bootstrap = Bootstrap(
             [], self.connect, self._host.connected, lambda: not self._host.peers(), self.book.peers, self._look_up, self._rng
         )
@@ -111,14 +112,14 @@ class PeerNetwork:
         self._relay = Relay(
             self._host, listener, lambda run, peer: relays.open_to_all or self._knows(run, peer), Limits(circuits=relays.circuits)
         )
-        self._ways = Ways(listener, self._helpers, self._streams.common_topic, self._rng)
+        self._ways = Ways(listener, self._helpers, self._streams.common_topic, self._may_dial, self._rng)
         self._lanes = Lanes(self._host, self._ways, self.connect, self._streams.admitted, self._faults, self._rng)
         self.reach = Reach(
             self._host, self._faults, self._rng, dataclasses.replace(reach or ReachSettings(), announce=tuple(announce)),
             first=lambda: self._bootstrap.peers, known=self.book.addresses,
             runs_of=lambda peer: self._rendezvous.registry.runs_of(peer, trio.current_time()),
         )  # fmt: skip
-        self.reach.changed = self._moved
+        self.reach.changed, self.reach.turned = self._moved, self._lanes.moved
         self.reach.on_path = lambda peer, path: self.on_path(peer, path)
         self._runs: dict[RunId, trio.CancelScope] = {}
         self._learned_at = 0.0
@@ -279,9 +280,9 @@ class PeerNetwork:
         """The current lane to ``peer`` of this index broke (not one that `on_lane` has replaced): another one is made, with back-off."""
         self._lanes.lost(peer, index)
 
-    def release_lane(self, peer: PeerId) -> None:
-        """No lane to ``peer`` is wanted any more. The socket is its owner's to close."""
-        self._lanes.release(peer)
+    def release_lane(self, peer: PeerId, keep: int = 0) -> None:
+        """No more than ``keep`` lanes to ``peer`` are wanted. The sockets of others are their owner's to close."""
+        self._lanes.release(peer, keep)
 
     # --- runs ---
 
@@ -324,7 +325,7 @@ class PeerNetwork:
             self._unsaved.set()
             self._lanes.arrived(peer)
             if self._nursery is not None:
-                self._nursery.start_soon(self._helpers.met, peer)
+                self._nursery.start_soon(self._met, peer)
         else:
             self._helpers.lost(peer)
             dialled = self._streams.link_lost(peer)
@@ -335,6 +336,15 @@ class PeerNetwork:
         self._rendezvous.changed()
         self.reach.link_changed(peer, up)
         self.on_link(peer, up)
+
+    async def _met(self, peer: PeerId) -> None:
+        known = len(self._helpers.observers(self.peer))
+        await self._helpers.met(peer)
+        if known < min(OBSERVERS, len(self._helpers.observers(self.peer))):
+            self._lanes.moved()
+
+    def _may_dial(self, peer: PeerId, address: str) -> bool:
+        return self.reach.may_dial_peer(peer, address)
 
     def _knows(self, run: str, peer: PeerId) -> bool:
         """Whether a peer is announced in a run: then our relay of lanes serves it."""

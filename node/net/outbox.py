@@ -185,7 +185,8 @@ class Outbox:
     async def _dial(self, agreed: _Agreed, state: _State) -> None:
         """A wire, once the stream has proved to be used."""
         await state.busy.wait()
-        sock = await dial(agreed.offer.addresses, agreed.offer.token, agreed.secret + agreed.offer.secret)
+        where = [address for address in agreed.offer.addresses if self._owner.may_dial(self._peer, address)]
+        sock = await dial(where, agreed.offer.token, agreed.secret + agreed.offer.secret)
         if sock is not None:
             self.dialled = sock.getpeername()[:2]
             bound = transcript(self._host.peer, self._peer, self._topic)

@@ -41,7 +41,7 @@ from .greeting import (
     transcript,
 )
 from .host import Host, PeerStream
-from .lane_sockets import TOKEN_BYTES, LaneListener
+from .lane_sockets import TOKEN_BYTES, LaneListener, MayDial
 from .outbox import Outbox
 from .wires import Wire, WireOffer
 
@@ -58,11 +58,12 @@ class TopicStreams:
         faults: Faults,
         rng: random.Random,
         listener: LaneListener,
+        may_dial: MayDial,
         version: int = VERSION,
     ) -> None:
-        """``connect`` makes sure of a connection or raises NetworkError; ``listener``: where wires arrive."""
+        """``connect`` makes sure of a connection or raises NetworkError; ``listener``: where wires arrive; ``may_dial``: where ours go."""
         self._host, self.connect, self.faults, self.rng, self.version = host, connect, faults, rng, version
-        self._listener = listener
+        self._listener, self.may_dial = listener, may_dial
         self.counters = Counters()
         self.refused: Callable[[str, PeerId, str, str], None] = lambda topic, peer, code, reason: None
         self.topics: dict[str, Topic] = {}

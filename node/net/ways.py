@@ -21,7 +21,7 @@ import trio
 from ...collectives.errors import NetworkError, PeerUnreachableError, RemoteProtocolError
 from ...collectives.identifiers import PeerId
 from .addresses import MAX_ADDRESSES, has_public, usable
-from .lane_sockets import DIAL_S, HELLO_S, Expected, LaneListener, be_greeted, detach, dial, hello, path_of
+from .lane_sockets import DIAL_S, HELLO_S, Expected, LaneListener, MayDial, be_greeted, detach, dial, hello, path_of
 from .lane_talk import ANSWER_S, Bridge, Dialled, Done, Meet, Met, Relayed, Reverse, Sync, Talk, Terms
 from .through.meeting import Spot
 from .through.observing import ASK_S
@@ -50,15 +50,22 @@ class Made(NamedTuple):
 class Ways:
     """Used from the trio thread only."""
 
-    def __init__(self, listener: LaneListener, helpers: Helpers, run_of: Callable[[PeerId], str | None], rng: random.Random) -> None:
-        """``run_of``: a run that we have in common with a peer."""
-        self.listener, self.helpers, self._run_of, self.rng = listener, helpers, run_of, rng
+    def __init__(
+        self, listener: LaneListener, helpers: Helpers, run_of: Callable[[PeerId], str | None], may_dial: MayDial, rng: random.Random
+    ) -> None:
+        """``run_of``: a run that we have in common with a peer; ``may_dial``: which of its addresses are dialled."""
+        self.listener, self.helpers, self._run_of, self._may_dial, self.rng = listener, helpers, run_of, may_dial, rng
         self.why: dict[PeerId, str] = {}
         """Why the last lane that we drove to a peer is not direct."""
 
     def addresses(self) -> tuple[str, ...]:
         """Where the lane listener is."""
         return tuple(self.listener.addresses()[:MAX_ADDRESSES])
+
+    async def dial(self, peer: PeerId, addresses: Sequence[str], terms: Terms) -> Made | None:
+        """A lane to the listener of ``peer``, which named these addresses; None where it does not answer."""
+        found = await dial([address for address in addresses if self._may_dial(peer, address)], terms.token, terms.both)
+        return None if found is None else Made(found, path_of(found))
 
     def spot(self) -> Spot | None:
         """A port to be met at; None where none is free."""
@@ -70,15 +77,19 @@ class Ways:
         """Whether neither of us has a public address."""
         return not has_public(theirs) and not has_public(self.addresses())
 
-    async def drive(self, talk: Talk, terms: Terms, theirs: tuple[str, ...], rtt_s: float) -> Made | None:
-        """Propose until something works; None: nothing but the stream does. Raises NetworkError, RemoteProtocolError."""
+    async def drive(self, talk: Talk, terms: Terms, theirs: tuple[str, ...], rtt_s: float, *, relay: bool = True) -> Made | None:
+        """Propose until something works; None: nothing but the stream does. ``relay``: whether one is tried, too.
+
+        Raises NetworkError, RemoteProtocolError.
+        """
         attempt = _Drive(self, talk, terms, theirs, rtt_s)
         try:
             made = await attempt.direct()
             made = made or await attempt.punch()
             if made is None and (attempt.spot is None or has_public(self.addresses())):
                 made = await attempt.reverse()
-            made = made or await attempt.relay(self._run_of(talk.peer))
+            if made is None and relay:
+                made = await attempt.relay(self._run_of(talk.peer))
         finally:
             attempt.close()
         if made is None or made.path == "relay":
@@ -105,7 +116,7 @@ class _Drive:
 
     async def direct(self) -> Made | None:
         """Dial, and meanwhile learn how our port is seen."""
-        found: socket.socket | None = None
+        found: Made | None = None
         began = trio.current_time()
         async with trio.open_nursery() as nursery:
 
@@ -118,12 +129,12 @@ class _Drive:
             if self.spot is not None:
                 nursery.start_soon(look, self.spot)
             with trio.move_on_after(self._patience()):
-                found = await dial(self._theirs, self._terms.token, self._terms.both)
+                found = await self._ways.dial(self._talk.peer, self._theirs, self._terms)
             if found is not None:
                 nursery.cancel_scope.cancel()
         if found is None:
             self.tried.append("no direct address answers")
-        return Made(found, path_of(found)) if found is not None else None
+        return found
 
     def _patience(self) -> float:
         """Who has no public address will hardly answer one who has, and can dial it."""
@@ -229,9 +240,8 @@ class Follower:
             message = await self._talk.hear(DIAL_S + PUNCH_S + ANSWER_S)
             if isinstance(message, Reverse):
                 self._forget()
-                sock = await dial(self._offered, self._terms.token, self._terms.both)
-                self._made = None if sock is None else Made(sock, path_of(sock))
-                await self._talk.say(Dialled(sock is not None))
+                self._made = await self._ways.dial(self._talk.peer, self._offered, self._terms)
+                await self._talk.say(Dialled(self._made is not None))
             elif isinstance(message, Meet):
                 await self._observed.wait()
                 self._theirs = message.candidates

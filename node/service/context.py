@@ -35,12 +35,22 @@ class NodeContext:
     site: str = ""
     """The label of the place where this node is."""
     lanes_per_peer: int = 1
-    """What the run wants that wants most."""
+    """No more than these: what the run allows that allows most."""
     lanes: LaneKeeper = field(init=False)
 
     def __post_init__(self) -> None:
         """Lanes are kept by this node's network and engine."""
-        self.lanes = LaneKeeper(lambda peer: self.network.ensure_lane(peer, self.lanes_per_peer), self._let_go)
+        self.lanes = LaneKeeper(
+            lambda peer: self.network.ensure_lane(peer, min(self.engine.first_lanes, self.lanes_per_peer)), self._let_go
+        )
+
+    def lanes_wanted(self, peer: PeerId, count: int) -> None:
+        """So many lanes to a peer are best: if any are kept, and as far as runs allow it."""
+        if self.lanes.keeps(peer):
+            count = min(count, self.lanes_per_peer)
+            self.network.ensure_lane(peer, count)
+            self.network.release_lane(peer, count)
+            self.engine.drop_lane(peer, count)
 
     def _let_go(self, peer: PeerId) -> None:
         self.network.release_lane(peer)

@@ -70,6 +70,10 @@ class LaneKeeper:
         """There is a lane now, whoever wanted it."""
         self._used.setdefault(peer, now)
 
+    def keeps(self, peer: PeerId) -> bool:
+        """Whether lanes to a peer are wanted."""
+        return peer in self._wanted
+
     def lost(self, now: float, peer: PeerId) -> bool:
         """A lane is gone. Whether it is to be made again: if not, it is forgotten."""
         again = peer in self._wanted and not self._idle(now, peer, self._held())

@@ -19,7 +19,7 @@ import trio
 
 from ...collectives.engine import EngineSettings, EngineThread, derive_lane_keys
 from ...collectives.errors import AtollError
-from ...collectives.exchange import CommandFailed, LaneDown
+from ...collectives.exchange import CommandFailed, LaneDown, LanesWanted
 from ...collectives.group import Plan
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.record_layer import DEFAULT_CIPHER, PLAIN
@@ -162,6 +162,10 @@ async def _main(
 
 
 def _engine_event(nodes: Sequence[Node], network: PeerNetwork, lanes: Mapping[tuple[PeerId, int], int], event: Any) -> None:
+    if isinstance(event, LanesWanted):
+        for node in nodes:
+            node.context.lanes_wanted(event.peer, event.count)
+        return
     if isinstance(event, LaneDown):
         for (peer, index), number in lanes.items():
             newest = (peer, number) == (event.peer, event.number)  # else another has replaced it

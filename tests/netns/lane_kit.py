@@ -120,11 +120,15 @@ class Line:
 
 
 class Pair:
-    """A laboratory with two public hosts and two peers behind routers of these kinds; a context manager."""
+    """A laboratory with two public hosts (peers 0 and 1) and peers behind routers of these kinds (2 and 3); a context manager.
+
+    ``ends``: between which peers lanes are made, and which of them sends.
+    """
 
     def __init__(self, folder: Path, a: Kind, b: Kind, *, rtt_ms: float = 0.0, mbit: float | None = None, loss: float = 0.0) -> None:
         self.lab = Lab(4, internet=True, rtt_ms=rtt_ms, mbit=mbit, loss=loss)
         self.peers: list[Peer] = []
+        self.ends: tuple[int, int] = (2, 3)
         self._line: Line | None = None
         try:
             self.homes = [Router(self.lab.hosts[2], a), Router(self.lab.hosts[3], b)]
@@ -164,9 +168,7 @@ class Pair:
 
     def make(self, count: int = 1) -> list[dict[str, Any]]:
         """Make so many lanes: what the driver says of each."""
-        ends = self.peers[2:]
-        for peer, partner in zip(ends, reversed(self.ids[2:]), strict=True):
-            peer.say("lanes", peer=partner, count=count)
+        ends = self._tell("lanes", count=count)
         said = [[peer.expect("lane") for _ in range(count)] for peer in ends]
         assert all(lane["right"] for lanes in said for lane in lanes)
         by_path = [sorted((lane["index"], lane["path"]) for lane in lanes) for lanes in said]
@@ -175,19 +177,23 @@ class Pair:
 
     def drop(self) -> None:
         """Close all lanes, and want none."""
-        for peer, partner in zip(self.peers[2:], reversed(self.ids[2:]), strict=True):
-            peer.say("drop", peer=partner)
-        for peer in self.peers[2:]:
+        for peer in self._tell("drop"):
             peer.expect("dropped")
 
-    def bulk(self, warm_s: float, seconds: float, congestion: str) -> float:
-        """Bytes a second over the lanes that are open, from the first peer to the second."""
-        sender, receiver = self.peers[2:]
+    def _tell(self, do: str, **values: Any) -> list[Peer]:
+        """Say to both ends what to do with the other one."""
+        one, other = self.ends
+        for end, partner in ((one, other), (other, one)):
+            self.peers[end].say(do, peer=self.ids[partner], **values)
+        return [self.peers[one], self.peers[other]]
+
+    def bulk(self, warm_s: float, seconds: float, congestion: str) -> tuple[float, set[str]]:
+        """Bytes a second over the lanes that are open, from the first end to the second, and the congestion controls they had at the end."""
+        sender, receiver = (self.peers[end] for end in self.ends)
         receiver.say("receive", warm_s=warm_s, seconds=seconds)
         sender.say("send", seconds=warm_s + seconds + 2.0, congestion=congestion)
         found = receiver.expect("received")
-        sender.expect("sent")
-        return found["nbytes"] / found["seconds"]
+        return found["nbytes"] / found["seconds"], set(sender.expect("sent")["congestion"])
 
     def __enter__(self) -> Pair:
         return self

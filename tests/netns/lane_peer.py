@@ -5,7 +5,7 @@
 LISTEN: a libp2p address; LANE_HOST: where its lane listener is. "serve": it answers everybody, as a public node does. Commands come as JSON
 lines on stdin: {"do": "connect", "peer": P, "addresses": [...]}, {"do": "lanes", "peer": P, "count": N}, {"do": "drop", "peer": P}, {"do": "send",
 "seconds": S, "congestion": C}, {"do": "receive", "warm_s": W, "seconds": S}. It says "ready", "connected", for each lane "lane" once bytes have gone
-both ways, "dropped", and "received" with the bytes that came within S seconds, counted from W seconds after the first ones.
+both ways, "dropped", "sent", and "received" with the bytes that came within S seconds, counted from W seconds after the first ones.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class LanePeer:
         self.book: dict[PeerId, list[str]] = {}
         self.helpers = Helpers(self.host, lambda peer: self.book.get(peer, ()))
         self.relay = Relay(self.host, self.listener, lambda run, peer: True)
-        self.ways = ways.Ways(self.listener, self.helpers, lambda peer: "a run", self.rng)
+        self.ways = ways.Ways(self.listener, self.helpers, lambda peer: "a run", lambda peer, address: True, self.rng)
         self.lanes = Lanes(self.host, self.ways, self.connect, lambda peer: True, Faults(), self.rng)
         self.lanes.on_lane = self.on_lane
         self.began: dict[PeerId, float] = {}
@@ -109,7 +109,7 @@ class LanePeer:
                 for sock in self.open:
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, cc.encode())
                     nursery.start_soon(fill, sock, data)
-        say("sent", relayed=self.relay.nbytes)
+        say("sent", congestion=[congestion(sock) for sock in self.open])
 
     async def receive(self, warm_s: float, seconds: float) -> None:
         """Count what comes on all lanes."""

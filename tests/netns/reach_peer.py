@@ -1,15 +1,17 @@
 """A PeerNetwork in a process of its own, for the NAT laboratory: it says what happens as JSON lines, and does what stdin tells it.
 
 First line of stdin: {"listen": [...], "bootstrap": [...], "seed": n, "announce": [...], "open": bool, "run": "name" or "",
-"only_upnp": bool, "limits": {}}.
-Then {"send": peer}, {"add": [peer, addresses]}, {"status": null}, {"connect": peer}, {"forget": null}. Out: {"up": addresses}, {"told": addresses},
-{"path": [peer, path]}, {"member": [peer, addresses]}, {"got": [peer, text]}, {"status": ...}, {"connected": [peer, error]}.
+"only_upnp": bool, "limits": {}, "lies": [addresses that it gives its lane listener, before the true ones]}.
+Then {"send": peer}, {"add": [peer, addresses]}, {"status": null}, {"connect": peer}, {"lane": peer}, {"forget": null}.
+Out: {"up": addresses}, {"told": addresses}, {"path": [peer, path]}, {"member": [peer, addresses]}, {"got": [peer, text]}, {"status": ...},
+{"connected": [peer, error]}, {"lane": [peer, path]}.
 """
 
 from __future__ import annotations
 
 import json
 import random
+import socket
 import sys
 from typing import Any
 
@@ -58,8 +60,15 @@ async def main() -> None:
     network.on_path = lambda peer, path: say(path=[peer, path])
     network.on_member = lambda _, peer, addresses: say(member=[peer, list(addresses)])
     network.on_addresses = lambda: say(told=network.addresses())
+
+    def on_lane(peer: PeerId, sock: socket.socket, *rest: Any) -> None:
+        sock.close()
+        say(lane=[peer, rest[3]])
+
+    network.on_lane = on_lane
     async with trio.open_nursery() as nursery:
         await nursery.start(network.run)
+        network._ways.listener.addresses()[:0] = start.get("lies", [])
         if start.get("run"):
             network.announce_run(run)
         say(up=network.addresses(), peer=network.peer)
@@ -77,6 +86,8 @@ async def main() -> None:
                     network.send(run, PeerId(what), b"hello")
                 elif verb == "add":
                     network.add_addresses(PeerId(what[0]), what[1])
+                elif verb == "lane":
+                    network.ensure_lane(PeerId(what))
                 elif verb == "connect":
                     nursery.start_soon(connect, PeerId(what))
                 elif verb == "status":

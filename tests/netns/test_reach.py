@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -13,6 +14,7 @@ from netns.reach_kit import Node
 
 pytestmark = pytest.mark.netns
 RUN = "run"
+TRAP = 4999
 
 
 class Town:
@@ -148,3 +150,29 @@ def test_a_relay_dies_and_another_takes_its_place(town: Town, hidden: list[Node]
     caller.until("member", lambda member: member[0] == node.peer and bool(circuits(member[1])) and dead.peer not in circuits(member[1]))
     caller.tell(send=node.peer)
     node.until("got", lambda got: got == [caller.peer, "hello"])
+
+
+def test_a_peer_of_the_internet_cannot_make_us_dial_our_own_house(town: Town) -> None:
+    home = town.homes[0]
+    traps = [
+        home.hosts[0].inside(lambda: socket.create_server(("127.0.0.1", TRAP))),
+        home.host.inside(lambda: socket.create_server((f"{home.lan}.1", TRAP))),
+    ]
+    try:
+        lies = [f"/ip4/{trap.getsockname()[0]}/tcp/{TRAP}" for trap in traps]
+        liar = town.add(town.lab.hosts[2], listen=["/ip4/0.0.0.0/tcp/4012"], lies=lies)
+        victim = town.add(home.hosts[0], listen=["/ip4/0.0.0.0/tcp/4011"])
+        victim.status_when(lambda status: status["reach"]["observers"] > 0)
+        for _ in range(20):  # more than a wire needs
+            victim.tell(send=liar.peer)
+        liar.until("got")
+        victim.tell(lane=liar.peer)
+        assert victim.until("lane") == [liar.peer, "direct"]
+        victim.status_when(lambda status: liar.peer in status["wires"])
+        for trap in traps:
+            trap.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                trap.accept()
+    finally:
+        for trap in traps:
+            trap.close()

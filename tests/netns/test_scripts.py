@@ -27,6 +27,24 @@ def test_a_link_is_measured() -> None:
     assert result["bit_equal"] is True
 
 
+def test_lanes_are_measured() -> None:
+    punched = printed("bench_lanes.py", "--seconds", "1")
+    assert (punched["name"], punched["lanes"], punched["path"], punched["relay_cores"]) == ("bench_lanes", 1, "punched", None)
+    assert 0 < punched["link_use"] < 1
+    relayed = printed("bench_lanes.py", "--path", "relay", "--congestion", "cubic", "--lanes", "2", "--seconds", "1", "--mbit", "0")
+    assert (relayed["lanes"], relayed["path"], relayed["link_use"]) == (2, "relay", None)
+    assert relayed["mb_s"] > 0
+
+
+def test_a_swarm_behind_routers_trains_on_without_its_public_peer() -> None:
+    result = printed("nat_swarm.py")
+    assert result["anchors_identical"] is True
+    assert max(map(int, result["rounds"])) == 8
+    assert all(result["rounds"][str(number)] >= 3 for number in range(4, 9))  # a busy machine may leave one out
+    ways = {path for row in result["paths"]["after"].values() for name, path in row.items() if name != "public"}
+    assert ways <= {"direct / direct", "direct / punched", "punched / punched", "punched / direct"}
+
+
 def test_a_soak_counts_faults_and_rounds() -> None:
     result = printed("soak.py", "--minutes", "0.4", "--peers", "4")
     assert result["rounds"] > 0

@@ -671,6 +671,31 @@ def test_a_lost_lane_is_made_again(bridged: bool, monkeypatch: pytest.MonkeyPatc
     run(main)
 
 
+@pytest.mark.parametrize("learns", ["driver", "other"])
+def test_a_lane_over_the_stream_becomes_direct_once_something_has_changed(learns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(nursery: trio.Nursery) -> None:
+        a, b, _, _ = await known_pair(nursery)
+        lane_a, lane_b = Lane(), Lane()
+        a.on_lane, b.on_lane = lane_a, lane_b
+        driver, other = (a, b) if a.peer < b.peer else (b, a)
+        for node in (a, b):
+            monkeypatch.setattr(node._ways.listener, "_announce", ["/ip4/127.0.0.1/tcp/1"])
+        a.ensure_lane(b.peer)
+        b.ensure_lane(a.peer)
+        await wait_for(lambda: bool(lane_a.all and lane_b.all))
+        assert lane_a.all[0][5] == "stream"
+        monkeypatch.undo()
+        (driver if learns == "driver" else other).reach.turned()
+        await wait_for(lambda: len(lane_a.all) == len(lane_b.all) == 2)
+        assert lane_a.all[1][5] == "lan"
+        await check_lane(lane_a, lane_b)
+        assert [a.status()["lanes"][b.peer], b.status()["lanes"][a.peer]] == ["lan", "lan"]
+        lane_a.close()
+        lane_b.close()
+
+    run(main)
+
+
 def test_several_lanes_to_one_peer_are_made_and_made_again_each_by_itself() -> None:
     async def main(nursery: trio.Nursery) -> None:
         a, b, _, _ = await known_pair(nursery)
@@ -686,6 +711,13 @@ def test_several_lanes_to_one_peer_are_made_and_made_again_each_by_itself() -> N
         await wait_for(lambda: len(lane_a.all) > 3 and len(lane_b.all) > 3)
         assert lane_a.all[-1][6] == lane_b.all[-1][6] == 1
         await check_lane(lane_a, lane_b, 1000)
+        a.release_lane(b.peer, 1)
+        b.release_lane(a.peer, 1)
+        for index in (0, 1, 2):
+            a.lane_lost(b.peer, index)
+            b.lane_lost(a.peer, index)
+        await wait_for(lambda: len(lane_a.all) > 4 and len(lane_b.all) > 4)
+        assert lane_a.all[-1][6] == lane_b.all[-1][6] == 0, "the only one that is still wanted"
         lane_a.close()
         lane_b.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import queue
 import socket
 import sys
@@ -11,14 +12,18 @@ import time
 import pytest
 from exchange_kit import LOG, cid_of, make_plan, peers_of, ref_digests, ref_result, vector
 
-from atoll.collectives.engine import EngineSettings, EngineThread, derive_lane_keys
+from atoll.collectives.engine import EngineSettings, EngineThread, derive_lane_keys, width
 from atoll.collectives.engine import poller as pollers
 from atoll.collectives.engine import settings as engine_settings
+from atoll.collectives.engine import thread as engine_thread
+from atoll.collectives.engine.lane import REPLACED
+from atoll.collectives.engine.meter import Reading
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.exchange import (
     BlobComplete,
     CommandFailed,
     LaneDown,
+    LanesWanted,
     LaneUp,
     NonFinite,
     PeerFault,
@@ -185,6 +190,25 @@ def pull_until_complete(peers, plan, by_cid):
             for owner, spans in report.lacking.items():
                 by_name[owner].engine.exchange.resend_results(peer.engine.me, plan.plan_id, spans)
             peer.engine.sync(WAIT_S)
+
+
+def test_a_lane_that_is_replaced_in_the_middle_loses_nothing(swarm):
+    a, b = peers = swarm(2, settings=dataclasses.replace(PATIENT, max_up=4_000_000))
+    numel, names = 600_000, [p.engine.me for p in peers]
+    vectors = {cid_of(i): vector(numel, i) for i in range(2)}
+    plan = make_plan([(name, cid_of(i), 1) for i, name in enumerate(names)], names, numel, 4_096, "fp32")
+    start(peers, plan, vectors)
+    for number in range(7, 17, 2):
+        sent = a.engine.totals()[0]
+        while a.engine.totals()[0] < sent + 100_000:
+            assert a.engine.sync(WAIT_S)
+        link(a, b, number=number)
+        for peer in peers:
+            assert peer.wait(LaneDown).reason == REPLACED
+    want = ref_result(plan, vectors)
+    for peer in peers:
+        assert bytes(peer.wait(ResultComplete).data) == want  # nobody has asked for anything again
+    assert a.engine.totals()[0] < 1.1 * 4 * numel
 
 
 def test_several_lanes_share_the_work_and_one_of_them_may_die(swarm):
@@ -419,3 +443,33 @@ def test_socket_options_are_optional(monkeypatch):
     other.close()
     with pytest.raises(ConfigError):
         EngineSettings(beat_s=1.0, dead_after_s=1.0)
+
+
+def test_an_engine_without_bbr_says_how_many_lanes_it_wants(monkeypatch):
+    monkeypatch.setattr(width, "JUDGED_S", 0.3)
+    monkeypatch.setattr(width, "SETTLING_S", 0.0)
+    began = time.monotonic()
+
+    def kernel(sock):
+        """Every lane always sends 10 MB/s, and loses one segment of a hundred."""
+        seconds = time.monotonic() - began
+        return Reading(int(1e7 * seconds), 0, seconds, 0.0, 0.05, 0.05, int(7000 * seconds), int(70 * seconds))
+
+    monkeypatch.setattr(engine_thread, "read_socket", kernel)
+    one, other = (Peer(name, dataclasses.replace(PATIENT, bbr=bbr)) for name, bbr in zip(peers_of(2), (False, True), strict=True))
+    with one.engine, other.engine:
+        assert (one.engine.first_lanes, other.engine.first_lanes) == (2, 1)
+        for index in range(2):
+            link(one, other, number=index, index=index)
+        assert one.wait(LanesWanted) == LanesWanted(other.engine.me, 4)
+        for index in range(2, 4):
+            link(one, other, number=index, index=index)
+        assert one.wait(LanesWanted) == LanesWanted(other.engine.me, 8)
+        one.engine.drop_lane(other.engine.me, 1)
+        for _ in range(3):
+            assert one.wait(LaneDown).reason == "dropped"
+        assert one.engine.sync()
+        assert one.engine.stats()[other.engine.me].up
+        one.engine.drop_lane(other.engine.me)
+        assert one.wait(LaneDown).reason == "dropped"
+    assert not [event for event in other.seen if isinstance(event, LanesWanted)]

@@ -62,6 +62,8 @@ class Reach:
         """``first()``: peers to prefer as servers and relays; ``known(peer)``: its addresses; ``runs_of(peer)``: runs it is announced in."""
         self._host, self._faults, self._rng, self._first, self.settings = host, faults, rng, first, settings
         self.changed: Callable[[], None] = lambda: None
+        self.turned: Callable[[], None] = lambda: None
+        """Called when addresses are others, or what is known of the router."""
         self.on_path: Callable[[PeerId, str], None] = lambda peer, path: None
         self.manager = AddressManager(settings.announce)
         self.autonat = AutoNat(host, faults)
@@ -91,6 +93,7 @@ class Reach:
         self._look = trio.Event()
         self._asked: dict[tuple[str, str], float] = {}  # (server's host, address; "": observed): when
         self._told: tuple[str, ...] = ()
+        self._nat = "unknown"
         self._paths: dict[PeerId, str] = {}
         host.dialler.from_listen = lambda: not self.manager.plain
         host.advertised = lambda: self.manager.advertised(trio.current_time())
@@ -101,6 +104,19 @@ class Reach:
         if is_internet(address) or not self.manager.online:
             return True
         return not is_loopback(address) and (is_public(host_of(address)) or has_route(host_of(address)))
+
+    def may_dial_peer(self, peer: PeerId, address: str) -> bool:
+        """The same of an address that a connected peer calls its own. One that talks to us from elsewhere on the internet has nothing in our
+        house; one that is on this machine may be dialled there."""
+        if not is_direct(address) or is_internet(address) or not self.manager.online:
+            return is_direct(address)
+        ends = self._host.ends(peer)
+        if ends is None:  # over a relay: it may be next door
+            return self.may_dial(address)
+        ours = {host_of(seen) for seen in self.manager.seen_at(trio.current_time())}
+        if is_public(ends[1]) and ends[1] not in ours and not assigned(ends[1]):
+            return False
+        return host_of(address) == ends[1] or (assigned(ends[1]) if is_loopback(address) else self.may_dial(address))
 
     def began(self) -> None:
         """The host listens: from now on there are addresses."""
@@ -136,10 +152,13 @@ class Reach:
     def _update(self) -> None:
         """Something is known that was not. If others are to be told other addresses now, they are."""
         self.manager.circuits(self.circuits.addresses())
-        told = tuple(self._host.addresses())
-        if told != self._told:
-            self._told = told
+        told, nat = tuple(self._host.addresses()), self.manager.nat(trio.current_time())
+        changed, turned = told != self._told, nat != self._nat
+        self._told, self._nat = told, nat
+        if changed:
             self.changed()
+        if changed or turned:
+            self.turned()
 
     async def _watch(self) -> None:
         """Interfaces come and go: another network, another address, a machine that slept."""
