@@ -24,6 +24,7 @@ from .dht.records import run_key
 from .faults import Faults
 from .greeting import VERSION, Topic
 from .host import Host
+from .lan.discovery import LanDiscovery
 from .lane_sockets import LaneListener, refuses
 from .lanes import Lanes, OnLane
 from .peerbook import PeerBook
@@ -40,6 +41,8 @@ SEARCH_FIRST_S = 0.5
 SEARCH_LATER_S = 3.0
 """The same where that list has named somebody: nobody waits for the DHT then, and a start has enough to do."""
 SEARCH_MAX_S = 60.0
+NEIGHBOURS = 4
+"""Peers of our LAN that are dialled just because they are there; the others are known, and dialled when somebody has something to say to them."""
 
 
 class PeerNetwork:
@@ -68,10 +71,12 @@ class PeerNetwork:
         max_connections: int = 300,
         texts: dnsaddr.Texts = dnsaddr.texts_of,
         reach: ReachSettings | None = None,
+        lan_discovery: bool = False,
     ) -> None:
         """``listen``, ``announce``: ``/ip4/HOST/tcp/PORT``; ``bootstrap``: the same with ``/p2p/PEER``, or ``/dnsaddr/HOST``.
 
         ``cache``: the peer cache file; ``texts``: where the names among ``bootstrap`` are looked up.
+        ``lan_discovery``: look for peers in the house by multicast DNS, and be found by it (not where ``listen`` is loopback).
         ``lane_port``: TCP port of the lane listener, on the host of the first listen address; 0 takes any. Raises ConfigError.
         """
         for address in listen:
@@ -116,6 +121,7 @@ class PeerNetwork:
         )  # fmt: skip
         self.reach.changed = self._moved
         self.reach.on_path = lambda peer, path: self.on_path(peer, path)
+        self._lan = LanDiscovery(self.peer, self._rng, mine=self.reach.manager.lan, found=self._neighbour, on=lan_discovery)
         self._runs: dict[RunId, trio.CancelScope] = {}
         self._nursery: trio.Nursery | None = None
         self._unsaved = trio.Event()
@@ -155,6 +161,7 @@ class PeerNetwork:
                     nursery.start_soon(self._rendezvous.run)
                     nursery.start_soon(self.reach.run)
                     nursery.start_soon(self._save_now_and_then)
+                    nursery.start_soon(self._lan.run)
                     self._nursery = nursery
                     for run in self._runs:
                         nursery.start_soon(self._search, run)
@@ -354,6 +361,18 @@ class PeerNetwork:
             self._save()
         self.on_member(RunId(news.run), peer, news.addresses)
 
+    def _neighbour(self, peer: PeerId, address: str) -> None:
+        """Somebody in the house. A few are met at once: they know the members of runs, as a bootstrap does."""
+        self.add_addresses(peer, [address])
+        near = sum(self._host.path(other) == "lan" for other in self._host.peers())
+        if near < NEIGHBOURS and not self.connected(peer) and self._nursery is not None:
+            self._nursery.start_soon(self._visit, peer)
+
+    async def _visit(self, peer: PeerId) -> None:
+        with contextlib.suppress(NetworkError):
+            await self.connect(peer)
+            self._rendezvous.hint(peer)
+
     async def _search(self, run: RunId) -> None:
         """Provider records: the way in when no bootstrap knows anybody, and the way out when all of them are dead."""
         backoff = Backoff(2.0, SEARCH_MAX_S, self._rng)
@@ -412,6 +431,7 @@ class PeerNetwork:
             "lanes_why": dict(self._ways.why),
             "relayed": {"circuits": self._relay.circuits, "bytes": self._relay.nbytes},
             "wires": self._streams.wires(),
+            "lan": self._lan.status(),
             "dht_peers": len(self.dht.table),
             "faults": dict(self._faults.total),
             "messages_sent": counters.messages_sent,
