@@ -12,6 +12,7 @@ from typing import Any
 from ...collectives.errors import AtollError, ConfigError, LocalProtocolError, VersionMismatchError
 from ...collectives.swarm import Outcome
 from . import protocol as p
+from .failures import failure
 from .service import NodeService, NumberedBuffer, ScriptSession
 
 Post = Callable[[p.Answer, Sequence[int]], None]
@@ -83,7 +84,7 @@ class Requests:
             await handler(request)
         except AtollError as error:
             if id_:  # Release and Report have no answer
-                self._post(p.failure(id_, error), ())
+                self._post(failure(id_, error), ())
 
     def close(self) -> None:
         """The connection is over: end its leases, tell the session. Idempotent."""
