@@ -101,6 +101,12 @@ class Ping(Status, frozen=True, tag="ping"):
     peer: Name
 
 
+class Check(Status, frozen=True, tag="check"):
+    """→ Document: what peers say of our clock, and how fast bytes go to the peer ``bandwidth`` (a whole id; "" = none). See `NodeService.check`."""
+
+    bandwidth: Name = ""
+
+
 class Join(msgspec.Struct, frozen=True, tag="join"):
     """→ Joined, after Progress pushes."""
 
@@ -258,8 +264,8 @@ class ReduceClose(msgspec.Struct, frozen=True, tag="reduce_close"):
 
 
 Request = (
-    Hello | Status | Runs | Peers | Ping | Join | FindRun | Leave | Recertify | Down | Subscribe | Open | Found | Lease | Release | Contribute | Resume
-    | Members | Report | Depart | BufferOpen | BufferClose | ReduceOpen | ReduceStart | ReduceCancel | ReduceClose
+    Hello | Status | Runs | Peers | Ping | Check | Join | FindRun | Leave | Recertify | Down | Subscribe | Open | Found | Lease | Release
+    | Contribute | Resume | Members | Report | Depart | BufferOpen | BufferClose | ReduceOpen | ReduceStart | ReduceCancel | ReduceClose
 )  # fmt: skip
 
 # ── replies ───────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -38,6 +38,7 @@ class Requests:
             p.Runs: self._runs,
             p.Peers: self._peers,
             p.Ping: self._ping,
+            p.Check: self._check,
             p.Join: self._join,
             p.FindRun: self._find_run,
             p.Leave: self._leave,
@@ -149,6 +150,9 @@ class Requests:
 
     async def _ping(self, request: p.Ping) -> None:
         self._post(p.Document(request.id, await self._service.ping(request.peer)), ())
+
+    async def _check(self, request: p.Check) -> None:
+        self._post(p.Document(request.id, await self._service.check(request.bandwidth)), ())
 
     async def _join(self, request: p.Join) -> None:
         if bool(request.request.invite) == bool(request.request.manifest):

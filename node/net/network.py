@@ -27,6 +27,7 @@ from .host import Host
 from .lan.discovery import LanDiscovery
 from .lane_sockets import LaneListener, refuses
 from .lanes import Lanes, OnLane
+from .measuring import Measuring
 from .peerbook import PeerBook
 from .reach.reach import Reach, ReachSettings, known_to_dial
 from .rendezvous import Rendezvous
@@ -41,6 +42,8 @@ SEARCH_FIRST_S = 0.5
 SEARCH_LATER_S = 3.0
 """The same where that list has named somebody: nobody waits for the DHT then, and a start has enough to do."""
 SEARCH_MAX_S = 60.0
+CLOCKS_S = 3.0
+"""How long peers are waited for that are asked for the time."""
 NEIGHBOURS = 4
 """Peers of our LAN that are dialled just because they are there; the others are known, and dialled when somebody has something to say to them."""
 
@@ -119,6 +122,7 @@ class PeerNetwork:
             first=lambda: self._bootstrap.peers, known=self.book.addresses,
             runs_of=lambda peer: self._rendezvous.registry.runs_of(peer, trio.current_time()),
         )  # fmt: skip
+        self.measuring = Measuring(self._host, lambda peer: bool(self._rendezvous.registry.runs_of(peer, trio.current_time())))
         self.reach.changed = self._moved
         self.reach.on_path = lambda peer, path: self.on_path(peer, path)
         self._lan = LanDiscovery(self.peer, self._rng, mine=self.reach.manager.lan, found=self._neighbour, on=lan_discovery)
@@ -232,6 +236,24 @@ class PeerNetwork:
                 for peer in filter(self.connected, peers):
                     nursery.start_soon(one, peer)
         return found
+
+    async def clocks(self, peers: Sequence[PeerId]) -> dict[PeerId, tuple[float, float]]:
+        """By how many seconds our clock is ahead of each of these that is connected and answers, and by how many that may be wrong."""
+        found: dict[PeerId, tuple[float, float]] = {}
+
+        async def one(peer: PeerId) -> None:
+            with contextlib.suppress(NetworkError):
+                found[peer] = await self.measuring.clock_of(peer)
+
+        with trio.move_on_after(CLOCKS_S):
+            async with trio.open_nursery() as nursery:
+                for peer in filter(self.connected, peers):
+                    nursery.start_soon(one, peer)
+        return found
+
+    def peers(self) -> list[PeerId]:
+        """Whoever is connected."""
+        return self._host.peers()
 
     def connected(self, peer: PeerId) -> bool:
         """Whether there is a libp2p connection to ``peer``."""

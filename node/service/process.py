@@ -150,6 +150,7 @@ async def _main(
                     link.ready(path)
                     nursery.start_soon(_follow_parent, link, options.parent_pid, node)
                 nursery.start_soon(_signals, node)
+                nursery.start_soon(node.links.run)
                 gc.freeze()  # what is loaded now stays; the collector need not walk it again and again while an engine works
                 on_ready(node, path)
                 await node.ending.wait()
