@@ -38,10 +38,18 @@ class NodeTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = ""
 
 
+class NetworkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[network]``: what this node does to be found without being told."""
+
+    lan_discovery: bool = True  # find peers in the house by multicast DNS, and be found
+    port_mapping: bool = True  # behind a router, ask it to lead a port here (NAT-PMP, UPnP)
+
+
 class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All settings of a node."""
 
     node: NodeTable = NodeTable()
+    network: NetworkTable = NetworkTable()
 
     @property
     def listen_addresses(self) -> tuple[str, ...]:
@@ -143,6 +151,10 @@ def _typed(key: str, text: str) -> Any:
     default = flat(NodeConfig())[key]
     if isinstance(default, (list, tuple)):
         return [part.strip() for part in text.split(",") if part.strip()]
+    if isinstance(default, bool):
+        if text not in ("true", "false"):
+            raise ConfigError(f"{key} is {text!r}, neither true nor false", key=f"$.{key}", hint=f"{key} = false turns it off")
+        return text == "true"
     if isinstance(default, int):
         try:
             return int(text)
@@ -164,7 +176,7 @@ def _merge(into: dict[str, Any], new: dict[str, Any], origin: str, origins: dict
 
 
 def _toml(table: dict[str, Any]) -> str:
-    """TOML text of tables of strings, numbers and lists of strings. JSON's notation of these is TOML's, too."""
+    """TOML text of tables of strings, numbers, truths and lists of strings. JSON's notation of these is TOML's, too."""
     import json
 
     blocks = [

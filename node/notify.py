@@ -32,14 +32,14 @@ def notify(*lines: str) -> None:
 
 def notify_failed(error: AtollError) -> None:
     """Tell the supervisor why the node cannot run."""
-    from .control.protocol import failure
+    from .control.failures import failure
 
     notify(f"STATUS={error.code} {error.message.splitlines()[0]}", f"{_ERROR_KEY}={msgspec.json.encode(failure(0, error)).decode()}")
 
 
 def error_in(note: str) -> AtollError | None:
     """The error in a note, or None."""
-    from .control.protocol import Failure, error_of
+    from .control.failures import Failure, error_of
 
     for line in note.splitlines():
         if line.startswith(f"{_ERROR_KEY}="):

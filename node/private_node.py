@@ -22,7 +22,7 @@ from typing import BinaryIO
 import msgspec
 
 from ..collectives.errors import AtollError, StateError, SwarmClosedError
-from .control.protocol import Failure, error_of, failure
+from .control.failures import Failure, error_of, failure
 from .lifecycle import close_in_children, remove_stale_socket
 from .paths import Paths, storage_error
 

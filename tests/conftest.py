@@ -21,6 +21,8 @@ SLOW_LIMIT_S = 900
 
 # One thread a process: the suite runs beside itself (real peers, simulations), and sums do not change with the machine.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Nodes of tests that run at the same time must not find each other.
+os.environ.setdefault("ATOLL_NETWORK__LAN_DISCOVERY", "false")
 
 # `too_slow` judges the clock, so on a busy machine it would fail a test that is right.
 hypothesis.settings.register_profile(

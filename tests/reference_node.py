@@ -238,6 +238,10 @@ class ReferenceService:
     async def ping(self, peer: str) -> dict[str, Any]:
         return {"peer": peer, "path": "direct", "rtt_ms": 1.0, "address": ""}
 
+    async def check(self, bandwidth: str) -> dict[str, Any]:
+        flow = {"peer": bandwidth, "path": "direct", "up_bytes_per_s": 2_000_000, "down_bytes_per_s": 3_000_000}
+        return {"clock": [{"peer": PEER, "ahead_s": 0.25, "within_s": 0.01}], "bandwidth": flow if bandwidth else None}
+
     def _info(self) -> RunInfo:
         return RunInfo(RUN, "reference", PEER, SETTINGS, len(self.run.log))
 

@@ -67,11 +67,12 @@ def addresses_of(status: dict[str, Any]) -> tuple[str, ...]:
 @click.option("--max-down", metavar="RATE", type=GIVEN, help="Limit of what it receives.")
 @click.option("--site", metavar="LABEL", help="The same label at all nodes of one fast network.")
 @click.option("--no-port-mapping", is_flag=True, help="Do not ask the router to lead a port here (NAT-PMP, UPnP).")
+@click.option("--no-lan-discovery", is_flag=True, help="Do not look for peers in the house, nor be found there (multicast DNS).")
 @click.option("--background", is_flag=True, help="Run it behind you; returns when it is ready.")
 @shared_options
 def up_command(
     port: int | None, listen: tuple[str, ...], bootstrap: tuple[str, ...], max_up: str | None, max_down: str | None, site: str | None,
-    no_port_mapping: bool, background: bool,
+    no_port_mapping: bool, no_lan_discovery: bool, background: bool,
 ) -> int:  # fmt: skip
     """Run this machine's node.
 
@@ -97,6 +98,7 @@ def up_command(
     for option, rate in (("--max-up", config.node.max_up), ("--max-down", config.node.max_down)):
         command += [option, rate] if rate else []
     command += ["--no-port-mapping"] if no_port_mapping else []
+    command += ["--no-lan-discovery"] if no_lan_discovery else []
     if config.node.site:
         command += ["--site", config.node.site]
     if terminal.home:

@@ -16,8 +16,8 @@ from ...collectives.errors import AtollError
 from .daemon import running
 from .options import shared_options
 from .output import Terminal, bytes_text, current
-from .reach_views import advice, netcheck_lines
-from .reaching import port_of, rows_text
+from .reach_views import advice, clock_row, lan_row, netcheck_lines
+from .reaching import findings, port_of, rows_text
 
 LOW_BYTES = 2 << 30
 Row = tuple[str, str, str]
@@ -35,8 +35,7 @@ def doctor_command(fix: bool) -> int:
     rows = [_versions(), _identity(terminal, fix), _disk(terminal)]
     hint = _node(terminal, rows)
     failed, warned = (sum(row[0] == level for row in rows) for level in ("fail", "warn"))
-    findings = [{"level": level, "what": what, "text": text} for level, what, text in rows]
-    terminal.data(rows_text(terminal, rows), {"findings": findings, "failed": failed, "warnings": warned, "advice": hint})
+    terminal.data(rows_text(terminal, rows), {"findings": findings(rows), "failed": failed, "warnings": warned, "advice": hint})
     if hint:
         terminal.say(hint)
     words = [f"{count} {word}{'' if count == 1 else 's'}" for count, word in ((failed, "failure"), (warned, "warning")) if count]
@@ -95,11 +94,12 @@ def _node(terminal: Terminal, rows: list[Row]) -> str:
         return "Start it and ask again: atoll up --background && atoll doctor"
     with client:
         status: dict[str, Any] = client.status()
+        clock = client.check()["clock"]
     network: dict[str, Any] = status.get("network") or {}
     connected = len(network.get("connected") or ())
     rows.append(("ok" if connected else "warn", "node", f"up, connected to {connected} peer{'' if connected == 1 else 's'}"))
     troubles = [*(status.get("troubles") or ()), *(run["trouble"] for run in status.get("runs") or () if run.get("trouble"))]
     rows += [("fail", "trouble", f"{trouble.get('code', '')} {trouble.get('message', '')}") for trouble in troubles]
     reach: dict[str, Any] = network.get("reach") or {}
-    rows += netcheck_lines(reach)
+    rows += [*netcheck_lines(reach), clock_row(clock), *filter(None, [lan_row(network.get("lan") or {})])]
     return advice(reach, port_of(network))

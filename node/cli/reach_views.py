@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .output import bytes_text, short_peer
+from .output import bytes_text, short_peer, span_text
 
 Document = Mapping[str, Any]
 
@@ -60,6 +60,53 @@ def netcheck_lines(reach: Document) -> list[tuple[str, str, str]]:
             ("ok", "serves", f"{relaying['reservations']} places, {relaying['circuits']} circuits, {bytes_text(relaying['bytes'])} relayed")
         )
     return rows
+
+
+CLOCK_WARN_S, CLOCK_LIMIT_S = 30.0, 300.0
+"""Signed records are refused when the clocks of who signs and who reads are further apart than the latter."""
+
+
+def clock_off(clock: Sequence[Document]) -> float | None:
+    """By how many seconds our clock is ahead of those that were asked: the median; None where nobody was."""
+    ahead = sorted(float(row["ahead_s"]) for row in clock)
+    return ahead[(len(ahead) - 1) // 2] if ahead else None
+
+
+def clock_row(clock: Sequence[Document]) -> tuple[str, str, str]:
+    """What peers say of our clock. More than half of them must say that it is wrong before it counts as wrong."""
+    off = clock_off(clock)
+    if off is None:
+        return "ok", "clock", "not compared: no peer is connected that tells its own"
+    agree = sum(abs(float(row["ahead_s"]) - off) <= CLOCK_WARN_S for row in clock)
+    text = f"{off:+.2f} s against {len(clock)} peer{'' if len(clock) == 1 else 's'}"
+    if abs(off) <= CLOCK_WARN_S:
+        return "ok", "clock", text
+    side = f"{span_text(abs(off))} {'ahead of' if off > 0 else 'behind'} {agree} of {len(clock)} peers"
+    if abs(off) <= CLOCK_LIMIT_S or 2 * agree <= len(clock):
+        return "warn", "clock", f"{side}; beyond {CLOCK_LIMIT_S:g} s signed records are refused"
+    return "fail", "clock", f"{side} (limit {CLOCK_LIMIT_S:g} s): they refuse what this node signs, and it what they sign (E120)"
+
+
+def flow_row(flow: Document) -> tuple[str, str, str]:
+    """How fast bytes went to a peer and back."""
+    up, down = (mbit_text(float(flow[key])) for key in ("up_bytes_per_s", "down_bytes_per_s"))
+    path = str(flow.get("path") or "")
+    means = " (through a relay: it is the slower one's limit)" if path == "relay" else ""
+    return "ok", "speed", f"to {short_peer(str(flow['peer']))} up {up}, down {down}, path {path}{means}"
+
+
+def mbit_text(bytes_per_s: float) -> str:
+    """Bandwidth as providers state it."""
+    mbit = bytes_per_s * 8 / 1e6
+    return f"{mbit:.0f} Mbit/s" if mbit >= 10 else f"{mbit:.1f} Mbit/s"
+
+
+def lan_row(lan: Document) -> tuple[str, str, str] | None:
+    """Who was found in the house; None where nobody looked, or nobody is there."""
+    found: Document = lan.get("found") or {}
+    if lan.get("trouble"):
+        return "warn", "lan", f"peers in the house cannot be looked for: {lan['trouble']}"
+    return ("ok", "lan", f"{len(found)} peer{'' if len(found) == 1 else 's'} found in the house") if found else None
 
 
 def _tried(found: Document) -> tuple[str, str]:

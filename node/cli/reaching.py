@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,10 @@ from ...collectives.errors import ConfigError
 from .daemon import connect
 from .options import GIVEN, shared_options
 from .output import Terminal, current, short_peer
-from .reach_views import advice, netcheck_lines, outcome
+from .reach_views import advice, clock_row, flow_row, lan_row, netcheck_lines, outcome
 
 PAUSE_S = 1.0
-CUT_OFF = 69
+CUT_OFF, WRONG_CLOCK = 69, 75
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 UNIT = """\
@@ -59,26 +60,40 @@ def rows_text(terminal: Terminal, rows: list[tuple[str, str, str]]) -> str:
 
 
 @click.command("netcheck")
+@click.option("--bandwidth", metavar="PEER", type=GIVEN, help="Measure, too, how fast bytes go to this member of a run (ten seconds).")
 @shared_options
-def netcheck_command() -> int:
+def netcheck_command(bandwidth: str | None) -> int:
     """Say whether others can reach this node, and what that means.
 
-    Exit status 69 (E130): nobody can, and no relay takes it.
+    Exit status 69 (E130): nobody can, and no relay takes it. 75 (E120): this machine's clock is wrong.
     """
     terminal = current()
     with connect(terminal) as client:
-        network: dict[str, Any] = client.status().get("network") or {}
+        status = client.status()
+        asked = client.check(find_peer(status, bandwidth) if bandwidth else "")
+    network: dict[str, Any] = status.get("network") or {}
     reach: dict[str, Any] = network.get("reach") or {}
-    rows, verdict = netcheck_lines(reach), outcome(reach)
+    clock, verdict = clock_row(asked["clock"]), outcome(reach)
+    rows = [*netcheck_lines(reach), clock, *filter(None, [lan_row(network.get("lan") or {})])]
+    rows += [flow_row(asked["bandwidth"])] if asked["bandwidth"] else []
     hint = advice(reach, port_of(network))
     error = {"code": "E130", "message": "nobody can reach this node, and no relay accepted it"} if verdict == "cut-off" else None
-    findings = [{"level": level, "what": what, "text": text} for level, what, text in rows]
-    terminal.data(rows_text(terminal, rows), {"verdict": verdict, "findings": findings, "advice": hint, "error": error, "reach": reach})
+    if clock[0] == "fail":
+        error = {"code": "E120", "message": f"this machine's clock is {clock[2]}"}
+    terminal.data(
+        rows_text(terminal, rows),
+        {"verdict": verdict, "findings": findings(rows), "advice": hint, "error": error, "reach": reach, **asked},
+    )
     if hint:
         terminal.say(hint)
     if error:
-        terminal.say("E130: atoll explain E130")
-    return CUT_OFF if error else 0
+        terminal.say(f"{error['code']}: atoll explain {error['code']}")
+    return 0 if error is None else WRONG_CLOCK if error["code"] == "E120" else CUT_OFF
+
+
+def findings(rows: Sequence[tuple[str, str, str]]) -> list[dict[str, str]]:
+    """Rows for programs."""
+    return [{"level": level, "what": what, "text": text} for level, what, text in rows]
 
 
 def port_of(network: dict[str, Any]) -> int:

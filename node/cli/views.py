@@ -141,6 +141,12 @@ def path_text(peer: Document) -> str:
     return f"{lane}, messages {link}" if link in ("relay", "punched") and link not in lane else lane
 
 
+def rates_text(peer: Document) -> str:
+    """What went to a peer and came from it, on the mean of the last minute."""
+    rates = peer.get("up_bytes_per_s"), peer.get("down_bytes_per_s")
+    return "–" if None in rates else " / ".join(f"{float(rate or 0) / 1e6:.1f}" for rate in rates)
+
+
 def peers_table(terminal: Terminal, peers: Sequence[Document]) -> str:
     """``atoll peers``."""
     if not peers:
@@ -150,12 +156,13 @@ def peers_table(terminal: Terminal, peers: Sequence[Document]) -> str:
             short_peer(str(peer.get("peer", ""))) + (" (you)" if peer.get("you") else ""),
             "–" if peer.get("you") else path_text(peer),
             f"{peer['rtt_ms']:.0f} ms" if peer.get("rtt_ms") is not None else "–",
+            rates_text(peer),
             "–" if peer.get("round") is None else str(peer["round"]),
             "other history" if peer.get("other_history") else {True: "live", False: "lost"}.get(peer.get("live", True), "–"),
             "yes" if peer.get("member", True) else "not yet",
         )
         for peer in peers
     ]
-    table = terminal.table(("PEER", "PATH", "RTT", "ROUND", "STATE", "MEMBER"), rows)
+    table = terminal.table(("PEER", "PATH", "RTT", "UP/DOWN MB/s", "ROUND", "STATE", "MEMBER"), rows)
     lack = no_quorum(quorum_of(peers))
     return f"{table}\n{terminal.style(lack, sys.stdout, fg='yellow')}" if lack else table

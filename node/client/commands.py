@@ -51,6 +51,10 @@ class NodeClient:
         """One round trip to a peer: ``{"peer", "path", "rtt_ms", "address"}``."""
         return self._link.ask(lambda id_: p.Ping(id_, peer), p.Document, timeout_s=ANSWER_S).value
 
+    def check(self, bandwidth: str = "") -> dict[str, Any]:
+        """What peers say of this machine's clock, and, with the id of a peer, how fast bytes go to it. See `NodeService.check`."""
+        return self._link.ask(lambda id_: p.Check(id_, bandwidth), p.Document, timeout_s=ANSWER_S).value
+
     def find_run(self, run: str = "") -> p.RunInfo:
         """A run of the node."""
         return self._link.ask(lambda id_: p.FindRun(id_, run), p.Joined, timeout_s=ANSWER_S).run

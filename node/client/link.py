@@ -21,6 +21,7 @@ from typing import TypeVar
 from ...collectives.errors import AtollError, DeadlineExceededError, LocalProtocolError, NetworkError, SwarmClosedError
 from ..control import protocol as p
 from ..control.address import check_folder, check_peer
+from ..control.failures import error_of
 from ..lifecycle import close_in_children
 from .eager import eager
 
@@ -227,7 +228,7 @@ class Link:
         elif isinstance(answer, p.Ending):
             self._ending = f"the node shuts down: {answer.reason}"
         elif isinstance(answer, p.Failure) and answer.id == 0:
-            self._lose(f"the node closed the connection: {answer.message}", p.error_of(answer))
+            self._lose(f"the node closed the connection: {answer.message}", error_of(answer))
         else:
             self._answered(answer, fds)
         self._condition.notify_all()
@@ -237,7 +238,7 @@ class Link:
         if call is None or call.abandoned:
             _close_all(fds)
         elif isinstance(answer, p.Failure):
-            call.error, call.refused = p.error_of(answer), True
+            call.error, call.refused = error_of(answer), True
         else:
             call.answer, call.fds = answer, fds
 

@@ -1,5 +1,6 @@
 """The control socket: how scripts and the command line talk to the node of this machine.
 
+* failures     errors as messages
 * protocol     messages and frames, sans I/O; shared by both sides
 * service      what the node implements and the server calls
 * address      credentials of the other end of a unix socket

@@ -16,6 +16,7 @@ import trio
 from ...collectives.errors import AtollError, LocalProtocolError, RemoteProtocolError
 from . import protocol as p
 from .address import check_peer
+from .failures import failure
 from .requests import Requests
 from .service import NodeService
 
@@ -64,7 +65,7 @@ class Connection:
 
     def _fail(self, error: AtollError) -> None:
         """What the client has open does not go on: tell it, and close once that is written."""
-        self._post(p.failure(0, error), ())
+        self._post(failure(0, error), ())
         self._failed = True
         self._outbox.close()
 
@@ -85,9 +86,9 @@ class Connection:
                 for request in frames.feed(data):
                     await self._inbox.send(request)
         except AtollError as error:
-            await self._last_words(p.failure(0, error))
+            await self._last_words(failure(0, error))
         except trio.TooSlowError:
-            await self._last_words(p.failure(0, RemoteProtocolError(f"no hello within {HELLO_S:g} s")))
+            await self._last_words(failure(0, RemoteProtocolError(f"no hello within {HELLO_S:g} s")))
         except OSError:
             return  # reset: gone like at the end of the stream
 
@@ -115,7 +116,7 @@ class Connection:
                 told = LocalProtocolError(
                     f"the node failed at {type(request).__name__}: {error!r}", hint="The log of the node has the traceback."
                 )
-                self._post(p.failure(getattr(request, "id", 0), told), ())
+                self._post(failure(getattr(request, "id", 0), told), ())
 
     async def _subscribe(self, request: p.Subscribe) -> None:
         async with self._service.subscribe() as events:
@@ -127,7 +128,7 @@ class Connection:
         try:
             data = p.frame(answer)
         except LocalProtocolError as error:
-            data, fds = p.frame(p.failure(getattr(answer, "id", 0), error)), ()
+            data, fds = p.frame(failure(getattr(answer, "id", 0), error)), ()
         copies = [os.dup(fd) for fd in fds]  # the session may close its own before they are sent
         try:
             self._outbox.send_nowait((data, copies))

@@ -16,13 +16,13 @@ from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 
-from ...collectives import errors
-from ...collectives.errors import AtollError, LocalProtocolError, RemoteProtocolError
+from ...collectives.errors import LocalProtocolError, RemoteProtocolError
 from ...collectives.group import MAX_MEMBERS, Cid, Peer
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import MAX_FRAGMENTS, Layout
 from ...collectives.swarm import Call, Outcome, PeerView, RunSettings
 from ..shared_memory import SLOTS
+from .failures import Failure, Id
 
 VERSION = 1
 MAX_FRAME_BYTES = 1 << 20
@@ -37,7 +37,6 @@ def opened_fds(fragments: int) -> int:
 MAX_FDS = opened_fds(MAX_FRAGMENTS)
 _LENGTH = struct.Struct(">I")
 
-Id = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
 Name = Annotated[str, msgspec.Meta(max_length=256)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=1 << 48)]
@@ -100,6 +99,12 @@ class Ping(Status, frozen=True, tag="ping"):
     """→ Document: how ``peer`` (a whole id) is reached now, and its round-trip time. See `NodeService.ping`."""
 
     peer: Name
+
+
+class Check(Status, frozen=True, tag="check"):
+    """→ Document: what peers say of our clock, and how fast bytes go to the peer ``bandwidth`` (a whole id; "" = none). See `NodeService.check`."""
+
+    bandwidth: Name = ""
 
 
 class Join(msgspec.Struct, frozen=True, tag="join"):
@@ -259,8 +264,8 @@ class ReduceClose(msgspec.Struct, frozen=True, tag="reduce_close"):
 
 
 Request = (
-    Hello | Status | Runs | Peers | Ping | Join | FindRun | Leave | Recertify | Down | Subscribe | Open | Found | Lease | Release | Contribute | Resume
-    | Members | Report | Depart | BufferOpen | BufferClose | ReduceOpen | ReduceStart | ReduceCancel | ReduceClose
+    Hello | Status | Runs | Peers | Ping | Check | Join | FindRun | Leave | Recertify | Down | Subscribe | Open | Found | Lease | Release
+    | Contribute | Resume | Members | Report | Depart | BufferOpen | BufferClose | ReduceOpen | ReduceStart | ReduceCancel | ReduceClose
 )  # fmt: skip
 
 # ── replies ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -341,21 +346,6 @@ class ReduceOpened(msgspec.Struct, frozen=True, tag="reduce_opened"):
     numel: int
     members: tuple[PeerId, ...]
     fds: int = REDUCE_FDS
-
-
-class Failure(msgspec.Struct, frozen=True, tag="failure"):
-    """An AtollError of class ``kind``. ``id`` 0: not an answer; the node closes the connection after it."""
-
-    id: Id
-    kind: str
-    code: str
-    message: str
-    why: str = ""
-    hint: str = ""
-    exit_code: int = 1
-    retryable: bool = False
-    peer: str = ""
-    key: str = ""
 
 
 # ── pushes ────────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -463,38 +453,3 @@ def request_frames() -> Frames[Request]:
 def answer_frames() -> Frames[Answer]:
     """What a client reads."""
     return Frames(msgspec.msgpack.Decoder(Answer))
-
-
-# ── errors across the socket ──────────────────────────────────────────────────────────────────────────────────────────────
-
-_KINDS = {name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, AtollError)}
-
-
-def failure(id_: int, error: AtollError) -> Failure:
-    """An error as a message; the texts are cut to what a frame can carry."""
-    return Failure(
-        id_,
-        type(error).__name__,
-        error.code,
-        error.message[:65_536],
-        error.why[:8_192],
-        error.hint[:8_192],
-        error.exit_code,
-        error.retryable,
-        str(getattr(error, "peer", "")),
-        str(getattr(error, "key", "")),
-    )
-
-
-def error_of(answer: Failure) -> AtollError:
-    """The error that a Failure carries, of its own class where this side knows it."""
-    kind: Any = _KINDS.get(answer.kind, AtollError)
-    if issubclass(kind, errors.ConfigError):
-        error = kind(answer.message, key=answer.key)
-    elif issubclass(kind, errors._PeerError):
-        error = kind(answer.message, peer=answer.peer)
-    else:
-        error = kind(answer.message)
-    error.code, error.why, error.hint = answer.code, answer.why, answer.hint
-    error.exit_code, error.retryable = answer.exit_code, answer.retryable
-    return error

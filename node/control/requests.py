@@ -12,6 +12,7 @@ from typing import Any
 from ...collectives.errors import AtollError, ConfigError, LocalProtocolError, VersionMismatchError
 from ...collectives.swarm import Outcome
 from . import protocol as p
+from .failures import failure
 from .service import NodeService, NumberedBuffer, ScriptSession
 
 Post = Callable[[p.Answer, Sequence[int]], None]
@@ -37,6 +38,7 @@ class Requests:
             p.Runs: self._runs,
             p.Peers: self._peers,
             p.Ping: self._ping,
+            p.Check: self._check,
             p.Join: self._join,
             p.FindRun: self._find_run,
             p.Leave: self._leave,
@@ -83,7 +85,7 @@ class Requests:
             await handler(request)
         except AtollError as error:
             if id_:  # Release and Report have no answer
-                self._post(p.failure(id_, error), ())
+                self._post(failure(id_, error), ())
 
     def close(self) -> None:
         """The connection is over: end its leases, tell the session. Idempotent."""
@@ -148,6 +150,9 @@ class Requests:
 
     async def _ping(self, request: p.Ping) -> None:
         self._post(p.Document(request.id, await self._service.ping(request.peer)), ())
+
+    async def _check(self, request: p.Check) -> None:
+        self._post(p.Document(request.id, await self._service.check(request.bandwidth)), ())
 
     async def _join(self, request: p.Join) -> None:
         if bool(request.request.invite) == bool(request.request.manifest):

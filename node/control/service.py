@@ -189,6 +189,11 @@ class NodeService(Protocol):
         """JSON-able: how ``peer`` is reached (see `Host.path`) and its round-trip time. Raises NetworkError, ConfigError for a wrong id."""
         ...
 
+    async def check(self, bandwidth: str) -> dict[str, Any]:
+        """JSON-able: ``clock``, one row a peer that answered (``ahead_s``: ours minus its, right ``within_s``); and of the peer ``bandwidth``,
+        unless it is "", path and bytes a second both ways, which takes about ten seconds. Raises NetworkError, ConfigError for a wrong id."""
+        ...
+
     async def join(self, request: JoinRequest, progress: ProgressSink) -> RunInfo:
         """Enter a run; idempotent for a run the node is in. Returns when its manifest is known and verified: its state is
         waited for in `open_script`. Raises ConfigError, NotAdmittedError, NetworkError."""

@@ -11,6 +11,7 @@ faults         what peers do wrong, and who is shut out for it
 backoff        retry delays that grow, with jitter
 dnsaddr        names in addresses, and names that stand for peers
 reach/         where we can be dialled; relays and hole punching where we cannot
+lan/           peers in the same house, by multicast DNS
 dht/           the private Kademlia: records, store, server, query engine without I/O, its driver
 bootstrap      finding the first peers, for as long as it takes
 announcements  signed announcements of members, and the registry of them
@@ -26,5 +27,6 @@ retry          when a roundabout lane is tried again for a direct one
 lane_talk      what two peers say to each other about a lane
 ways           one lane is made: dialled, punched or relayed
 lanes          direct TCP connections for bulk data, negotiated over libp2p
+measuring      whose clock is right, how fast bytes go: asking a peer
 network        PeerNetwork: all of it behind one object
 """

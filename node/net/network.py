@@ -24,8 +24,10 @@ from .dht.records import run_key
 from .faults import Faults
 from .greeting import VERSION, Topic
 from .host import Host
+from .lan.discovery import LanDiscovery
 from .lane_sockets import LaneListener, refuses
 from .lanes import Lanes, OnLane
+from .measuring import Measuring
 from .peerbook import PeerBook
 from .reach.reach import Reach, ReachSettings, known_to_dial
 from .rendezvous import Rendezvous
@@ -45,6 +47,10 @@ SEARCH_LATER_S = 5.0
 SEARCH_AT_LAST_S = 30.0
 """A run to which new members come all the time is put into the DHT after so long."""
 SEARCH_AGAIN_S, SEARCH_MAX_S = 2.0, 60.0
+CLOCKS_S = 3.0
+"""How long peers are waited for that are asked for the time."""
+NEIGHBOURS = 4
+"""Peers of our LAN that are dialled just because they are there; the others are known, and dialled when somebody has something to say to them."""
 
 
 class PeerNetwork:
@@ -73,10 +79,12 @@ class PeerNetwork:
         max_connections: int = 300,
         texts: dnsaddr.Texts = dnsaddr.texts_of,
         reach: ReachSettings | None = None,
+        lan_discovery: bool = False,
     ) -> None:
         """``listen``, ``announce``: ``/ip4/HOST/tcp/PORT``; ``bootstrap``: the same with ``/p2p/PEER``, or ``/dnsaddr/HOST``.
 
         ``cache``: the peer cache file; ``texts``: where the names among ``bootstrap`` are looked up.
+        ``lan_discovery``: look for peers in the house by multicast DNS, and be found by it (not where ``listen`` is loopback).
         ``lane_port``: TCP port of the lane listener, on the host of the first listen address; 0 takes any. Raises ConfigError.
         """
         for address in listen:
@@ -119,8 +127,10 @@ class PeerNetwork:
             first=lambda: self._bootstrap.peers, known=self.book.addresses,
             runs_of=lambda peer: self._rendezvous.registry.runs_of(peer, trio.current_time()),
         )  # fmt: skip
+        self.measuring = Measuring(self._host, lambda peer: bool(self._rendezvous.registry.runs_of(peer, trio.current_time())))
         self.reach.changed, self.reach.turned = self._moved, self._lanes.moved
         self.reach.on_path = lambda peer, path: self.on_path(peer, path)
+        self._lan = LanDiscovery(self.peer, self._rng, mine=self.reach.manager.lan, found=self._neighbour, on=lan_discovery)
         self._runs: dict[RunId, trio.CancelScope] = {}
         self._learned_at = 0.0
         self._nursery: trio.Nursery | None = None
@@ -161,6 +171,7 @@ class PeerNetwork:
                     nursery.start_soon(self._rendezvous.run)
                     nursery.start_soon(self.reach.run)
                     nursery.start_soon(self._save_now_and_then)
+                    nursery.start_soon(self._lan.run)
                     self._nursery = nursery
                     for run in self._runs:
                         nursery.start_soon(self._search, run)
@@ -231,6 +242,24 @@ class PeerNetwork:
                 for peer in filter(self.connected, peers):
                     nursery.start_soon(one, peer)
         return found
+
+    async def clocks(self, peers: Sequence[PeerId]) -> dict[PeerId, tuple[float, float]]:
+        """By how many seconds our clock is ahead of each of these that is connected and answers, and by how many that may be wrong."""
+        found: dict[PeerId, tuple[float, float]] = {}
+
+        async def one(peer: PeerId) -> None:
+            with contextlib.suppress(NetworkError):
+                found[peer] = await self.measuring.clock_of(peer)
+
+        with trio.move_on_after(CLOCKS_S):
+            async with trio.open_nursery() as nursery:
+                for peer in filter(self.connected, peers):
+                    nursery.start_soon(one, peer)
+        return found
+
+    def peers(self) -> list[PeerId]:
+        """Whoever is connected."""
+        return self._host.peers()
 
     def connected(self, peer: PeerId) -> bool:
         """Whether there is a libp2p connection to ``peer``."""
@@ -370,6 +399,18 @@ class PeerNetwork:
             self._save()
         self.on_member(RunId(news.run), peer, news.addresses)
 
+    def _neighbour(self, peer: PeerId, address: str) -> None:
+        """Somebody in the house. A few are met at once: they know the members of runs, as a bootstrap does."""
+        self.add_addresses(peer, [address])
+        near = sum(self._host.path(other) == "lan" for other in self._host.peers())
+        if near < NEIGHBOURS and not self.connected(peer) and self._nursery is not None:
+            self._nursery.start_soon(self._visit, peer)
+
+    async def _visit(self, peer: PeerId) -> None:
+        with contextlib.suppress(NetworkError):
+            await self.connect(peer)
+            self._rendezvous.hint(peer)
+
     async def _search(self, run: RunId) -> None:
         """Provider records: the way in when no bootstrap knows anybody, and the way out when all of them are dead."""
         backoff = Backoff(SEARCH_AGAIN_S, SEARCH_MAX_S, self._rng)
@@ -438,6 +479,7 @@ class PeerNetwork:
             "lanes_why": dict(self._ways.why),
             "relayed": {"circuits": self._relay.circuits, "bytes": self._relay.nbytes},
             "wires": self._streams.wires(),
+            "lan": self._lan.status(),
             "dht_peers": len(self.dht.table),
             "faults": dict(self._faults.total),
             "messages_sent": counters.messages_sent,

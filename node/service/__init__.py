@@ -4,9 +4,11 @@ lanes        which lanes a node keeps open
 context      what all runs of a node share
 buffers      memory for results of free-standing operations, used again
 troubles     what is wrong with a run, and how an exception becomes a coded error
+links        what a node says of its connections
 asking       whom a newcomer asks for a run's manifest, and when
 ports        SessionPorts over libp2p streams, the engine thread, files and worker threads
 phases       how far each reduction is at this node, for subscribers
+rates        how fast bytes went to and came from each peer of late
 timings      where the time of each reduction went, for subscribers
 chronicle    what happened in a run: published, and kept for its status
 views        a run as documents for people and tools

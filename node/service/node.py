@@ -15,7 +15,7 @@ import trio
 from ...collectives.errors import AtollError, ConfigError, NetworkError, RecertifyError, StorageError, SwarmClosedError
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import Layout
-from ...security.identity import Identity, is_peer_id
+from ...security.identity import Identity
 from ..control.service import JoinRequest, ProgressSink, RunInfo, ScriptEvents
 from ..invite import make_invite, parse_invite
 from ..manifest import SignedManifest, decode_signed, list_runs, load_run
@@ -23,6 +23,7 @@ from ..paths import Paths, make_private, write_atomic
 from ..session import Session
 from ..session.recertifying import recertify
 from .context import NodeContext
+from .links import Links
 from .run import RunService
 from .scripts import AttachedScript
 from .troubles import described
@@ -35,7 +36,6 @@ REFUSED_S = 5.0  # a member that refuses us may have been the wrong one to ask
 FOUND_PATIENCE_S = 1.5  # how long the organiser looks for members before it founds its run
 DRAIN_S = 30.0
 LEAVE_S = 5.0  # how long a private node waits to be let go: without a quorum it never is
-PINGED = 32  # members whose round-trip time is measured when `atoll peers` asks
 ADMISSION_PATIENCE_S = 10.0  # how long a script waits for its node to become a member before it trains anyway
 
 
@@ -76,6 +76,7 @@ class Node:
 
     def __init__(self, context: NodeContext, *, private: bool, parent_pid: int) -> None:
         self.context = context
+        self.links = Links(context.network, context.engine)
         self.peer: PeerId = context.identity.peer
         self.private, self.parent_pid = private, parent_pid
         self.by_id: dict[RunId, RunService] = {}
@@ -145,17 +146,15 @@ class Node:
     async def peers(self, run: str) -> list[dict[str, Any]]:
         """One row a member."""
         await trio.lowlevel.checkpoint()
-        rows = self._find(run).peers()
-        times = await self.context.network.round_trips([row["peer"] for row in rows if not row["you"]][:PINGED])
-        return [{**row, "link": self.context.network.path(row["peer"]), "rtt_ms": times.get(row["peer"])} for row in rows]
+        return await self.links.of(self._find(run).peers())
 
     async def ping(self, peer: str) -> dict[str, Any]:
         """How a peer is reached, and its round-trip time."""
-        if not is_peer_id(peer):
-            raise ConfigError(f"not a peer id: {peer[:80]!r}", hint="Names and ids: atoll peers")
-        network, known = self.context.network, PeerId(peer)
-        rtt_s = await network.ping(known)
-        return {"peer": peer, "path": network.path(known), "rtt_ms": round(rtt_s * 1000, 2), "address": network.address_of(known)}
+        return await self.links.ping(peer)
+
+    async def check(self, bandwidth: str) -> dict[str, Any]:
+        """What peers say of our clock, and how fast bytes go to one of them."""
+        return await self.links.check(bandwidth)
 
     async def find_run(self, run: str) -> RunInfo:
         """A run that this node is in, or one that is stored here and is entered now. Raises SwarmClosedError (E162) for one that was left."""

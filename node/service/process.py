@@ -61,6 +61,8 @@ class NodeOptions:
     """Relay for peers of whatever run, not only of those this node has heard of."""
     port_mapping: bool = True
     """Behind a router, ask it to lead a port here (NAT-PMP, UPnP)."""
+    lan_discovery: bool = False
+    """Find peers in the house, and be found."""
     resume: bool = True
     """Enter the runs of the last life again (not in a private node: its script names the run)."""
 
@@ -103,6 +105,7 @@ async def _main(
         identity, listen=options.listen, lane_port=options.lane_port, bootstrap=options.bootstrap, announce=options.announce,
         cache=paths.state_dir / "peers.json", rng=random.Random(os.urandom(16)),
         reach=ReachSettings(relay=RelayLimits(open_to_all=options.relay_for_all), port_mapping=options.port_mapping),
+        lan_discovery=options.lan_discovery,
     )  # fmt: skip
     token = trio.lowlevel.current_trio_token()
     nodes: list[Node] = []
@@ -147,6 +150,7 @@ async def _main(
                     link.ready(path)
                     nursery.start_soon(_follow_parent, link, options.parent_pid, node)
                 nursery.start_soon(_signals, node)
+                nursery.start_soon(node.links.run)
                 gc.freeze()  # what is loaded now stays; the collector need not walk it again and again while an engine works
                 on_ready(node, path)
                 await node.ending.wait()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 import socket
+import time
 from collections.abc import Awaitable, Callable
 
 import pytest
 import trio
 
-from atoll.collectives.errors import NetworkError, PeerUnreachableError
+from atoll.collectives.errors import NetworkError, PeerLostError, PeerUnreachableError
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.node.net.network import PeerNetwork
 from atoll.node.net.reach import circuit, protobuf
@@ -140,5 +141,24 @@ def test_a_server_dials_nobodys_private_address() -> None:
         assert await asker.reach.autonat.ask(server.peer, "/ip4/127.0.0.1/tcp/1") is None
         assert server.reach.autonat.served == 0
         assert (await asker.ping(server.peer)) > 0
+
+    run(main)
+
+
+def test_clocks_are_compared_and_bytes_measured_with_members_only() -> None:
+    async def main(nursery: trio.Nursery) -> None:
+        public = await start(nursery, announce=True)
+        member, stranger = [await start(nursery, public) for _ in range(2)]
+        public.measuring.clock = lambda: time.time() - 94.0
+        for peer, (ahead, within) in (await member.clocks([public.peer, stranger.peer])).items():
+            assert peer == public.peer  # the other is not connected
+            assert abs(ahead - 94.0) <= within < 3.0
+        member.on_message(RUN, lambda peer, data: None)
+        member.announce_run(RUN)
+        await until(lambda: len(public._rendezvous.registry.members(RUN, trio.current_time())) == 1)
+        up, down = await member.measuring.bandwidth_to(public.peer)
+        assert min(up, down) > 0
+        with pytest.raises(PeerLostError, match="members of its runs only"):
+            await stranger.measuring.bandwidth_to(public.peer)
 
     run(main)

@@ -218,6 +218,17 @@ def test_config_refuses(atoll: Cli, atoll_home: Path, arguments: tuple[str, str]
     assert not (atoll_home / "config.toml").exists()
 
 
+def test_what_a_node_does_unasked_can_be_turned_off(atoll: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ATOLL_NETWORK__LAN_DISCOVERY")  # the suite's own
+    shown = atoll.json("config", "show")["settings"]
+    assert (shown["network.lan_discovery"], shown["network.port_mapping"]) == (True, True)
+    atoll.json("config", "set", "network.port_mapping", "false")
+    monkeypatch.setenv("ATOLL_NETWORK__LAN_DISCOVERY", "false")
+    shown = atoll.json("config", "show")["settings"]
+    assert (shown["network.lan_discovery"], shown["network.port_mapping"]) == (False, False)
+    assert "neither true nor false" in atoll.json("config", "set", "network.lan_discovery", "no", status=78)["error"]["message"]
+
+
 def test_a_misspelt_setting_in_a_file_or_the_environment(atoll: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "atoll.toml").write_text("[node]\nprot = 1\n")
     assert atoll.json("config", "show", status=78)["error"]["key"] == "$.node.prot"

@@ -15,6 +15,7 @@ from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.layout import make_layout
 from atoll.collectives.swarm import Call, Outcome, PeerView, RunSettings, Share
 from atoll.node.control import protocol as p
+from atoll.node.control.failures import error_of, failure
 
 CID = bytes(range(16))
 RUN = RunId("a" * 26)
@@ -24,6 +25,7 @@ REQUESTS = [
     p.Runs(3),
     p.Peers(4, "tide"),
     p.Ping(4, "12D3KooWa"),
+    p.Check(4, "12D3KooWa"),
     p.Join(5, p.JoinRequest(invite="atoll1:x", name="me")),
     p.FindRun(6, ""),
     p.Leave(7, "tide", True),
@@ -151,17 +153,17 @@ def test_too_large_a_message_is_not_sent() -> None:
 def test_every_error_crosses_with_its_class(kind: type[AtollError]) -> None:
     made = kind("what", peer="someone") if issubclass(kind, MisbehaviourError) else kind("what")
     made.code, made.why, made.hint, made.exit_code, made.retryable = "E999", "why", "hint", 42, True
-    got = p.error_of(p.failure(7, made))
+    got = error_of(failure(7, made))
     assert type(got) is kind
     assert (got.message, got.code, got.why, got.hint, got.exit_code, got.retryable) == ("what", "E999", "why", "hint", 42, True)
 
 
 def test_the_fields_of_errors_cross() -> None:
-    key = p.error_of(p.failure(0, ConfigError("what", key="$.train.outer.lr")))
+    key = error_of(failure(0, ConfigError("what", key="$.train.outer.lr")))
     assert isinstance(key, ConfigError)
     assert key.key == "$.train.outer.lr"
-    peer = p.error_of(p.failure(0, PeerLostError("what", peer="someone")))
+    peer = error_of(failure(0, PeerLostError("what", peer="someone")))
     assert isinstance(peer, PeerLostError)
     assert peer.peer == "someone"
-    assert type(p.error_of(p.Failure(1, "FromTheFuture", "E777", "what"))) is AtollError
-    assert len(p.frame(p.failure(0, AtollError("x" * 2_000_000, why="y" * 2_000_000)))) < p.MAX_FRAME_BYTES
+    assert type(error_of(p.Failure(1, "FromTheFuture", "E777", "what"))) is AtollError
+    assert len(p.frame(failure(0, AtollError("x" * 2_000_000, why="y" * 2_000_000)))) < p.MAX_FRAME_BYTES

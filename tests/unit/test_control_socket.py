@@ -37,6 +37,7 @@ from atoll.node.client.joining import Lines
 from atoll.node.client.link import Link
 from atoll.node.control import protocol as p
 from atoll.node.control.address import check_peer, peer_uid
+from atoll.node.control.failures import failure
 from atoll.node.control.server import ControlServer
 from atoll.node.paths import find_paths
 
@@ -624,7 +625,7 @@ def test_versions_that_do_not_meet(tmp_path: Path) -> None:
         def answer() -> None:
             with listener.accept()[0] as sock:
                 sock.recv(65536)
-                sock.sendall(p.frame(p.failure(0, VersionMismatchError("the node speaks control protocol 9", hint="Restart the node"))))
+                sock.sendall(p.frame(failure(0, VersionMismatchError("the node speaks control protocol 9", hint="Restart the node"))))
 
         thread = threading.Thread(target=answer)
         thread.start()

@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 
 from atoll.collectives.errors import ConfigError
+from atoll.collectives.identifiers import PeerId
 from atoll.node.cli import run
 from atoll.node.cli.names import name_of
-from atoll.node.cli.reach_views import advice, netcheck_lines, outcome, reach_text
+from atoll.node.cli.reach_views import advice, clock_row, flow_row, lan_row, netcheck_lines, outcome, reach_text
 from atoll.node.cli.reaching import find_peer, pong
-from atoll.node.cli.views import path_text, peers_table, status_text
+from atoll.node.cli.views import path_text, peers_table, rates_text, status_text
+from atoll.node.net.measuring import Flow
 from atoll.node.net.reach.manager import AddressManager
+from atoll.node.service.rates import Rates
 from atoll.security.identity import Identity
 
 RELAY, PEER, OTHER = (str(Identity.generate().peer) for _ in range(3))
@@ -146,3 +149,61 @@ def test_doctor_finds_and_mends(tmp_path: Any, capsys: pytest.CaptureFixture[str
     assert doctor(status=1)["identity"] == "fail"
     assert doctor("--fix")["identity"] == "ok"
     assert key.stat().st_mode & 0o777 == 0o600
+
+
+def clocks(*ahead_s: float) -> list[dict[str, Any]]:
+    return [{"peer": PEER, "ahead_s": ahead, "within_s": 0.01} for ahead in ahead_s]
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "level", "says"),
+    [
+        ((), "ok", "not compared"),
+        ((0.04, -0.2, 3.0), "ok", "+0.04 s against 3 peers"),
+        ((-2.0,), "ok", "-2.00 s against 1 peer"),
+        ((94.0, 95.0, 93.0), "warn", "ahead of 3 of 3 peers; beyond 300 s"),
+        ((-600.0, -601.0, 0.0), "fail", "behind 2 of 3 peers (limit 300 s)"),
+        ((900.0, 0.0, 0.0), "ok", "+0.00 s"),  # one peer's clock is wrong, not ours
+        ((900.0, -900.0, 4000.0), "warn", "ahead of 1 of 3"),  # they do not even agree among themselves
+    ],
+)
+def test_clocks_are_compared(ahead_s: tuple[float, ...], level: str, says: str) -> None:
+    found = clock_row(clocks(*ahead_s))
+    assert found[:2] == (level, "clock")
+    assert says in found[2]
+
+
+def test_bandwidth_and_rates_in_words() -> None:
+    flow = {"peer": PEER, "path": "relay", "up_bytes_per_s": 2_325_000, "down_bytes_per_s": 1_050_000}
+    assert flow_row(flow)[2].startswith(f"to {name_of(PEER)} …{PEER[-8:]} up 19 Mbit/s, down 8.4 Mbit/s, path relay (through")
+    assert rates_text({"up_bytes_per_s": 1_040_000, "down_bytes_per_s": 0}) == "1.0 / 0.0"
+    assert rates_text({"up_bytes_per_s": None, "down_bytes_per_s": None}) == rates_text({}) == "–"
+
+
+def test_the_house_in_words() -> None:
+    assert lan_row({}) is lan_row({"on": True, "trouble": "", "found": {}}) is None
+    assert lan_row({"found": {PEER: "/ip4/192.168.1.7/tcp/1"}}) == ("ok", "lan", "1 peer found in the house")
+    assert lan_row({"trouble": "no such device", "found": {}}) == ("warn", "lan", "peers in the house cannot be looked for: no such device")
+
+
+def test_rates_are_means_of_the_last_minute() -> None:
+    a, b, rates = PeerId(PEER), PeerId(OTHER), Rates()
+    assert rates.of(a) is None
+    for second in range(0, 125, 5):
+        rates.sample(float(second), {a: (1000 * second, 10 * second)} | ({b: (0, 0)} if second == 120 else {}))
+    assert rates.of(a) == (1000, 10)
+    assert rates.of(b) is None
+    rates.sample(130.0, {a: (500, 0), b: (2000, 70)})  # the lane to a is another one now
+    assert rates.of(b) == (200, 7)
+    assert rates.of(a) == (round((50_000 + 500) / 60), round(500 / 60))  # since second 70
+    rates.sample(135.0, {b: (2000, 70)})
+    assert rates.of(a) is None
+
+
+def test_a_flow_is_measured_once_it_is_under_way() -> None:
+    """A connection begins slowly; the later half counts."""
+    flow = Flow()
+    assert flow.rate() == 0
+    for tenth in range(41):
+        flow.add(tenth / 10, 1000 if tenth <= 20 else 100_000)
+    assert flow.rate() == 1_000_000

@@ -1,0 +1,115 @@
+"""LAN discovery: the driver of `Neighbours`, on the interface whose private address others in the house know us by.
+
+A node that listens on loopback, or on an address of the internet's, sends nothing. The socket is bound to the multicast group: it hears what is sent
+to everybody on the network and nothing else, and takes nothing from the system's own responder, which has the same port.
+
+Not ``zeroconf``, which libp2p brings along: it runs an asyncio loop in a thread of its own and keeps every record of every device on the network.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import socket
+import sys
+from collections.abc import Callable
+
+import trio
+
+from ....collectives.identifiers import PeerId
+from ..addresses import host_and_port, is_loopback
+from ..reach.routes import has_route
+from .mdns import GROUP, MAX_BYTES, PORT
+from .neighbours import Neighbours
+
+WATCH_S = 5.0
+AGAIN_S = 60.0
+"""After the system refused a socket: another program may hold the port alone, or there is no multicast here."""
+TTL = 255
+_MULTICAST_ALL = 49  # IP_MULTICAST_ALL of Linux, which Python does not name: 0 keeps out what others on this machine joined
+
+log = logging.getLogger("atoll.net")
+
+
+class LanDiscovery:
+    """Used from the trio thread only."""
+
+    def __init__(
+        self, me: PeerId, rng: random.Random, *, mine: Callable[[], list[str]], found: Callable[[PeerId, str], None], on: bool = True
+    ) -> None:
+        """``mine()``: our addresses that are not the internet's; ``found(peer, address)``: a neighbour, maybe for the second time."""
+        self._mine, self._found, self._on = mine, found, on
+        self._neighbours = Neighbours(me, rng)
+        self._wake = trio.Event()
+        self.trouble = ""
+        """Why the system lets us not."""
+
+    async def run(self) -> None:
+        """Until cancelled. Never raises."""
+        while self._on:
+            self.trouble = ""
+            if addresses := self._addresses():
+                host = host_and_port(addresses[0])[0]
+                try:
+                    with _socket(host) as sock:
+                        await self._talk(sock, host)
+                except* OSError as group:
+                    log.debug("no LAN discovery: %r", group.exceptions)
+                    self.trouble = str(group.exceptions[0])
+            await trio.sleep(AGAIN_S if self.trouble else WATCH_S)
+
+    def _addresses(self) -> list[str]:
+        """Where this house can dial us: IPv4 only, as the group is."""
+        return [address for address in self._mine() if address.startswith("/ip4/") and not is_loopback(address)]
+
+    async def _talk(self, sock: trio.socket.SocketType, host: str) -> None:
+        """Until this machine's address is another. Raises OSError, in a group."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._listen, sock)
+            while (addresses := self._addresses()) and host_and_port(addresses[0])[0] == host:
+                now = trio.current_time()
+                self._neighbours.here(addresses, now)
+                for datagram in self._neighbours.due(now):
+                    await sock.sendto(datagram, (GROUP, PORT))
+                with trio.move_on_at(min(self._neighbours.due_at, now + WATCH_S)):
+                    await self._wake.wait()
+            nursery.cancel_scope.cancel()
+
+    async def _listen(self, sock: trio.socket.SocketType) -> None:
+        while True:
+            data, (sender, *_) = await sock.recvfrom(MAX_BYTES + 1)
+            now = trio.current_time()
+            if self._neighbours.spent(now):
+                await trio.sleep(1.0)  # what the kernel does not hold meanwhile is lost
+                continue
+            due_at = self._neighbours.due_at
+            for peer, address in self._neighbours.heard(data, sender, now):
+                if has_route(sender):  # from this network, and not from somewhere behind the router
+                    self._found(peer, address)
+            if self._neighbours.due_at < due_at:
+                self._wake.set()
+                self._wake = trio.Event()
+
+    def status(self) -> dict[str, object]:
+        """Plain values: whether it is on, why it does not work, whom it found."""
+        return {"on": self._on, "trouble": self.trouble, "found": self._neighbours.status(trio.current_time()) if self._on else {}}
+
+
+def _socket(host: str) -> trio.socket.SocketType:
+    """For datagrams to and from the group on the interface that has the address ``host``. Raises OSError."""
+    with contextlib.ExitStack() as stack:
+        sock = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the system's responder is there, too
+        if hasattr(socket, "SO_REUSEPORT"):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if sys.platform.startswith("linux"):
+            sock.setsockopt(socket.IPPROTO_IP, _MULTICAST_ALL, 0)
+        sock.bind((GROUP, PORT))
+        own = socket.inet_aton(host)
+        sock.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, socket.inet_aton(GROUP) + own)
+        sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, own)
+        sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, TTL)
+        sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_LOOP, 1)  # another node on this machine
+        stack.pop_all()
+        return trio.socket.from_stdlib_socket(sock)
