@@ -179,14 +179,15 @@ class Replica:
     def at_base(self) -> bool:
         """Whether the live parameters are bit for bit those of ``base`` (running statistics aside)."""
         parameters = sum(spec.numel for spec in self.flat.layout.tensors if spec.role == "parameter")
+        moved = ""
         for segment, live in self.flat.pull():
             anchor = torch.empty(segment.numel, dtype=torch.float32, device="cpu")
             self.base.copy_into(anchor, segment.start)
             self.flat.round_to_live(segment, anchor)
             compared = max(0, min(segment.stop, parameters) - segment.start)
             if not torch.equal(live[:compared], anchor[:compared]):
-                return False
-        return True
+                moved = "moved"
+        return not self.flat.agreed(moved)
 
     def take(self, new: AnchorView) -> None:
         """Measure progress against ``new`` from now on; the live parameters stay as they are."""

@@ -82,15 +82,13 @@ def check_method(settings: RunSettings) -> None:
         )
 
 
-def check_ranks() -> None:
-    """Raise ConfigError inside a torch.distributed job of several ranks."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
-        raise ConfigError(
-            f"this process is rank {torch.distributed.get_rank()} of {torch.distributed.get_world_size()}",
-            key="torch.distributed",
-            why="A peer of several ranks is not supported yet; each rank would join as a peer with the same data.",
-            hint="Attach in a job of one process.",
-        )
+def in_job(model: nn.Module) -> bool:
+    """Whether this process is one rank of several, or the model is cut as in such a job."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return False
+    if torch.distributed.get_world_size() > 1:
+        return True
+    return any(hasattr(parameter, "device_mesh") for parameter in model.parameters())  # DTensors
 
 
 def check_arguments(settings: RunSettings, given: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ EXAMPLES = {  # rounds, samples counted, loss at most: it starts at 4 to 5 (trai
     "notebook": (3, 25 * 32, 5.5),
     "trainer": (4, 4 * 5 * 8 * 2, 2.0),
     "lightning": (6, 6 * 10 * 32, 2.0),
+    "fsdp2": (6, 6 * 10 * 32 * 2, 2.0),
 }
 
 
@@ -26,7 +27,8 @@ def test_all_are_here() -> None:
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_example(name: str) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, str(ROOT / "scripts/examples" / f"{name}.py")]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"] if name == "fsdp2" else []
+    command = [sys.executable, *torchrun, str(ROOT / "scripts/examples" / f"{name}.py")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     said = re.search(r"^round (\d+), (\d+) samples counted, (?:held-out )?loss ([\d.]+)$", done.stdout, re.MULTILINE)
