@@ -46,13 +46,13 @@ class AtollLightningCallback(Callback):
 
     def __init__(
         self,
-        swarm: Swarm,
+        swarm: Swarm | None,
         *,
         samples: Callable[[Any], int] = batch_size,
         on_round: Callable[[Outcome], None] | None = None,
         strict: bool = False,
     ) -> None:
-        """As for `attach`, which is called when training begins and raises there."""
+        """As for `attach`, which is called when training begins and raises there (under torchrun: None in all ranks but the first)."""
         self.attachment: Attachment | None = None
         self._swarm, self._samples, self._on_round, self._strict = swarm, samples, on_round, strict
 

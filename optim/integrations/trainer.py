@@ -31,8 +31,8 @@ class AtollCallback(TrainerCallback):
     samples. ``attachment``: the newest one, None before the first `train()`; it stays readable after the end.
     """
 
-    def __init__(self, swarm: Swarm, *, on_round: Callable[[Outcome], None] | None = None, strict: bool = False) -> None:
-        """As for `attach`, which is called when training begins and raises there."""
+    def __init__(self, swarm: Swarm | None, *, on_round: Callable[[Outcome], None] | None = None, strict: bool = False) -> None:
+        """As for `attach`, which is called when training begins and raises there (under torchrun: None in all ranks but the first)."""
         self.attachment: Attachment | None = None
         self._swarm, self._on_round, self._strict = swarm, on_round, strict
 

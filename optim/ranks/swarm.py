@@ -98,15 +98,15 @@ class RankSwarm:
         settings that need whole vectors."""
         self._model = model
         self._slices, mine = slice_model(model, flat, self.ranks)
-        sharded = not self._slices.whole
-        for what, key in (
-            ("fragments" if self.settings.fragments > 1 else "", "$.exchange.fragments"),
-            ("error feedback" if self.settings.feedback and sharded else "", "$.exchange.feedback"),
-            ("gradient averaging" if self.settings.method == "gradient_averaging" and sharded else "", "$.train.method"),
+        settings, several, cut = self.settings, "job of several ranks", "sharded model"
+        for refused, what, who, key in (
+            (settings.fragments > 1, "fragments", several, "$.exchange.fragments"),
+            (settings.method == "gradient_averaging", "gradient averaging", several, "$.train.method"),
+            (settings.feedback and not self._slices.whole, "error feedback", cut, "$.exchange.feedback"),
         ):
-            if what:
+            if refused:
                 raise ConfigError(
-                    f"the run uses {what}, which a {'sharded model' if sharded else 'job of several ranks'} cannot do yet",
+                    f"the run uses {what}, which a {who} cannot do yet",
                     key=key,
                     hint="Attach in a job of one process, or make a run without it.",
                 )

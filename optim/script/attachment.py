@@ -191,6 +191,18 @@ class Attachment:
         self._finish_resume()
         return None if self.done else self._sync(self._strands)
 
+    def settle(self) -> Outcome | None:
+        """Wait for what is under way and adopt it, without contributing anything; None when there was nothing.
+
+        In a run with overlap call it before model and attachment are saved: such a checkpoint is resumed exactly. Waits as `sync` does;
+        the outcome is "open" when that was not long enough, and the contribution is still under way.
+        """
+        if self._evaluating:
+            raise ConfigError("settle() inside evaluate_anchor()", key="evaluate_anchor", hint="Settle outside of the with block.")
+        self._finish_resume()
+        under_way = [strand for strand in self._strands if strand.replica.frozen is not None]
+        return self._sync(under_way, only_settle=True) if under_way and not self._detached else None
+
     def _sync(self, strands: Sequence[Strand], *, only_settle: bool = False) -> Outcome | None:
         """A boundary of these strands: adopt what was decided and contribute; or, some steps into a round, adopt only."""
         self._collect()
@@ -425,11 +437,13 @@ class Attachment:
     def state_dict(self) -> dict[str, Any]:
         """Where this member is: run, round and digest of its anchor, counters and what was not sent. See `load_state_dict`.
 
-        Numbers and strings, and residuals with feedback; a `SoloSwarm` adds its anchor and momentum under "swarm". Save the model and the
-        optimizer with it.
+        Numbers and strings; tensors with feedback (residuals) and with overlap "eager"; a `SoloSwarm` adds its anchor and momentum under
+        "swarm". Save the model and the optimizer with it, and with overlap call `settle` before all of them.
         """
         self._finish_resume()
         self._collect()
+        if any(strand.replica.frozen is not None for strand in self._strands):
+            logger.warning("saved while a contribution is under way: who resumes from this state drops it; call settle() before saving")
         return save(self.swarm, self._strands, self._totals)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

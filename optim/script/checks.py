@@ -91,6 +91,17 @@ def in_job(model: nn.Module) -> bool:
     return any(hasattr(parameter, "device_mesh") for parameter in model.parameters())  # DTensors
 
 
+def check_alone(model: nn.Module, name: str) -> None:
+    """Raise ConfigError, at all ranks, in a job of several: ``name`` is an optimizer of one process."""
+    if in_job(model):
+        raise ConfigError(
+            f"{name} is for a job of one process",
+            key="torch.distributed",
+            why="In a job of several ranks rank 0 alone has the swarm.",
+            hint="attach(model, optimizer, swarm) in every rank, with swarm None in all but rank 0.",
+        )
+
+
 def check_arguments(settings: RunSettings, given: dict[str, Any]) -> None:
     """Raise ConfigError for an argument that differs from the run's manifest, which has authority (None means "as the run says")."""
     for name, value in given.items():

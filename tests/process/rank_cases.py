@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from atoll.collectives.errors import ConfigError, SwarmClosedError
 from atoll.collectives.swarm import Outcome, OuterSettings, RunSettings
-from atoll.optim import Attachment, SoloSwarm, attach
+from atoll.optim import Attachment, DiLoCo, SoloSwarm, attach
 from atoll.optim.model.flat import FlatVector
 from atoll.optim.rounds.replica import Replica
 
@@ -265,6 +265,11 @@ def case_refusals(rank: int) -> None:
     fully_shard(both.first)
     refused("second.weight has placements", both, solo(rank))
     refused("rank 1 has other parameters than rank 0", net() if rank else nn.Linear(2, 2), solo(rank))
+    averaging = RunSettings(method="gradient_averaging", sync_every=None, target_samples=8)
+    refused("gradient averaging, which a job of several", DistributedDataParallel(net()), solo(rank, averaging))
+    model = net()
+    with pytest.raises(ConfigError, match="DiLoCo is for a job of one process"):
+        DiLoCo(adamw(model).param_groups, adamw(model), swarm=SoloSwarm(SETTINGS), model=model)
     refused("error feedback, which a sharded", sharded(), solo(rank, RunSettings(feedback=True)))
     cut = RoundTable(["job"], RunSettings(fragments=2))
     refused("fragments, which a job of several", DistributedDataParallel(net()), None if rank else Cut(cut, cut.peers[0]))
