@@ -93,6 +93,7 @@ class LocalMember:
         self._layout: Layout | None = None
         self._pending: dict[int, tuple[bytes, LocalPending]] = {}  # by fragment
         self._operations: dict[str, LocalOperating] = {}
+        self._told = (0, 0)  # bytes (sent, received) that outcomes of contributions have told of
         self._closed = False
         self._frozen = False
 
@@ -125,13 +126,13 @@ class LocalMember:
                     event.contributors,
                     event.counted,
                     event.lost,
-                    *self.traffic(),
+                    *self._since(),
                     elapsed_s=self.clock() - pending.since,
                 )
             case ev.BranchAdvanced() if pending is not None and event.cid == cid:
                 del self._pending[fragment]
                 elapsed = self.clock() - pending.since
-                pending.outcome = Outcome("uncertified", event.round, event.contributors, event.counted, (), *self.traffic(), elapsed)
+                pending.outcome = Outcome("uncertified", event.round, event.contributors, event.counted, (), *self._since(), elapsed)
             case ev.ContributionRefused() if pending is not None and event.cid == cid:
                 del self._pending[fragment]
                 pending.outcome = Outcome("committed", self._session(fragment).completed, reason=f"refused: {event.reason}")
@@ -182,6 +183,12 @@ class LocalMember:
         """Bytes (sent, received) by this member so far."""
         network = self._place.network
         return network.bytes_sent.get(self.peer, 0), network.bytes_received.get(self.peer, 0)
+
+    def _since(self) -> tuple[int, int]:
+        """Bytes (sent, received) since the outcome of the contribution before."""
+        sent, received = traffic = self.traffic()
+        (before, earlier), self._told = self._told, traffic
+        return sent - before, received - earlier
 
     # ---- Swarm
     def open(self, layout: Layout, initial: Callable[[Tensor], None]) -> Lease:

@@ -7,7 +7,9 @@ Rooms, lowest first. A method is made of five pieces, each in a place of its own
     solo     the swarm of one, for scripts without a node and for tests
     model/   the model as one float32 vector: what it contributes, what it becomes after a commit
     rounds/  when a round ends; live parameters between two anchors
+    ranks/   a peer of several processes: DDP and FSDP2 ranks, each with its slices
     script/  attach(), and the same as one torch.optim.Optimizer
+    integrations/   attach() inside the training loops of transformers and Lightning
 
 Importing this package loads torch only when a name of it is used.
 """
@@ -18,6 +20,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .integrations.lightning import AtollLightningCallback
+    from .integrations.trainer import AtollCallback
     from .outer import OuterStep
     from .outer.presets import outer_preset
     from .script.attachment import Attachment, attach
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
     from .solo import SoloSwarm
 
 __all__ = ["attach", "Attachment", "DiLoCo", "LocalSGD", "GradientAveraging", "OuterStep", "SoloSwarm", "outer_preset"]
+__all__ += ["AtollCallback", "AtollLightningCallback"]
 
 _HOMES = {
     "attach": "script.attachment",
@@ -37,6 +42,8 @@ _HOMES = {
     "OuterStep": "outer",
     "SoloSwarm": "solo",
     "outer_preset": "outer.presets",
+    "AtollCallback": "integrations.trainer",
+    "AtollLightningCallback": "integrations.lightning",
 }
 
 

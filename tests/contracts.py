@@ -204,6 +204,15 @@ def swarm_an_outcome_may_be_asked_for_again(case: SwarmCase) -> None:
     assert pending.wait() == outcome  # also when the next round is decided
 
 
+def swarm_outcomes_tell_the_bytes_since_the_one_before(case: SwarmCase) -> None:
+    swarm, _ = opened(case)
+    outcomes = [contributed(swarm, DELTA) for _ in range(12)]
+    for key in ("bytes_sent", "bytes_received"):
+        moved = [getattr(outcome, key) for outcome in outcomes]
+        assert min(moved) >= 0
+        assert max(moved[-3:]) <= 3 * max(moved[:3])  # rounds alike; totals of the whole life would be four times as many
+
+
 def swarm_one_contribution_at_a_time(case: SwarmCase) -> None:
     swarm, round_ = opened(case)
     if case.hold is None:
@@ -413,6 +422,7 @@ SWARM = (
     swarm_anchors_are_read_in_pieces_that_fit,
     swarm_a_contribution_is_committed_and_moves_the_anchor,
     swarm_an_outcome_may_be_asked_for_again,
+    swarm_outcomes_tell_the_bytes_since_the_one_before,
     swarm_one_contribution_at_a_time,
     swarm_what_cannot_be_contributed_freezes_nothing,
     swarm_work_on_an_old_anchor_is_refused_visibly,

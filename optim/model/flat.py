@@ -17,7 +17,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -80,7 +80,8 @@ class FlatVector:
     ``layout`` names the tensors; ``tensors`` are the live ones, in its order. Nothing is copied when it is made.
     """
 
-    def __init__(self, model: nn.Module, settings: RunSettings | None = None) -> None:
+    def __init__(self, model: nn.Module, settings: RunSettings | None = None, *, sharded: bool = False) -> None:
+        """``sharded``: DTensors are taken, for `optim.ranks` to cut; such a vector itself can only be described."""
         named = list(_named_tensors(model))
         if not any(role == "parameter" for _, _, role in named):
             raise ConfigError(
@@ -91,7 +92,7 @@ class FlatVector:
             )
         specs: list[TensorSpec] = []
         for name, tensor, role in named:
-            _check_tensor(name, tensor)
+            _check_tensor(name, tensor, sharded)
             specs.append(TensorSpec(name, tuple(tensor.shape), 0, role))
         settings = settings or RunSettings()
         specs = arranged(specs, settings.codec, settings.codecs)
@@ -101,6 +102,13 @@ class FlatVector:
             raise ConfigError(f"the model has {len(specs)} tensors of {offset} elements in all, limit {MAX_TENSORS} tensors", key="model")
         self._take(Layout(tuple(specs), offset), [live[spec.name] for spec in specs])
 
+    @classmethod
+    def of(cls, layout: Layout, tensors: list[Tensor]) -> Self:
+        """The vector of these live tensors."""
+        vector = cls.__new__(cls)
+        vector._take(layout, tensors)
+        return vector
+
     def _take(self, layout: Layout, tensors: list[Tensor]) -> None:
         self.layout, self.tensors, self.numel = layout, tensors, layout.numel
         self._slots = (_Slot(), _Slot())
@@ -109,9 +117,7 @@ class FlatVector:
         """The vector in so many fragments (`collectives.layout.cut`), each a vector of its own over the same live tensors."""
         parts, tensors = list[FlatVector](), iter(self.tensors)
         for layout in cut(self.layout, fragments):
-            part = FlatVector.__new__(FlatVector)
-            part._take(layout, [next(tensors) for _ in layout.tensors])
-            parts.append(part)
+            parts.append(FlatVector.of(layout, [next(tensors) for _ in layout.tensors]))
         return parts
 
     def segments(self) -> Iterator[Segment]:
@@ -197,7 +203,11 @@ class FlatVector:
         for found in bounds.values():
             finite = torch.isfinite(torch.stack([pair for _, pair in found])).all(1).tolist()
             bad += [index for (index, _), good in zip(found, finite, strict=True) if not good]
-        return self.layout.tensors[min(bad)].name if bad else ""
+        return self.agreed(self.layout.tensors[min(bad)].name if bad else "")
+
+    def agreed(self, found: str) -> str:
+        """What was found in this vector; in a job of several ranks, in the vector of any of them ("": nothing)."""
+        return found
 
     def _settle(self) -> None:
         for slot in self._slots:
@@ -310,13 +320,13 @@ def _is_dtensor(tensor: Tensor) -> bool:
     return module is not None and isinstance(tensor, module.DTensor)
 
 
-def _check_tensor(name: str, tensor: Tensor) -> None:
-    if _is_dtensor(tensor):
+def _check_tensor(name: str, tensor: Tensor, sharded: bool) -> None:
+    if _is_dtensor(tensor) and not sharded:
         raise ConfigError(
             f"parameter {name} is a DTensor",
             key="model",
-            why="Sharded models (FSDP2, tensor parallelism) cannot be attached yet: each rank would have to bring its own slice.",
-            hint="Attach an unsharded model, one process a peer.",
+            why="Only attach() puts the slices of a sharded model together, in all ranks of the job.",
+            hint="attach(model, optimizer, swarm) in every rank, with swarm None in all but rank 0.",
         )
     if tensor.dtype not in FLOATS:
         raise ConfigError(f"{name} has dtype {tensor.dtype}; only float32, bfloat16, float16 and float64 can be averaged", key="model")

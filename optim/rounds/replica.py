@@ -87,8 +87,8 @@ class Replica:
         self.settings = settings or RunSettings()
         self.feedback = Feedback(flat.layout, self.settings) if self.settings.feedback else None
         self.members = 1
-        self._own: Tensor | None = None  # eager: the momentum of one's own contributions
-        self._share = 0.0  # of the samples, in the last round that counted
+        self.own: Tensor | None = None  # eager: the momentum of one's own contributions
+        self.share = 0.0  # of the samples, in the last round that counted
         self._clock = clock
         self._dropped = dropped
         self._spare: list[Tensor] = []
@@ -172,21 +172,22 @@ class Replica:
 
     def forget(self) -> None:
         """The live values have no history with the anchor: nothing is carried over."""
-        self._own = None
+        self.own = None
         if self.feedback is not None:
             self.feedback.zero()
 
     def at_base(self) -> bool:
         """Whether the live parameters are bit for bit those of ``base`` (running statistics aside)."""
         parameters = sum(spec.numel for spec in self.flat.layout.tensors if spec.role == "parameter")
+        moved = ""
         for segment, live in self.flat.pull():
             anchor = torch.empty(segment.numel, dtype=torch.float32, device="cpu")
             self.base.copy_into(anchor, segment.start)
             self.flat.round_to_live(segment, anchor)
             compared = max(0, min(segment.stop, parameters) - segment.start)
             if not torch.equal(live[:compared], anchor[:compared]):
-                return False
-        return True
+                moved = "moved"
+        return not self.flat.agreed(moved)
 
     def take(self, new: AnchorView) -> None:
         """Measure progress against ``new`` from now on; the live parameters stay as they are."""
@@ -218,7 +219,7 @@ class Replica:
     def _learn(self, outcome: Outcome, frozen: Frozen) -> None:
         total = sum(share.samples for share in outcome.contributors)
         if outcome.counted and total:
-            self._share = frozen.samples / total
+            self.share = frozen.samples / total
 
     def _adopt(self, frozen: Frozen, counted: bool, new: AnchorView) -> None:
         if self.feedback is not None:
@@ -241,7 +242,7 @@ class Replica:
         """Take back what was expected of a round: the progress that was not counted is the live parameters' again."""
         if frozen.own is not None and frozen.snapshot is not None:
             rebase(self.flat, FlatTensor(frozen.own), FlatTensor(frozen.snapshot))
-            self._own = None
+            self.own = None
 
     def _rebase(self, new: AnchorView) -> None:
         """Carry the live parameters over to ``new`` when it is another anchor."""
@@ -265,14 +266,14 @@ class Replica:
         return snapshot
 
     def _expect(self) -> None:
-        if self._own is None:
-            self._own = torch.zeros(self.flat.numel, dtype=torch.float32, device="cpu")
+        if self.own is None:
+            self.own = torch.zeros(self.flat.numel, dtype=torch.float32, device="cpu")
         outer = effective_outer(self.settings)
         expect(
             self.flat,
             self.base,
-            self._own,
-            outer.lr * (self._share or 1 / self.members),
+            self.own,
+            outer.lr * (self.share or 1 / self.members),
             outer.momentum if outer.kind == "nesterov" else 0.0,
         )
 

@@ -17,7 +17,7 @@ import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -31,10 +31,13 @@ from ..rounds.events import ProgressDropped, Reentered, RoundSeen, TrainingAlone
 from ..rounds.replica import Turn
 from ..rounds.schedule import Since, StepCounter, WaitBudget
 from ..rounds.strand import Bases, Strand, enter, make_strands
-from .checks import check_arguments, check_method, check_optimizer, check_ranks, check_swarm, innermost
+from .checks import check_arguments, check_method, check_optimizer, check_swarm, in_job, innermost
 from .lookout import Lookout, reached
 from .resume import Resume, save
 from .state import Totals
+
+if TYPE_CHECKING:
+    from ..ranks.swarm import RankSwarm
 
 logger = logging.getLogger("atoll")
 
@@ -46,7 +49,7 @@ _attached: weakref.WeakKeyDictionary[Any, weakref.ref[Attachment]] = weakref.Wea
 def attach(
     model: nn.Module,
     optimizer: Any,
-    swarm: Swarm,
+    swarm: Swarm | None,
     *,
     sync_every: int | None = None,
     round_s: float | None = None,
@@ -62,14 +65,24 @@ def attach(
     steps) and ``round_s`` (seconds) may repeat what the run's manifest says; the manifest has authority. ``on_round`` hears every
     Outcome. ``clock`` is for tests.
 
+    In a job of several ranks (torchrun with DistributedDataParallel or fully_shard) all ranks attach: rank 0 with the swarm that it joined,
+    the others with None. The job is one peer. Whatever one rank asks of its attachment all ranks must, as with torch's own
+    collectives.
+
     After this call nothing the network or the node does raises, unless ``strict``: then a round that misses its deadline raises
     DeadlineExceededError and a lost node SwarmClosedError, with training state intact.
 
     Raises ConfigError (the argument's name in ``key``) for what cannot be attached, ModelMismatchError when the run's model is another.
     """
-    check_swarm(swarm)
+    if in_job(model):
+        from ..ranks.swarm import rank_swarm  # loads what a script on one process does not need
+
+        swarm = rank_swarm(swarm, check_swarm)
+        clock = swarm.clock(clock)
+    else:
+        check_swarm(swarm)
+    assert swarm is not None
     check_arguments(swarm.settings, {"sync_every": sync_every, "round_s": round_s})
-    check_ranks()
     inner = None
     if optimizer is not None:
         check_method(swarm.settings)
@@ -99,7 +112,10 @@ class Attachment:
         self._strict, self._clock, self._on_round = strict, clock, on_round
         self._counter = StepCounter()
         self._budget = WaitBudget(swarm.settings.deadline_s)
-        self._flat = FlatVector(model, swarm.settings)
+        self._ranks = cast("RankSwarm", swarm) if hasattr(swarm, "ranks") else None
+        self._flat = FlatVector(model, swarm.settings, sharded=self._ranks is not None)
+        if self._ranks is not None:
+            self._flat = self._ranks.place(model, self._flat)
         self._strands = make_strands(swarm, self._flat, self._counter, clock, self._drop)
         self._lookout = Lookout(swarm)
         self._totals = Totals()
@@ -150,6 +166,7 @@ class Attachment:
         samples, self._declared = 1 if self._declared is None else self._declared, None
         if self._detached or self.done:
             return
+        samples = self._of_all_ranks(samples)
         self._counter.count(samples, found_inf)
         for strand in self._strands:
             strand.replica.stepped(samples)
@@ -173,6 +190,18 @@ class Attachment:
             raise ConfigError("sync() inside evaluate_anchor()", key="evaluate_anchor", hint="Synchronise outside of the with block.")
         self._finish_resume()
         return None if self.done else self._sync(self._strands)
+
+    def settle(self) -> Outcome | None:
+        """Wait for what is under way and adopt it, without contributing anything; None when there was nothing.
+
+        In a run with overlap call it before model and attachment are saved: such a checkpoint is resumed exactly. Waits as `sync` does;
+        the outcome is "open" when that was not long enough, and the contribution is still under way.
+        """
+        if self._evaluating:
+            raise ConfigError("settle() inside evaluate_anchor()", key="evaluate_anchor", hint="Settle outside of the with block.")
+        self._finish_resume()
+        under_way = [strand for strand in self._strands if strand.replica.frozen is not None]
+        return self._sync(under_way, only_settle=True) if under_way and not self._detached else None
 
     def _sync(self, strands: Sequence[Strand], *, only_settle: bool = False) -> Outcome | None:
         """A boundary of these strands: adopt what was decided and contribute; or, some steps into a round, adopt only."""
@@ -217,9 +246,9 @@ class Attachment:
         self._totals.steps += counted.steps
         self._totals.skipped_steps += counted.skipped
         self._uncollected.clear()
-        if self._declared and not self._hooks:  # by hand, without step(): what samples() was told
+        if not self._hooks and (declared := self._of_all_ranks(self._declared or 0)):  # by hand, without step(): what samples() was told
             for strand in self._strands:
-                strand.replica.collect(self._declared)
+                strand.replica.collect(declared)
             self._declared = None
 
     def _boundary(self, strands: Sequence[Strand], only_settle: bool) -> Iterator[tuple[Strand, Turn]]:
@@ -363,14 +392,23 @@ class Attachment:
         self._evaluating = True
         try:
             flat.read_from(view)
+            self._replaced()
             yield view
         finally:
             with torch.no_grad():
                 for tensor, saved in zip(flat.tensors, live, strict=True):
                     tensor.copy_(saved)
+            self._replaced()
             self._evaluating = False
             if leased:
                 view.release()
+
+    def _of_all_ranks(self, samples: int) -> int:
+        return samples if self._ranks is None else self._ranks.ranks.total(samples)
+
+    def _replaced(self) -> None:
+        if self._ranks is not None:
+            self._ranks.written()
 
     def _newest(self) -> tuple[AnchorView, bool]:
         """The newest anchor there is, and whether it is a lease of one's own."""
@@ -399,11 +437,13 @@ class Attachment:
     def state_dict(self) -> dict[str, Any]:
         """Where this member is: run, round and digest of its anchor, counters and what was not sent. See `load_state_dict`.
 
-        Numbers and strings, and residuals with feedback; a `SoloSwarm` adds its anchor and momentum under "swarm". Save the model and the
-        optimizer with it.
+        Numbers and strings; tensors with feedback (residuals) and with overlap "eager"; a `SoloSwarm` adds its anchor and momentum under
+        "swarm". Save the model and the optimizer with it, and with overlap call `settle` before all of them.
         """
         self._finish_resume()
         self._collect()
+        if any(strand.replica.frozen is not None for strand in self._strands):
+            logger.warning("saved while a contribution is under way: who resumes from this state drops it; call settle() before saving")
         return save(self.swarm, self._strands, self._totals)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

@@ -82,14 +82,23 @@ def check_method(settings: RunSettings) -> None:
         )
 
 
-def check_ranks() -> None:
-    """Raise ConfigError inside a torch.distributed job of several ranks."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+def in_job(model: nn.Module) -> bool:
+    """Whether this process is one rank of several, or the model is cut as in such a job."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return False
+    if torch.distributed.get_world_size() > 1:
+        return True
+    return any(hasattr(parameter, "device_mesh") for parameter in model.parameters())  # DTensors
+
+
+def check_alone(model: nn.Module, name: str) -> None:
+    """Raise ConfigError, at all ranks, in a job of several: ``name`` is an optimizer of one process."""
+    if in_job(model):
         raise ConfigError(
-            f"this process is rank {torch.distributed.get_rank()} of {torch.distributed.get_world_size()}",
+            f"{name} is for a job of one process",
             key="torch.distributed",
-            why="A peer of several ranks is not supported yet; each rank would join as a peer with the same data.",
-            hint="Attach in a job of one process.",
+            why="In a job of several ranks rank 0 alone has the swarm.",
+            hint="attach(model, optimizer, swarm) in every rank, with swarm None in all but rank 0.",
         )
 
 

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from ...collectives.errors import ConfigError
 from ...collectives.swarm import Outcome, Swarm
 from .attachment import Attachment, attach
+from .checks import check_alone
 
 
 class SwarmOptimizer(Optimizer):
@@ -40,6 +41,7 @@ class SwarmOptimizer(Optimizer):
 
         Raises ConfigError when they differ, when the run's method is another one, or for what `attach` refuses.
         """
+        check_alone(model, type(self).__name__)
         self._inner: Optimizer | None = None
         self._own: dict[str, Any] = {}
         super().__init__(params, {})  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from ...collectives.errors import ConfigError
 from ...collectives.swarm import Outcome, Swarm
 from .attachment import Attachment, attach
+from .checks import check_alone
 
 
 class GradientAveraging(Optimizer):
@@ -36,6 +37,7 @@ class GradientAveraging(Optimizer):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Raises ConfigError when the run's method is another one, or for what `attach` refuses."""
+        check_alone(model, type(self).__name__)
         super().__init__(params, {})  # type: ignore[arg-type]
         if swarm.settings.method != "gradient_averaging":
             raise ConfigError(

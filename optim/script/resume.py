@@ -18,11 +18,14 @@ NOT_LOADED = "the model was not loaded after attach(), so the progress is not in
 
 
 def save(swarm: Swarm, strands: list[Strand], totals: Totals) -> dict[str, Any]:
-    """The state to keep. Resuming by it is exact between two rounds; what is under way is dropped."""
+    """The state to keep. Resuming by it is exact where nothing is under way (`Attachment.settle`); what is, is dropped."""
     saved = Saved(swarm.run_id, tuple(_saved(strand) for strand in strands), totals).pack()
     for index, strand in enumerate(strands):
         if strand.replica.feedback is not None:
             saved["strands"][str(index)]["residual"] = strand.replica.feedback.residual.clone()
+        if swarm.settings.overlap == "eager":
+            own, numel = strand.replica.own, strand.replica.flat.numel
+            saved["strands"][str(index)]["own"] = torch.zeros(numel, device="cpu") if own is None else own.clone()
     keeper = _keeper(swarm)
     if keeper is not None:
         saved["swarm"] = keeper.state_dict()
@@ -33,7 +36,7 @@ def _saved(strand: Strand) -> SavedStrand:
     replica = strand.replica
     frozen = replica.frozen.samples if replica.frozen is not None else 0
     return SavedStrand(
-        replica.base.round, replica.base.digest, replica.unsent, frozen, strand.since.settle(), strand.schedule.elapsed_s
+        replica.base.round, replica.base.digest, replica.unsent, frozen, strand.since.settle(), strand.schedule.elapsed_s, replica.share
     )  # fmt: skip
 
 
@@ -64,9 +67,12 @@ class Resume:
                 view.release()
             raise
         for index, (strand, old, view) in enumerate(zip(strands, saved.strands, views, strict=True)):
-            self._take(strand, old, view, current[index], state["strands"][str(index)].get("residual"))
+            tensors = state["strands"][str(index)]
+            self._take(strand, old, view, current[index], tensors.get("residual"), tensors.get("own"))
 
-    def _take(self, strand: Strand, old: SavedStrand, view: AnchorView, current: bool, residual: torch.Tensor | None) -> None:
+    def _take(
+        self, strand: Strand, old: SavedStrand, view: AnchorView, current: bool, residual: torch.Tensor | None, own: torch.Tensor | None
+    ) -> None:
         replica = strand.replica
         replica.take(view)
         replica.forget()
@@ -76,6 +82,9 @@ class Resume:
             if residual.shape != replica.feedback.residual.shape:
                 raise StateError(f"a residual of {residual.numel()} elements, for {replica.feedback.residual.numel()}")
             replica.feedback.residual.copy_(residual)
+        if exact and own is not None:
+            replica.own = own.clone()
+        replica.share = strand.schedule.share = old.share
         replica.unsent = old.unsent if exact else 0
         if exact:
             strand.since.restore(old.since)

@@ -1,8 +1,8 @@
 """What a checkpoint of an attachment holds, and how an old one relates to the run as it is now.
 
 Numbers and strings: the anchor and the outer state are in the run's log, unsent progress is in the model. Tensors only where they are
-nowhere else: the residuals of a run with feedback, and the own state of swarms without a log (`SoloSwarm`). The keys never vary in one
-run, as torch.distributed.checkpoint needs it.
+nowhere else: the residuals of a run with feedback, the momentum of what eager members expect, and the own state of swarms without a log
+(`SoloSwarm`). The keys never vary in one run, as torch.distributed.checkpoint needs it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from ...collectives.errors import OutOfDateError, StateError
 from ..rounds.schedule import Counted
 
-VERSION = 2
+VERSION = 3
 
 
 @dataclass(slots=True)
@@ -44,6 +44,7 @@ class SavedStrand:
     frozen: int  # samples of a contribution that was undecided
     since: Counted  # since the last boundary
     elapsed_s: float  # since the last boundary
+    share: float  # of the samples, in the last round that counted; 0: none yet
 
     @property
     def progress(self) -> int:
@@ -86,7 +87,7 @@ def unpack(state: Mapping[str, Any], strands: int) -> Saved:
 def _strand(state: Mapping[str, Any]) -> SavedStrand:
     since = Counted(*(int(state["since"][field.name]) for field in fields(Counted)))
     unsent, frozen = int(state["unsent"]), int(state["frozen"])
-    return SavedStrand(int(state["round"]), str(state["digest"]), unsent, frozen, since, float(state["elapsed_s"]))
+    return SavedStrand(int(state["round"]), str(state["digest"]), unsent, frozen, since, float(state["elapsed_s"]), float(state["share"]))
 
 
 def is_current(saved: SavedStrand, round_: int, digest: str) -> bool:

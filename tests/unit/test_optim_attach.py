@@ -542,17 +542,6 @@ def test_refusals_name_the_key_and_the_way_out() -> None:
     assert attachment.stats["samples_counted"] == 3 + 4 + 5 + H - 1
 
 
-def test_several_ranks_are_refused() -> None:
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    model = net()
-    torch.distributed.init_process_group("fake", rank=1, world_size=2, store=FakeStore())
-    try:
-        refused("torch.distributed", "rank 1 of 2", model, adamw(model), SoloSwarm(SETTINGS))
-    finally:
-        torch.distributed.destroy_process_group()
-
-
 @pytest.mark.filterwarnings("ignore")  # torch warns about itself
 def test_steps_inside_backward_are_refused() -> None:
     from torch.distributed.optim import _apply_optimizer_in_backward

@@ -6,6 +6,7 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -81,6 +82,61 @@ def test_exact_resume_by_hash_through_distributed_checkpoint(tmp_path: Path, sav
     assert resumed.stats["steps"] == saved_at
     train(again, other, range(saved_at, 5 * H))
     assert digest(again, other, resumed) == digest(model, optimizer, attachment)
+
+
+def end_of_overlapped(overlap: Any, saved_at: int, *, interrupted: bool) -> str:
+    """The hash of a member that settles at a step and trains five rounds more, with or without a new life in between."""
+    settings = msgspec.structs.replace(SETTINGS, overlap=overlap, deadline_s=10.0)
+    table = RoundTable(["me", "other"], settings, auto=False)
+    model, optimizer, attachment = start(table.member("me"))
+    other = table.member("other")
+    other.open(attachment._flat.layout, lambda _: pytest.fail("founded already")).release()
+
+    def decide(step: int) -> None:
+        if "me" in table.offers:
+            other.contribute(samples=3, write=lambda out: out.fill_(1e-3 * step))
+            table.decide(["me", "other"])
+
+    def train_on(steps: range) -> None:
+        for step in steps:
+            train(model, optimizer, range(step, step + 1))
+            if step % H == 1:  # decided in the middle of a round, learnt at its end
+                decide(step)
+
+    train_on(range(saved_at))
+    decide(saved_at)
+    settled = attachment.settle()
+    assert settled is not None
+    assert settled.counted
+    assert attachment.settle() is None
+    if interrupted:
+        state = copy.deepcopy((model.state_dict(), optimizer.state_dict(), attachment.state_dict()))
+        attachment.detach()
+        model, optimizer, attachment = resume(table, *state)
+    train_on(range(saved_at, saved_at + 5 * H))
+    decide(0)
+    attachment.settle()
+    assert attachment.round >= 6
+    assert attachment.stats["samples_dropped"] == 0
+    return digest(model, optimizer, attachment)
+
+
+@pytest.mark.parametrize("overlap", ["late", "eager"])
+@pytest.mark.parametrize("saved_at", [2 * H, 2 * H + 1, 2 * H + 3])
+def test_a_settled_checkpoint_resumes_exactly_with_overlap(overlap: Any, saved_at: int) -> None:
+    """Before and after the round under way is decided."""
+    assert end_of_overlapped(overlap, saved_at, interrupted=True) == end_of_overlapped(overlap, saved_at, interrupted=False)
+
+
+def test_saving_what_is_under_way_says_what_it_costs(caplog: pytest.LogCaptureFixture) -> None:
+    table = RoundTable(["me"], msgspec.structs.replace(SETTINGS, overlap="late"), auto=False)
+    model, optimizer, attachment = start(table.member("me"))
+    train(model, optimizer, range(H + 1))
+    settled = attachment.settle()
+    assert settled is not None
+    assert settled.status == "open"
+    attachment.state_dict()
+    assert "call settle() before saving" in caplog.text
 
 
 def saved_member(steps: int) -> tuple[RoundTable, dict[str, Any], dict[str, Any], dict[str, Any]]:

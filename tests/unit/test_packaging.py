@@ -21,6 +21,8 @@ DIRECT = {
     "blake3",
     "matplotlib",
     "zstandard",
+    "transformers",
+    "lightning",
 }
 COME_WITH_LIBP2P = {"multiaddr", "base58", "google", "exceptiongroup", "dns"}
 

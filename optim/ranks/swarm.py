@@ -1,0 +1,253 @@
+"""RankSwarm: rank 0's swarm as every rank of the job sees it, through its own slices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NoReturn
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from ...collectives.errors import ConfigError, LocalProtocolError
+from ...collectives.identifiers import PeerId, RunId
+from ...collectives.layout import Layout
+from ...collectives.swarm import AnchorView, Call, Outcome, PeerView, Pending, RunSettings, Swarm
+from ..model.flat import FlatVector
+from .slices import RankVector, Slices, reshard, slice_model
+from .talk import Ranks
+
+WRITE = "write"  # rank 0's: send your slices
+
+
+class _Head(msgspec.Struct):
+    """What is fixed of a swarm."""
+
+    peer: PeerId
+    run_id: RunId
+    settings: RunSettings
+
+
+class RankView:
+    """One rank's slices of an anchor; an AnchorView. `digest` is the whole anchor's, and asked by all ranks."""
+
+    def __init__(self, ranks: Ranks, round_: int, values: Tensor, view: AnchorView | None) -> None:
+        self.round, self.numel = round_, values.numel()
+        self._ranks, self._values, self._view = ranks, values, view
+        self._digest = ""
+
+    @property
+    def digest(self) -> str:
+        """See AnchorView."""
+        if not self._digest:
+            self._digest = self._ranks.tell(lambda: self._view.digest if self._view is not None else "", str)
+        return self._digest
+
+    def copy_into(self, destination: Tensor, start: int = 0) -> None:
+        """See AnchorView."""
+        destination.copy_(self._values[start : start + destination.numel()])
+
+    def release(self) -> None:
+        """See AnchorView; of each rank by itself."""
+        if self._view is not None:
+            self._view.release()
+
+
+class RankPending:
+    """A contribution of the job; a Pending."""
+
+    def __init__(self, ranks: Ranks, pending: Pending[Outcome] | None) -> None:
+        self._ranks, self._pending = ranks, pending
+
+    def done(self) -> bool:
+        """See Pending."""
+        return self._ranks.tell(lambda: self._at_rank_0.done(), bool)
+
+    def wait(self, timeout_s: float | None = None) -> Outcome:
+        """See Pending."""
+        return self._ranks.tell(lambda: self._at_rank_0.wait(timeout_s), Outcome)
+
+    @property
+    def _at_rank_0(self) -> Pending[Outcome]:
+        assert self._pending is not None
+        return self._pending
+
+
+class RankSwarm:
+    """A Swarm of the job's slices (`place` first). Each call is one of all ranks, but for `report` and `close`, which are rank 0's."""
+
+    def __init__(self, swarm: Swarm | None, ranks: Ranks) -> None:
+        """``swarm``: rank 0's; None at the others, or ConfigError is raised at all ranks."""
+        self.ranks = ranks
+        if fault := ranks.agreed(f"rank {ranks.rank} has a swarm of its own" if ranks.rank and swarm is not None else ""):
+            raise ConfigError(
+                fault,
+                key="swarm",
+                why="A job of several ranks is one peer; each rank would join as a peer with the same data.",
+                hint="swarm = join(INVITE) if torch.distributed.get_rank() == 0 else None",
+            )
+        self._swarm = swarm
+        head = ranks.tell(lambda: _Head(self._at_rank_0.peer, self._at_rank_0.run_id, self._at_rank_0.settings), _Head)
+        self.peer, self.run_id, self.settings = head.peer, head.run_id, head.settings
+        self._model: nn.Module | None = None
+        self._slices: Slices | None = None
+        self._newest: tuple[int, Tensor] | None = None
+
+    def place(self, model: nn.Module, flat: FlatVector) -> RankVector:
+        """Cut ``flat``, the vector of the whole model: returns this rank's slices. Raises ConfigError at all ranks for what cannot be cut, or for
+        settings that need whole vectors."""
+        self._model = model
+        self._slices, mine = slice_model(model, flat, self.ranks)
+        settings, several, cut = self.settings, "job of several ranks", "sharded model"
+        for refused, what, who, key in (
+            (settings.fragments > 1, "fragments", several, "$.exchange.fragments"),
+            (settings.method == "gradient_averaging", "gradient averaging", several, "$.train.method"),
+            (settings.feedback and not self._slices.whole, "error feedback", cut, "$.exchange.feedback"),
+        ):
+            if refused:
+                raise ConfigError(
+                    f"the run uses {what}, which a {who} cannot do yet",
+                    key=key,
+                    hint="Attach in a job of one process, or make a run without it.",
+                )
+        return mine
+
+    def open(self, layout: Layout, initial: Callable[[Tensor], None]) -> RankView:
+        """See Swarm; ``layout`` and ``initial`` are of this rank's slices."""
+        slices = self._sliced()
+        assert layout == slices.mine
+        view = self._written(lambda whole: self._at_rank_0.open(slices.layout, whole), initial)
+        self._newest = None
+        return self._lease(view)
+
+    def anchor(self) -> RankView:
+        """See Swarm."""
+        view = self._at_rank_0_or_none(lambda swarm: swarm.anchor())
+        return self._lease(view)
+
+    def contribute(self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None) -> RankPending:
+        """See Swarm; ``write`` fills the vector of this rank's slices, ``samples`` are those of all ranks."""
+        pending = self._written(lambda whole: self._at_rank_0.contribute(samples=samples, write=whole, base=base), write)
+        return RankPending(self.ranks, pending)
+
+    @property
+    def closing(self) -> int:
+        """See Swarm."""
+        return self.ranks.tell(lambda: self._at_rank_0.closing, int)
+
+    @property
+    def connected(self) -> bool:
+        """Whether rank 0 has its node."""
+        return self.ranks.tell(lambda: bool(getattr(self._at_rank_0, "connected", True)), bool)
+
+    @property
+    def trouble(self) -> str:
+        """Why not."""
+        return self.ranks.tell(lambda: str(getattr(self._at_rank_0, "trouble", "")), str)
+
+    def members(self) -> Sequence[PeerView]:
+        """See Swarm."""
+        return self.ranks.tell(lambda: list(self._at_rank_0.members()), list[PeerView])
+
+    def clock(self, clock: Callable[[], float]) -> Callable[[], float]:
+        """Rank 0's ``clock`` at all ranks."""
+        return lambda: self.ranks.tell(clock, float)
+
+    def written(self) -> None:
+        """The live parameters were replaced in mid-training, where a forward may have left gathered ones."""
+        if self._model is not None:
+            reshard(self._model)
+
+    def report(self, metrics: Mapping[str, float]) -> None:
+        """See Swarm: what rank 0 has logged."""
+        if self._swarm is not None:
+            self._swarm.report(metrics)
+
+    def leave(self) -> None:
+        """See Swarm."""
+        self.ranks.tell(lambda: self._at_rank_0.leave(), None)
+
+    def close(self) -> None:
+        """See Swarm."""
+        if self._swarm is not None:
+            self._swarm.close()
+
+    def buffer(self, numel: int) -> Tensor:
+        """Refused, as the next two: a job's ranks have torch.distributed among themselves."""
+        self._refuse("buffer")
+
+    def operate(self, call: Call, source: Tensor) -> Any:
+        """Refused."""
+        self._refuse(call.name)
+
+    def all_reduce(
+        self, flat: Tensor, *, op_id: str, op: Literal["mean", "sum", "max"] = "mean", weight: int = 1, deadline_s: float = 60.0,
+        codec: str = "", everyone: bool = False,
+    ) -> Any:  # fmt: skip
+        """Refused."""
+        self._refuse("all_reduce")
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise LocalProtocolError(f"{what} is not for all ranks of a job", hint="call it at rank 0, on the swarm that it joined")
+
+    @property
+    def _at_rank_0(self) -> Swarm:
+        assert self._swarm is not None
+        return self._swarm
+
+    def _sliced(self) -> Slices:
+        if self._slices is None:
+            raise LocalProtocolError("place() comes first")
+        return self._slices
+
+    def _at_rank_0_or_none(self, ask: Callable[[Swarm], Any]) -> Any:
+        """What rank 0 gets, and None at the others; its error at all."""
+        found = list[Any]()
+        self.ranks.tell(lambda: found.append(ask(self._at_rank_0)), None)
+        return found[0] if found else None
+
+    def _written(self, ask: Callable[[Callable[[Tensor], None]], Any], write: Callable[[Tensor], None]) -> Any:
+        """Rank 0 asks with a writer of the whole vector; when that is called, every rank writes its slices. What rank 0 gets; None elsewhere."""
+        ranks, slices, found = self.ranks, self._sliced(), list[Any]()
+        mine = torch.empty(slices.mine.numel, dtype=torch.float32, device="cpu")
+
+        def whole(out: Tensor) -> None:
+            ranks.say(WRITE)
+            write(mine)
+            slices.put(0, mine, out)
+            for rank in range(1, ranks.size):
+                theirs = torch.empty(slices.of(rank).numel, dtype=torch.float32, device="cpu")
+                ranks.receive(theirs, rank)
+                slices.put(rank, theirs, out)
+
+        if ranks.rank == 0:
+            ranks.tell(lambda: found.append(ask(whole)), None)
+            return found[0]
+        while ranks.hear(str | None) == WRITE:
+            write(mine)
+            ranks.send(mine, 0)
+        return None
+
+    def _lease(self, view: AnchorView | None) -> RankView:
+        """A view of every rank's slices of rank 0's view; they travel once a round."""
+        ranks, slices = self.ranks, self._sliced()
+        round_ = ranks.tell(lambda: view.round if view is not None else 0, int)
+        if self._newest is None or self._newest[0] != round_:
+            values = torch.empty(slices.mine.numel, dtype=torch.float32, device="cpu")
+            if view is None:
+                ranks.receive(values, 0)
+            else:
+                slices.cut(0, view, values)
+                for rank in range(1, ranks.size):
+                    theirs = torch.empty(slices.of(rank).numel, dtype=torch.float32, device="cpu")
+                    slices.cut(rank, view, theirs)
+                    ranks.send(theirs, rank)
+            self._newest = round_, values
+        return RankView(ranks, round_, self._newest[1], view)
+
+
+def rank_swarm(swarm: Swarm | None, check: Callable[[object], None]) -> RankSwarm:
+    """The RankSwarm of this job. ``check`` is asked of rank 0's swarm; what it raises, all ranks raise."""
+    ranks = Ranks()
+    ranks.tell(lambda: check(swarm), None)
+    return RankSwarm(swarm, ranks)

@@ -1,0 +1,141 @@
+"""attach with models and loops as users write them: adapters only, tied weights, compiled and narrow models, accelerate."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from atoll.collectives.swarm import OuterSettings, RunSettings
+from atoll.optim import Attachment, SoloSwarm, attach
+from atoll.optim.model.flat import FlatVector
+
+H = 3
+SETTINGS = RunSettings(sync_every=H, codec="fp32", outer=OuterSettings("nesterov", 0.9, 0.6))
+
+
+class Adapted(nn.Module):
+    """A frozen layer with a LoRA adapter beside it (arXiv 2106.09685)."""
+
+    def __init__(self, base: nn.Linear, rank: int) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.down, self.up = nn.Linear(base.in_features, rank, bias=False), nn.Linear(rank, base.out_features, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.base(inputs) + self.up(self.down(inputs))
+
+
+class Tied(nn.Module):
+    """The embedding is the head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.middle, self.head = nn.Embedding(6, 4), nn.Linear(4, 4), nn.Linear(4, 6, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.middle(self.embedding(inputs))))
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3))
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    dtype = next(model.parameters()).dtype
+    for step in range(steps):
+        inputs = torch.randn(4, 5, generator=torch.Generator().manual_seed(step)).to(dtype)
+        model(inputs).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def names(attachment: Attachment) -> list[str]:
+    return [spec.name for spec in attachment._flat.layout.tensors]
+
+
+def test_only_adapters_are_trained_and_sent() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(Adapted(nn.Linear(5, 6), 2), nn.Tanh(), Adapted(nn.Linear(6, 3), 2))
+    base = {name: value.clone() for name, value in model.state_dict().items() if "base" in name}
+    optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-2)
+    swarm = SoloSwarm(SETTINGS)
+    attachment = attach(model, optimizer, swarm)
+    train(model, optimizer, 2 * H)
+    assert names(attachment) == ["0.down.weight", "0.up.weight", "2.down.weight", "2.up.weight"]
+    assert (attachment.round, swarm.anchor().numel) == (2, 2 * (5 + 6) + 2 * (6 + 3))
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in base.items())
+    assert not torch.equal(model[0].up.weight, torch.zeros(6, 2))  # type: ignore[union-attr]
+
+
+def test_tied_weights_stay_one_tensor_and_are_counted_once() -> None:
+    torch.manual_seed(0)
+    model = Tied()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    swarm = SoloSwarm(SETTINGS)
+    attachment = attach(model, optimizer, swarm)
+    for _ in range(H):
+        model(torch.arange(6)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert names(attachment) == ["embedding.weight", "middle.weight", "middle.bias"]
+    assert model.head.weight is model.embedding.weight
+    anchor = torch.empty(swarm.anchor().numel)
+    swarm.anchor().copy_into(anchor)
+    assert torch.equal(model.head.weight.detach().reshape(-1), anchor[:24])
+
+
+@pytest.mark.filterwarnings("ignore")  # torch warns about itself
+def test_a_compiled_model_trains_to_the_same_bits_under_the_same_names() -> None:
+    plain, inside = net(), net()
+    compiled = torch.compile(inside, backend="eager")
+    for model in (plain, compiled):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        attachment = attach(model, optimizer, SoloSwarm(SETTINGS))
+        train(model, optimizer, 2 * H)
+        assert attachment.round == 2
+        assert names(attachment) == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    assert all(torch.equal(*pair) for pair in zip(plain.parameters(), inside.parameters(), strict=True))
+
+
+def test_a_bfloat16_model_has_a_float32_anchor_that_moves_by_less_than_it_can_hold() -> None:
+    model = net().to(torch.bfloat16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    swarm = SoloSwarm(RunSettings(sync_every=1, codec="fp32", outer=OuterSettings("sgd", 1 / 512, 0.0)))
+    attach(model, optimizer, swarm)
+    before = FlatVector(model)
+    start, anchor = torch.empty(before.numel), torch.empty(before.numel)
+    before.write_to(start)
+    train(model, optimizer, 1)
+    swarm.anchor().copy_into(anchor)
+    moved = anchor != start
+    lost = (anchor.to(torch.bfloat16) == start.to(torch.bfloat16)) & moved
+    assert int(moved.sum()) > int(lost.sum()) > 0  # some of its movement bfloat16 does not see; the anchor keeps it
+    now = torch.empty(before.numel)
+    before.write_to(now)
+    assert torch.equal(now, anchor.to(torch.bfloat16).float())
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # accelerate's own, at import
+@pytest.mark.parametrize("before", [True, False])
+def test_accelerate_with_accumulation(before: bool) -> None:
+    """Its optimizer steps only when gradients are whole; only these steps count."""
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    attachment = attach(model, optimizer, SoloSwarm(SETTINGS)) if before else None
+    wrapped, stepper = accelerator.prepare(model, optimizer)
+    attachment = attachment or attach(wrapped, stepper, SoloSwarm(SETTINGS))
+    for _ in range(2 * H):
+        with accelerator.accumulate(wrapped):
+            accelerator.backward(wrapped(torch.ones(4, 5)).square().mean())
+            attachment.samples(4)
+            stepper.step()
+            stepper.zero_grad()
+    assert (attachment.round, attachment.stats["steps"], attachment.stats["samples_counted"]) == (1, H, 2 * 4 * H)
