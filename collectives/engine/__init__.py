@@ -7,6 +7,7 @@ meter       how fast this node's links are
 congestion  which congestion control a lane needs
 packing     which records are compressed
 lane        one socket: records, heartbeats
+plain       a lane whose payloads are neither encrypted nor copied
 proxy       EngineExchange: commands from other threads
 thread      EngineThread
 """
