@@ -20,7 +20,6 @@ class EngineSettings:
     hello_s: float = 2.0  # the other end's first authenticated record must come within this
     switch_interval_s: float = 0.0005  # of the interpreter while an engine lives; 5 ms would cost an all-reduce tenfold beside busy Python
     congestion: str | None = None  # TCP congestion control by name, such as "bbr"; None: the system's. Ignored where unavailable
-    near_buffer_bytes: int = 262_144  # of sockets whose other end is on this machine, each way; 0: the system's
     notsent_lowat_bytes: int | None = 131_072  # unsent bytes the kernel keeps: a heartbeat is never late behind megabytes
     max_up: int = 0  # bytes/s over all lanes; 0: no limit
     max_down: int = 0
@@ -43,11 +42,6 @@ def tune(sock: socket.socket, settings: EngineSettings) -> None:
     options.append(("TCP_USER_TIMEOUT", int(1000 * settings.user_timeout_s)))
     if sock.family not in (socket.AF_INET, socket.AF_INET6):
         return
-    if settings.near_buffer_bytes and on_this_machine(sock):
-        # Elsewhere the kernel finds out what a path needs. Here it would come to megabytes: what waits there would leave the caches.
-        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-            with contextlib.suppress(OSError):
-                sock.setsockopt(socket.SOL_SOCKET, option, settings.near_buffer_bytes)
     for name, value in options:
         number = option_number(name)
         if number is None:
