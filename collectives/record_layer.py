@@ -12,8 +12,8 @@ header other than its own, and fails. (Numbers chosen by content would be needed
 
 Before AES-GCM's limits come near, both ends step to the next key at the same record number.
 
-A plain lane seals the headers only: nobody without the keys can open such a lane, or add, drop, repeat or reorder its records; but whoever
-is on the path can read what they carry, and alter it.
+A plain lane seals headers only: a record is sealed with nothing in it, and its payload follows as it is. Nobody without the keys can open such
+a lane, or add, drop, repeat or reorder its records; but whoever is on the path can read what they carry, and alter it.
 """
 
 from __future__ import annotations
@@ -69,7 +69,6 @@ class _Direction:
             raise LocalProtocolError(f"a key of {len(key)} bytes does not fit {cipher!r}")
         self._key = key
         self._cipher = cipher
-        self._plain = cipher == PLAIN
         self._aead = self._make()
         self.records = 0
 
@@ -90,12 +89,7 @@ class Sealer(_Direction):
 
     def seal(self, header: bytes, payload: memoryview | bytes, out: memoryview) -> None:
         """Seal into ``out``, exactly 16 bytes longer than ``payload``."""
-        if self._plain:
-            length = len(payload)
-            out[:length] = payload
-            self._aead.encrypt_into(self._nonce(), b"", header, out[length:])
-        else:
-            self._aead.encrypt_into(self._nonce(), payload, header, out)
+        self._aead.encrypt_into(self._nonce(), payload, header, out)
 
 
 class Opener(_Direction):
@@ -110,10 +104,6 @@ class Opener(_Direction):
         if len(sealed) < TAG_BYTES:
             raise RemoteProtocolError(f"sealed record of {len(sealed)} bytes", peer=peer)
         try:
-            if self._plain:
-                self._aead.decrypt(self._nonce(), sealed[-TAG_BYTES:], header)
-                out[:] = sealed[:-TAG_BYTES]
-            else:
-                self._aead.decrypt_into(self._nonce(), sealed, header, out)
+            self._aead.decrypt_into(self._nonce(), sealed, header, out)
         except InvalidTag:
             raise RemoteProtocolError(f"record {self.records - 1} of the lane does not authenticate", peer=peer) from None

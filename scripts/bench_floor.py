@@ -6,8 +6,8 @@ machine needs if nothing ever waits. `bench_allreduce.py` on the same machine, w
 
 encode     every peer reads its own vector and checks (fp32) or quantises it
 seal       what goes to others is encrypted, out of the cache into the cache (not with --plain)
-socket     what goes to others passes a TCP connection over loopback: user and system time of both ends
-open       it is decrypted into memory where it stays (with --plain: copied there)
+socket     what goes to others passes a TCP connection over loopback: user and system time of both ends (with --plain: to where it stays)
+open       it is decrypted into memory where it stays (not with --plain)
 reduce     the owner of each chunk reads all contributions and writes the result
 hash       every peer hashes the result, with blake3, out of the cache
 deliver    every peer's script gets the result into its tensor
@@ -16,12 +16,13 @@ deliver    every peer's script gets the result into its tensor
 from __future__ import annotations
 
 import argparse
+import contextlib
 import mmap
 import os
 import socket
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from _bench import emit, machine, progress
@@ -82,12 +83,6 @@ class Floor:
             self.cipher.decrypt_into(NONCE, self.sealed, HEADER, wire.data)
         return self.count * self.size
 
-    def copy(self) -> int:
-        """Encoded bytes; in place of `open`."""
-        for wire in self.wires:
-            wire.data[:] = self.hot.data
-        return self.count * self.size
-
     def reduce(self) -> int:
         """Encoded bytes of results."""
         rounds = self.count // self.peers - 1
@@ -119,22 +114,22 @@ def seconds_per_byte(work: Callable[[], int], reps: int) -> float:
     return statistics.median(samples[1:])
 
 
-def socket_seconds_per_byte(size: int, total: int = 1 << 29) -> float:
-    """CPU seconds of both ends of a lane's connection, with the engine's socket options, in turns and so out of the cache."""
+def socket_seconds_per_byte(places: Sequence[memoryview], total: int = 1 << 29) -> float:
+    """CPU seconds of both ends of a lane's connection, with the engine's socket options, in turns, out of the cache into one place after
+    another; all of one length."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         one = socket.create_connection(listener.getsockname())
         other, _ = listener.accept()
     for end in (one, other):
         tune(end, EngineSettings())
-    data, room, done = memoryview(bytearray(size)), memoryview(bytearray(size)), 0
+    data, done = memoryview(bytearray(len(places[0]))), 0
     started = time.process_time()
     while done < total:
-        for action, buffer in ((one.send, data), (other.recv_into, room)):
-            try:
-                moved = action(buffer)
-            except BlockingIOError:
-                continue
-            done += moved if action == other.recv_into else 0
+        with contextlib.suppress(BlockingIOError):
+            one.send(data)
+        with contextlib.suppress(BlockingIOError):
+            index, at = divmod(done, len(data))
+            done += other.recv_into(places[index % len(places)][at:])
     one.close()
     other.close()
     return (time.process_time() - started) / total
@@ -151,11 +146,9 @@ def floor(codec: str, options: argparse.Namespace) -> dict[str, float]:
         "reduce": seconds_per_byte(passes.reduce, options.reps) * encoded,
         "deliver": seconds_per_byte(passes.deliver, options.reps) * peers * vector,
         "hash": seconds_per_byte(passes.hash, options.reps) * peers * encoded,
-        "socket": socket_seconds_per_byte(passes.size) * moved,
+        "socket": socket_seconds_per_byte([wire.data for wire in passes.wires] if options.plain else [passes.hot.data]) * moved,
     }
-    if options.plain:
-        cost["open"] = seconds_per_byte(passes.copy, options.reps) * moved
-    else:
+    if not options.plain:
         cost["seal"] = seconds_per_byte(passes.seal, options.reps) * moved
         cost["open"] = seconds_per_byte(passes.open, options.reps) * moved
     return cost

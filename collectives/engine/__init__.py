@@ -8,6 +8,7 @@ congestion  which congestion control a lane needs
 width       how many lanes to a peer
 packing     which records are compressed
 lane        one socket: records, heartbeats
+plain       a lane whose payloads are neither encrypted nor copied
 proxy       EngineExchange: commands from other threads
 thread      EngineThread
 """

@@ -1,7 +1,7 @@
 """One lane: a non-blocking socket, the records on it, and whether the other end lives.
 
-On the wire: 48-byte header, then the sealed payload; nothing else. The first record each way is a heartbeat: it proves that the
-other end has the keys, and no data is sent before it has come.
+On the wire: 48-byte header, then the sealed payload; nothing else (`plain.py`: of a plain lane). The first record each way is a heartbeat:
+it proves that the other end has the keys, and no data is sent before it has come.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..exchange import Outgoing
 from ..exchange import header as wire_header
 from ..exchange.header import BEAT, BEAT_HEADER, HEADER_BYTES
 from ..identifiers import PeerId
-from ..record_layer import PLAIN, TAG_BYTES, LaneKeys, Opener, Sealer
+from ..record_layer import TAG_BYTES, LaneKeys, Opener, Sealer
 from .bucket import Bucket
 from .congestion import Path
 from .packing import Packer, full_length, unpack
@@ -34,11 +34,15 @@ class RecordSource(Protocol):
         """See `Exchange.next_record`."""
         ...
 
-    def destination(self, peer: PeerId, header: bytes) -> memoryview | None:
+    def destination(self, peer: PeerId, header: bytes, lane: int) -> memoryview | None:
         """See `Exchange.destination`."""
         ...
 
-    def received(self, peer: PeerId, header: bytes) -> None:
+    def place(self, peer: PeerId, lane: int) -> memoryview | None:
+        """See `Exchange.place`."""
+        ...
+
+    def received(self, peer: PeerId, header: bytes, lane: int) -> None:
         """See `Exchange.received`."""
         ...
 
@@ -49,6 +53,8 @@ class PeerFaultError(RemoteProtocolError):
 
 class Lane:
     """A lane to one peer. Methods raise NetworkError when the connection is gone, RemoteProtocolError when a record is not valid."""
+
+    plain = False
 
     def __init__(
         self, peer: PeerId, sock: socket.socket, keys: LaneKeys, path: str, now: float, number: int = 0, index: int = 0,
@@ -67,11 +73,11 @@ class Lane:
         self.opened_at = self.heard_at = self.spoke_at = now
         self.bytes_sent = 0
         self.bytes_received = 0
-        self.plain = keys.cipher == PLAIN
         self._sealer = Sealer(keys.send, keys.cipher)
         self._opener = Opener(keys.receive, keys.cipher)
         self._tx = memoryview(bytearray(2 * BATCH_BYTES))
         self._pending = EMPTY
+        self._borrowed = EMPTY  # follows what is pending
         self._broken = False
         self.leaving = False  # another lane is to take its place
         self.retired = False  # ... and has
@@ -89,18 +95,27 @@ class Lane:
     @property
     def wants_write(self) -> bool:
         """Whether bytes wait for the socket to take them."""
-        return len(self._pending) > 0 and not self._broken
+        return self._waiting > 0 and not self._broken
+
+    @property
+    def _waiting(self) -> int:
+        return len(self._pending) + len(self._borrowed)
+
+    def keep(self) -> None:
+        """Copy what is sent from memory of the exchange: a command may change that."""
+        if self._borrowed:
+            self._pending, self._borrowed = memoryview(b"".join((self._pending, self._borrowed))), EMPTY
 
     def beat(self) -> None:
         """Put a heartbeat on its way, unless other bytes are (they say the same)."""
-        if not self._pending:
+        if not self._waiting:
             self._pending = self._tx[: self._append(0, BEAT_HEADER, EMPTY)]
 
     def retire(self) -> None:
         """Send what has been begun, then nothing more. The lane is gone when both ends have done so: no record is lost."""
         if not self.retired:
             self.leaving = self.retired = True
-            if not self._pending:
+            if not self._waiting:
                 self._finish()
 
     def _finish(self) -> None:
@@ -114,17 +129,17 @@ class Lane:
         """Send what the socket takes of one batch of records. True when anything moved."""
         if not self.can_write or self._broken:
             return False
-        if not self._pending and self.retired:
+        if not self._waiting and self.retired:
             self._finish()
             return False
-        if not self._pending and (not self.up or not self._fill(source)):
+        if not self._waiting and (not self.up or not self._fill(source)):
             self.packer.idle()
             return False
-        room = self.limit_up.room(now, len(self._pending))
+        room = self.limit_up.room(now, self._waiting)
         if not room:
             return False
         try:
-            count = self.sock.send(self._pending if room == len(self._pending) else self._pending[:room])
+            count = self._write(room)
         except (BlockingIOError, InterruptedError):
             self.can_write = False
             return False
@@ -138,18 +153,27 @@ class Lane:
         self.spoke_at = now
         if count < room:
             self.can_write = False
+        behind = count - len(self._pending)
         self._pending = self._pending[count:]
+        if behind > 0:
+            self._borrowed = self._borrowed[behind:]
         return True
+
+    def _write(self, room: int) -> int:
+        if not self._borrowed:
+            return self.sock.send(self._pending if room == len(self._pending) else self._pending[:room])
+        own = self._pending[:room]
+        return self.sock.sendmsg((own, self._borrowed[: room - len(own)]))
 
     def receive(self, source: RecordSource, now: float) -> bool:
         """Receive what is there, up to one batch of records. True when anything moved."""
         if not self.can_read:
             return False
-        room = self.limit_down.room(now, self._limit - self._have)
+        room = self.limit_down.room(now, self._wanted())
         if not room:
             return False
         try:
-            count = self.sock.recv_into(self._rx[self._have : self._have + room])
+            count = self._read(source, room)
         except (BlockingIOError, InterruptedError):
             self.can_read = False
             return False
@@ -161,13 +185,11 @@ class Lane:
                 raise PeerLostError(REPLACED, peer=self.peer)
             return False
         if count == 0:
-            raise PeerLostError("lane was closed" + (" in the middle of a record" if self._have else ""), peer=self.peer)
+            raise PeerLostError("lane was closed" + (" in the middle of a record" if self._partial() else ""), peer=self.peer)
         self.limit_down.take(count)
         self.bytes_received += count
         self.heard_at = now
-        self._have += count
-        if self._have >= self._next_end:
-            self._take(source)
+        self._came(source, count)
         return True
 
     def close(self) -> None:
@@ -180,7 +202,7 @@ class Lane:
 
     def _fill(self, source: RecordSource) -> bool:
         size = 0
-        while size < BATCH_BYTES:
+        while size < BATCH_BYTES and not self._borrowed:
             record = source.next_record(self.peer, self.number)
             if record is None:
                 break
@@ -195,15 +217,36 @@ class Lane:
     def _append(self, start: int, header: bytes, payload: memoryview) -> int:
         body = start + HEADER_BYTES
         end = body + len(payload) + TAG_BYTES
-        if end > len(self._tx):
-            grown = memoryview(bytearray(end + BATCH_BYTES))
-            grown[:start] = self._tx[:start]
-            self._tx = grown
+        self._make_room(start, end)
         self._tx[start:body] = header
         self._sealer.seal(header, payload, self._tx[body:end])
         return end
 
+    def _make_room(self, start: int, end: int) -> None:
+        if end > len(self._tx):
+            grown = memoryview(bytearray(end + BATCH_BYTES))
+            grown[:start] = self._tx[:start]
+            self._tx = grown
+
     # ---- receiving
+
+    def _wanted(self) -> int:
+        """How much to read at most."""
+        return self._limit - self._have
+
+    def _read(self, source: RecordSource, room: int) -> int:
+        del source
+        return self.sock.recv_into(self._rx[self._have : self._have + room])
+
+    def _partial(self) -> bool:
+        """Whether a record has begun and not ended."""
+        return self._have > 0
+
+    def _came(self, source: RecordSource, count: int) -> None:
+        """So much was read."""
+        self._have += count
+        if self._have >= self._next_end:
+            self._take(source)
 
     def _take(self, source: RecordSource) -> None:
         """Handle the complete records in the buffer, and set how far to read next."""
@@ -244,7 +287,7 @@ class Lane:
                 raise RemoteProtocolError("data before the first heartbeat", peer=self.peer)
             if packed:
                 header = wire_header.repack(header, full_length(plain, self.peer), packed=False)
-            target = source.destination(self.peer, header)
+            target = source.destination(self.peer, header, self.number)
             if packed and target is not None:
                 unpack(plain, target, self.peer)
         except RemoteProtocolError as error:
@@ -254,4 +297,4 @@ class Lane:
         if not packed:
             self._opener.open(header, sealed, plain if target is None else target, self.peer)
         if target is not None:
-            source.received(self.peer, header)
+            source.received(self.peer, header, self.number)

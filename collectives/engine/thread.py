@@ -18,11 +18,12 @@ from ..exchange import CommandFailed, Exchange, ExchangeEvent, LaneDown, LanesWa
 from ..group import Plan
 from ..identifiers import PeerId
 from ..pace import Pace
-from ..record_layer import LaneKeys
+from ..record_layer import PLAIN, LaneKeys
 from ..reduce import Reducer
 from .bucket import Bucket
 from .lane import REPLACED, Lane, PeerFaultError
 from .meter import Meter, Reading, read_socket
+from .plain import PlainLane
 from .poller import READ, WRITE, make_poller
 from .proxy import EngineExchange
 from .settings import EngineSettings, control, tune
@@ -212,6 +213,9 @@ class EngineThread:
         self._poller.watch(self._wake_out.fileno(), READ)
         now = checked = time.monotonic()
         while not self._stopping:
+            if self._commands:
+                for lane in self._order:
+                    lane.keep()
             while self._commands:
                 self._run(*self._commands.popleft())
             moved = False
@@ -335,7 +339,8 @@ class EngineThread:
             if peer == self.me:
                 raise LocalProtocolError("a lane to oneself")
             tune(sock, self.settings)
-            lane = Lane(peer, sock, keys, path, time.monotonic(), number, index, self._limits)
+            make = PlainLane if keys.cipher == PLAIN else Lane
+            lane = make(peer, sock, keys, path, time.monotonic(), number, index, self._limits)
         except Exception:
             sock.close()
             raise

@@ -9,6 +9,7 @@ plans       one plan being executed
 reduction   one chunk: its result, or a partial sum
 blobs       content-addressed bytes beside the rounds
 outbox      what each peer is still to be sent
+arrivals    where what is arriving goes, and for how long it may
 exchange    Exchange: commands in, records and events out
 """
 

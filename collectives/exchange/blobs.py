@@ -13,7 +13,7 @@ from ..digest import chunk_hash
 from ..errors import LocalProtocolError, RemoteProtocolError
 from ..identifiers import PeerId
 from .events import BadChunk, BlobComplete, BlobProgress, ExchangeEvent
-from .header import BLOB, MAX_PAYLOAD_BYTES, NO_KEY, Header, blob_key, pack
+from .header import BLOB, MAX_PAYLOAD_BYTES, NO_KEY, blob_key, pack
 from .slot import MAX_SPANS
 
 Bounds = int | tuple[int, ...]
@@ -137,21 +137,25 @@ class Blobs:
         payload = blob.chunk(chunk)
         return pack(BLOB, len(payload), chunk, blob.key, NO_KEY), payload
 
-    def want(self, name: bytes, destination: memoryview, bounds: Bounds, hashes: Sequence[bytes], sources: Sequence[PeerId]) -> None:
-        """See `Exchange.want`."""
+    def want(
+        self, name: bytes, destination: memoryview, bounds: Bounds, hashes: Sequence[bytes], sources: Sequence[PeerId]
+    ) -> Wanted | None:
+        """See `Exchange.want`. Returns the wish that this one replaces."""
         blob = Wanted(name, destination, bounds, hashes, sources)
         key = blob_key(name)
         known = self._wanted.get(key)
         if known is not None and known.same(blob):
             known.sources, known.barred = blob.sources, set()
-        elif blob.chunks == 0:
+            return None
+        if blob.chunks == 0:
             self._post(BlobComplete(name))
-        else:
-            self._wanted[key] = blob
+            return None
+        self._wanted[key] = blob
+        return known
 
-    def unwant(self, name: bytes) -> None:
-        """See `Exchange.unwant`."""
-        self._wanted.pop(blob_key(name), None)
+    def unwant(self, name: bytes) -> Wanted | None:
+        """See `Exchange.unwant`. Returns what was wanted."""
+        return self._wanted.pop(blob_key(name), None)
 
     def report(self, name: bytes) -> None:
         """Say how far a wanted blob is."""
@@ -159,19 +163,12 @@ class Blobs:
         if blob is not None:
             self._post(blob.progress())
 
-    def destination(self, peer: PeerId, record: Header) -> tuple[memoryview, Callable[[], None]] | None:
-        """Where an arriving chunk goes and what to call when it is there; None: discard it."""
-        blob = self._wanted.get(record.key)
-        if blob is None:
-            return None
-        view = blob.view(peer, record.chunk, record.length)
-        if view is None:
-            return None
-        return view, lambda: self._arrived(record.key, blob, peer, record.chunk)
+    def wanted(self, key: bytes) -> Wanted | None:
+        """The blob being fetched that headers name so."""
+        return self._wanted.get(key)
 
-    def _arrived(self, key: bytes, blob: Wanted, peer: PeerId, chunk: int) -> None:
-        if self._wanted.get(key) is not blob:
-            return
+    def arrived(self, key: bytes, blob: Wanted, peer: PeerId, chunk: int) -> None:
+        """A chunk from a peer is in its place."""
         if not blob.arrived(peer, chunk):
             self._post(BadChunk(peer, blob.name, chunk))
             return

@@ -1,7 +1,8 @@
 """The data plane without I/O: parts in, results out, blobs beside them.
 
 One driver calls it from one thread: the engine with real lanes, the simulator with virtual ones. For every arriving record the driver
-calls `destination`, fills the view it gets, and calls `received` before any other call. For sending it pulls `next_record` whenever a
+calls `destination`, fills the view it gets, and calls `received`; if it calls anything else before the view is full, it asks for the `place`
+again. For sending it pulls `next_record` whenever a
 lane has room; chunks are encoded at that moment. Nothing is assumed to have been delivered: the owner of a part and the receiver of a
 result say what they lack (`report`), and the sender sends it again (`resend_parts`, `resend_results`).
 
@@ -19,20 +20,20 @@ from torch import Tensor
 from ..codec import Grid
 from ..digest import chunk_hash
 from ..encoded import EncodedVector
-from ..errors import ConfigError, LocalProtocolError, RemoteProtocolError
+from ..errors import ConfigError, LocalProtocolError
 from ..group import MAX_MEMBERS, Plan
 from ..identifiers import PeerId
 from ..pace import Lead
 from ..reduce import REDUCERS, Reducer
 from . import header as wire_header
+from .arrivals import Arrivals
 from .blobs import Blobs, Bounds
 from .events import ExchangeEvent, NonFinite, PartReduced, PeerFault, ResultComplete
-from .header import HEADER_BYTES, Header
 from .outbox import Outgoing, Sender
 from .plans import PlanState, slot_for
 from .pool import Pools
 from .reduction import ChunkReducer
-from .slot import Frozen, RoundSlot, slot_of, unfold
+from .slot import Frozen, RoundSlot, unfold
 
 
 class Exchange:
@@ -63,9 +64,9 @@ class Exchange:
         self._plans: dict[bytes, PlanState] = {}
         self._frozen: dict[bytes, Frozen] = {}
         self._ready: deque[tuple[PlanState, int]] = deque()
-        self._incoming: tuple[PeerId, Callable[[], None], Callable[[], None] | None] | None = None
         self._events: deque[ExchangeEvent] = deque()
         self._blobs = Blobs(self._post)
+        self._arrivals = Arrivals(self._slots, self._plans, self._blobs, self._part_arrived, self._result_arrived)
         self._sender = Sender(self._frozen, self._blobs, self._poison, self._forget_if_served, clock, resend_after_s, lead)
         self._delivering = False
 
@@ -152,6 +153,8 @@ class Exchange:
         if slot is None:
             return
         slot.closed = True
+        self._arrivals.withdraw(slot)
+        self._arrivals.withdraw(slot.plan)
         slot.release()
         busy = False
         for box in self._sender.boxes.values():
@@ -219,12 +222,12 @@ class Exchange:
         With ``hashes`` (blake3, one a chunk) every chunk is checked on arrival; an empty sequence takes them as they come, and
         `BlobComplete` tells the hashes. Again with the same memory and hashes: only the sources change (barred ones come back).
         """
-        self._blobs.want(name, destination, bounds, hashes, sources)
+        self._arrivals.withdraw(self._blobs.want(name, destination, bounds, hashes, sources))
         self._settle()
 
     def unwant(self, name: bytes) -> None:
         """Stop accepting a blob; its memory is not written to any more."""
-        self._blobs.unwant(name)
+        self._arrivals.withdraw(self._blobs.unwant(name))
 
     # ---- lanes
 
@@ -236,8 +239,7 @@ class Exchange:
 
     def lane_down(self, peer: PeerId, lane: int = 0) -> None:
         """A lane is gone, with whatever was in flight on it. What is queued goes over the others, or waits for the next one."""
-        if self._incoming is not None and self._incoming[0] == peer:
-            self._abort_incoming()
+        self._arrivals.drop(peer, lane)
         if self._sender.box(peer).lane_down(lane):
             for state in self._plans.values():
                 state.resumed.add(peer)
@@ -253,30 +255,21 @@ class Exchange:
             self._settle()
         return found
 
-    def destination(self, peer: PeerId, header: bytes | bytearray | memoryview) -> memoryview | None:
-        """Where the payload of an arriving record goes; None: read and discard it. Raises RemoteProtocolError for an invalid header."""
-        if self._incoming is not None:
-            self._abort_incoming()
-        record = wire_header.parse(header, peer)
-        if record.kind in (wire_header.PART, wire_header.PARTIAL):
-            return self._part_destination(peer, record)
-        if record.kind == wire_header.RESULT:
-            return self._result_destination(peer, record)
-        if record.kind == wire_header.BLOB:
-            if (place := self._blobs.destination(peer, record)) is None:
-                return None
-            self._incoming = (peer, place[1], None)
-            return place[0]
-        raise RemoteProtocolError(f"record kind {record.kind} outside a lane", peer=peer)
+    def destination(self, peer: PeerId, header: bytes | bytearray | memoryview, lane: int = 0) -> memoryview | None:
+        """Where the payload of an arriving record goes; None: read and discard it. Raises RemoteProtocolError for an invalid header.
 
-    def received(self, peer: PeerId, header: bytes | bytearray | memoryview) -> None:
-        """The view that `destination` returned for this record is filled."""
+        The record before it on the same lane, if it was not `received`, is abandoned.
+        """
+        return self._arrivals.destination(peer, lane, wire_header.parse(header, peer))
+
+    def place(self, peer: PeerId, lane: int = 0) -> memoryview | None:
+        """What `destination` returned for the record that is arriving over a lane; None: it must not be written to any more."""
+        return self._arrivals.place(peer, lane)
+
+    def received(self, peer: PeerId, header: bytes | bytearray | memoryview, lane: int = 0) -> None:
+        """The view that `destination` returned for this record is filled, or was withdrawn."""
         del header
-        if (incoming := self._incoming) is None or incoming[0] != peer:
-            return
-        self._incoming = None
-        incoming[1]()
-        if self._events or self._eager:
+        if self._arrivals.received(peer, lane) and (self._events or self._eager):
             self._settle()
 
     def work(self) -> bool:
@@ -292,66 +285,10 @@ class Exchange:
 
     # ---- arriving records
 
-    def _part_destination(self, peer: PeerId, record: Header) -> memoryview | None:
-        slot = slot_of(record, self._slots)
-        if slot is None:
-            return None
-        slot.check_record(peer, record.chunk, record.length)
-        if record.kind == wire_header.PARTIAL and slot.plan is not None:
-            slot.plan.check_partial(peer, record)
-        if (wire := slot.part_wire(peer, record.sub, record.chunk)) is None:
-            return None
-
-        def arrived() -> None:
-            if slot.closed:
-                slot.pool(record.chunk).give(wire)
-                return
-            slot.store(peer, record.sub, record.chunk, wire)
-            slot.bytes_received += HEADER_BYTES + record.length
-            state = slot.plan
-            if state is not None and state.part_arrived(peer, record.sub, record.chunk) and self._can_reduce(state):
-                self._reduce(state, record.chunk)
-
-        self._incoming = (peer, arrived, lambda: slot.pool(record.chunk).give(wire))
-        return wire.data
-
-    def _result_destination(self, peer: PeerId, record: Header) -> memoryview | None:
-        state = self._plans.get(record.key)
-        if state is None:
-            return self._early_destination(peer, record)
-        state.slot.check_record(peer, record.chunk, record.length)
-        if state.givers[record.chunk] != peer:
-            raise RemoteProtocolError(f"result of chunk {record.chunk}, which it does not own", peer=peer)
-        if state.hashes[record.chunk] is not None or state.slot.closed:
-            return None
-
-        def arrived() -> None:
-            if state.slot.plan is state and not state.slot.closed:
-                state.slot.bytes_received += HEADER_BYTES + record.length
-                self._result_arrived(state, peer, record.chunk)
-
-        self._incoming = (peer, arrived, None)
-        return state.view(record.chunk)
-
-    def _early_destination(self, peer: PeerId, record: Header) -> memoryview | None:
-        slot = self._slots.get(record.sub)
-        if slot is None:
-            return None
-        slot.check_record(peer, record.chunk, record.length)
-        if (wire := slot.early_wire(record.key, peer, record.chunk)) is None:
-            return None
-
-        def arrived() -> None:
-            slot.bytes_received += HEADER_BYTES + record.length
-            slot.store_early(record.key, peer, record.chunk, wire)
-
-        self._incoming = (peer, arrived, lambda: slot.pool(record.chunk).give(wire))
-        return wire.data
-
-    def _abort_incoming(self) -> None:
-        incoming, self._incoming = self._incoming, None
-        if incoming is not None and incoming[2] is not None:
-            incoming[2]()
+    def _part_arrived(self, slot: RoundSlot, peer: PeerId, cid: bytes, chunk: int) -> None:
+        state = slot.plan
+        if state is not None and state.part_arrived(peer, cid, chunk) and self._can_reduce(state):
+            self._reduce(state, chunk)
 
     def _take_early(self, state: PlanState) -> None:
         for chunk, (peer, wire) in state.slot.take_early(state.plan_id).items():
@@ -451,6 +388,7 @@ class Exchange:
             box.wake(flow)
 
     def _abandon(self, slot: RoundSlot, state: PlanState) -> None:
+        self._arrivals.withdraw(state)
         slot.abandoned.add(state.plan_id)
         slot.plan = None
         self._plans.pop(state.plan_id, None)

@@ -25,7 +25,7 @@ Handed = tuple[dict[int, float], int]
 class Outgoing(NamedTuple):
     """One record to send: header bytes and plaintext payload.
 
-    The payload stays valid until the next `next_record` for the same peer, over whichever lane; copy it, seal it or send it before.
+    The payload stays valid until the next `next_record` for the same lane, or the next command; copy it, seal it or send it before.
     """
 
     header: bytes
@@ -65,7 +65,7 @@ class Outbox:
         self.ring: deque[Flow] = deque()
         self.flows: dict[bytes, Flow] = {}  # by slot id
         self.blobs: OrderedDict[tuple[bytes, int], None] = OrderedDict()  # (name, chunk)
-        self.workspace = Workspace()  # where parts are encoded on their way out
+        self.workspaces: dict[int, Workspace] = {}  # by lane: where parts are encoded on their way out
         self.lanes: set[int] = set()
         self.in_hand: dict[int, Handed] = {}  # by lane: the chunk handed out last; the lane has not asked for more since
 
@@ -103,6 +103,7 @@ class Outbox:
         """A lane is gone: what it had may not have come, and may be sent again at once. Whether there are others."""
         self.lanes.discard(lane)
         self.in_hand.pop(lane, None)
+        self.workspaces.pop(lane, None)
         for flow in self.flows.values():
             for handed, chunk in flow.carried.pop(lane, ()):
                 handed[chunk] = LONG_AGO
@@ -184,7 +185,7 @@ class Sender:
                 flow.result_turn = True
                 cid, chunk = part
                 del flow.parts[part]
-                found = self._encode(flow, box, cid, chunk)
+                found = self._encode(flow, box.workspaces.setdefault(lane, Workspace()), cid, chunk)
                 if found is None:
                     continue
                 payload, handed = found, flow.sent.setdefault(cid, {})
@@ -205,17 +206,17 @@ class Sender:
             return next(iter(flow.parts))
         return next((part for part in flow.parts if state.within(part[1], lead)), None)
 
-    def _encode(self, flow: Flow, box: Outbox, cid: bytes, chunk: int) -> memoryview | None:
+    def _encode(self, flow: Flow, workspace: Workspace, cid: bytes, chunk: int) -> memoryview | None:
         slot, frozen = flow.slot, self._frozen.get(cid)
         if cid in slot.partials:  # copied: the buffer may be needed before the lane is done with it
             found = slot.partials[cid].get(chunk)
-            copy = box.workspace.wire(slot.grid.codec(chunk), slot.grid.elements(chunk))
+            copy = workspace.wire(slot.grid.codec(chunk), slot.grid.elements(chunk))
             if found is not None:
                 copy.data[:] = found.data
             return None if found is None else copy.data
         if frozen is None or frozen.poisoned:
             return None
-        wire, finite = frozen.wire(slot, chunk, box.workspace)
+        wire, finite = frozen.wire(slot, chunk, workspace)
         if not finite:
             self._poison(cid)
             return None

@@ -69,16 +69,14 @@ class RoundSlot:
 
     # parts
 
-    def part_wire(self, peer: PeerId, cid: bytes, chunk: int) -> Wire | None:
-        """Where an arriving part goes, or None when it is not wanted (duplicate, stranger, refused, no room)."""
+    def takes_part(self, peer: PeerId, cid: bytes, chunk: int) -> bool:
+        """Whether an arriving part is wanted (no duplicate, stranger or refused one). Makes room for it where it can."""
         if peer not in self.members or self.closed or (peer, cid) in self._refused:
-            return None
+            return False
         if chunk in self._parts.get(peer, {}).get(cid, ()):
-            return None
+            return False
         limit = self.chunks * (2 if self.plan is not None and self.plan.sums else 1)
-        if self._counts.get(peer, 0) >= limit and not self._make_room(peer, cid):
-            return None
-        return self.pool(chunk).take()
+        return self._counts.get(peer, 0) < limit or self._make_room(peer, cid)
 
     def store(self, peer: PeerId, cid: bytes, chunk: int, wire: Wire) -> None:
         """A part has arrived."""
@@ -120,13 +118,11 @@ class RoundSlot:
 
     # results that come before their plan
 
-    def early_wire(self, plan_id: bytes, peer: PeerId, chunk: int) -> Wire | None:
-        """Where a result of a plan not known yet goes, or None. At most one vector of them is kept."""
+    def takes_early(self, plan_id: bytes, peer: PeerId, chunk: int) -> bool:
+        """Whether a result of a plan not known yet is kept. At most one vector of them is."""
         if peer not in self.members or self.closed or plan_id in self.abandoned:
-            return None
-        if self._early_count >= self.chunks or chunk in self._early.get(plan_id, ()):
-            return None
-        return self.pool(chunk).take()
+            return False
+        return self._early_count < self.chunks and chunk not in self._early.get(plan_id, ())
 
     def store_early(self, plan_id: bytes, peer: PeerId, chunk: int, wire: Wire) -> None:
         """A result has arrived before its plan."""

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from atoll.collectives.engine.lane import Lane, PeerFaultError
 from atoll.collectives.engine.packing import FASTEST, TRY_EVERY, Packer, full_length, unpack
+from atoll.collectives.engine.plain import PlainLane
 from atoll.collectives.errors import RemoteProtocolError
 from atoll.collectives.exchange import Outgoing
 from atoll.collectives.exchange import header as wire_header
 from atoll.collectives.exchange.header import MAX_PAYLOAD_BYTES
-from atoll.collectives.record_layer import derive_lane_keys
+from atoll.collectives.record_layer import DEFAULT_CIPHER, PLAIN, derive_lane_keys
 
 SPARSE = bytes(60_000) + np.random.default_rng(0).bytes(5_536)
 DENSE = np.random.default_rng(1).bytes(65_536)
@@ -126,23 +127,28 @@ class Records:
         payload = self.payloads.pop(0)
         return Outgoing(wire_header.pack(wire_header.BLOB, len(payload), 7, bytes(16), bytes(16)), memoryview(payload))
 
-    def destination(self, peer: str, header: bytes) -> memoryview | None:
+    def destination(self, peer: str, header: bytes, lane: int) -> memoryview | None:
         record = wire_header.parse(header, peer)
         if record.length != self.length:
             raise RemoteProtocolError(f"{record.length} bytes", peer=peer)
         self._view = memoryview(bytearray(record.length))
         return self._view
 
-    def received(self, peer: str, header: bytes) -> None:
+    def place(self, peer: str, lane: int) -> memoryview | None:
+        return self._view
+
+    def received(self, peer: str, header: bytes, lane: int) -> None:
         self.got.append(bytes(self._view))
 
 
-def test_a_slow_lane_carries_packed_records_and_hands_out_plain_ones() -> None:
+@pytest.mark.parametrize(("make", "cipher"), [(Lane, DEFAULT_CIPHER), (PlainLane, PLAIN)])
+def test_a_slow_lane_carries_packed_records_and_hands_out_unpacked_ones(make: type[Lane], cipher: str) -> None:
     ends = socket.socketpair()
     for end in ends:
         end.setblocking(False)
     secrets = (b"a" * 32, b"b" * 32)
-    lanes = [Lane("x", end, derive_lane_keys(secrets[i], secrets[1 - i], b"t", initiator=i == 0), "", 0.0) for i, end in enumerate(ends)]
+    keys = [derive_lane_keys(secrets[i], secrets[1 - i], b"t", initiator=i == 0, cipher=cipher) for i in range(2)]
+    lanes = [make("x", end, key, "", 0.0) for end, key in zip(ends, keys, strict=True)]
     payloads = [SPARSE, DENSE, SPARSE, SPARSE]
     source, sink = Records(list(payloads), 65_536), Records([], 65_536)
     lanes[0].packer = at_rate(1e6)

@@ -77,17 +77,17 @@ def test_anything_but_the_next_record_is_refused(kind, data):
     assert caught.value.peer == PEER
 
 
-def test_a_plain_lane_shows_its_payloads_and_guards_the_rest():
+def test_headers_of_a_plain_lane_are_sealed_with_nothing_in_them_under_a_key_of_its_own():
     mine, theirs = pair(PLAIN)
     sealer, opener = Sealer(mine.send, PLAIN), Opener(theirs.receive, PLAIN)
-    first, second = seal(sealer, b"one", b"payload"), seal(sealer, b"two", b"payload")
-    assert first[:-16] == second[:-16] == b"payload"
-    assert first[-16:] != second[-16:]
-    assert open_(opener, b"one", b"altered" + first[-16:]) == b"altered"  # what `[lanes] encrypt = false` gives away
-    for header, sealed in ((b"one", first), (b"tow", second), (b"two", second[:-1]), (b"two", b"payload" + bytes(16))):
+    first, second = seal(sealer, b"one", b""), seal(sealer, b"two", b"")
+    assert len(first) == 16
+    assert first != second
+    assert open_(opener, b"one", first) == b""
+    for header, sealed in ((b"tow", second), (b"two", second[:-1]), (b"two", bytes(16))):
         with pytest.raises(RemoteProtocolError):
-            open_(Opener(theirs.receive, PLAIN) if header == b"tow" else opener, header, sealed)
-    with pytest.raises(RemoteProtocolError):  # a key of its own: not those of a lane that was agreed to be encrypted
+            open_(opener if header == b"two" else Opener(theirs.receive, PLAIN), header, sealed)
+    with pytest.raises(RemoteProtocolError):  # not one that was agreed to be encrypted
         open_(Opener(pair()[1].receive, PLAIN), b"one", first)
 
 

@@ -1,0 +1,185 @@
+"""Records on their way in: where a payload goes, and for how long it may.
+
+A lane may fill a place in many steps, while plans are replaced, rounds are closed, and the same chunk comes over another lane. So a place is
+lent, to one lane, and asked for again at every step (`place`): None from then on where its memory is needed for something else. What has
+come in full is judged again as if it came now. Two lanes never have the same memory: a chunk of a result or of a blob that comes over a second
+lane meanwhile goes to memory of its own and is copied; whichever is here first counts, and the other loses its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ..errors import RemoteProtocolError
+from ..identifiers import PeerId
+from . import header as wire_header
+from .blobs import Blobs, Wanted
+from .header import HEADER_BYTES, Header
+from .plans import PlanState
+from .slot import RoundSlot, slot_of
+
+Owner = RoundSlot | PlanState | Wanted
+
+
+@dataclass(slots=True, eq=False)
+class Arrival:
+    """One record on its way in. ``shared``: its view is where the chunk stays, which others could ask for, too."""
+
+    owner: Owner
+    chunk: int
+    view: memoryview
+    shared: bool
+    arrived: Callable[[], None]
+    dropped: Callable[[], None] | None = None
+
+
+class Arrivals:
+    """The records that lanes are receiving, one a lane. ``part``, ``result``: a part was stored, the bytes of a result are in place."""
+
+    def __init__(
+        self, slots: Mapping[bytes, RoundSlot], plans: Mapping[bytes, PlanState], blobs: Blobs,
+        part: Callable[[RoundSlot, PeerId, bytes, int], None], result: Callable[[PlanState, PeerId, int], None],
+    ) -> None:  # fmt: skip
+        self._slots = slots
+        self._plans = plans
+        self._blobs = blobs
+        self._part = part
+        self._result = result
+        self._lent: dict[tuple[PeerId, int], Arrival] = {}
+
+    def destination(self, peer: PeerId, lane: int, record: Header) -> memoryview | None:
+        """See `Exchange.destination`."""
+        self.drop(peer, lane)
+        if record.kind in (wire_header.PART, wire_header.PARTIAL):
+            arrival = self._of_part(peer, record)
+        elif record.kind == wire_header.RESULT:
+            arrival = self._of_result(peer, record)
+        elif record.kind == wire_header.BLOB:
+            arrival = self._of_blob(peer, record)
+        else:
+            raise RemoteProtocolError(f"record kind {record.kind} outside a lane", peer=peer)
+        if arrival is None:
+            return None
+        self._lent[peer, lane] = arrival
+        return arrival.view
+
+    def place(self, peer: PeerId, lane: int) -> memoryview | None:
+        """See `Exchange.place`."""
+        arrival = self._lent.get((peer, lane))
+        return None if arrival is None else arrival.view
+
+    def received(self, peer: PeerId, lane: int) -> bool:
+        """The view is filled; False where it was withdrawn."""
+        arrival = self._lent.pop((peer, lane), None)
+        if arrival is not None:
+            arrival.arrived()
+        return arrival is not None
+
+    def drop(self, peer: PeerId, lane: int) -> None:
+        """What a lane was receiving will not come to its end."""
+        arrival = self._lent.pop((peer, lane), None)
+        if arrival is not None and arrival.dropped is not None:
+            arrival.dropped()
+
+    def withdraw(self, owner: Owner | None, chunk: int | None = None) -> None:
+        """The memory of a round, a plan or a blob is somebody else's from now on. ``chunk``: of this one only."""
+        if self._lent:
+            for key, arrival in list(self._lent.items()):
+                if arrival.owner is owner and (chunk is None or (arrival.shared and arrival.chunk == chunk)):
+                    self.drop(*key)
+
+    def _is_lent(self, owner: Owner, chunk: int) -> bool:
+        return any(lent.shared and lent.chunk == chunk and lent.owner is owner for lent in self._lent.values())
+
+    def _of_part(self, peer: PeerId, record: Header) -> Arrival | None:
+        slot = slot_of(record, self._slots)
+        if slot is None:
+            return None
+        slot.check_record(peer, record.chunk, record.length)
+        if record.kind == wire_header.PARTIAL and slot.plan is not None:
+            slot.plan.check_partial(peer, record)
+        cid, chunk = record.sub, record.chunk
+        if not slot.takes_part(peer, cid, chunk):
+            return None
+        pool = slot.pool(chunk)
+        wire = pool.take()
+
+        def arrived() -> None:
+            if not slot.takes_part(peer, cid, chunk):
+                pool.give(wire)
+                return
+            slot.store(peer, cid, chunk, wire)
+            slot.bytes_received += HEADER_BYTES + record.length
+            self._part(slot, peer, cid, chunk)
+
+        return Arrival(slot, chunk, wire.data, False, arrived, lambda: pool.give(wire))
+
+    def _of_result(self, peer: PeerId, record: Header) -> Arrival | None:
+        state, chunk = self._plans.get(record.key), record.chunk
+        if state is None:
+            return self._of_early(peer, record)
+        slot = state.slot
+        slot.check_record(peer, chunk, record.length)
+        if state.givers[chunk] != peer:
+            raise RemoteProtocolError(f"result of chunk {chunk}, which it does not own", peer=peer)
+        if not self._lacks(state, peer, chunk):
+            return None
+        if self._is_lent(state, chunk):
+            return self._spare(slot, peer, record)
+
+        def arrived() -> None:
+            if self._lacks(state, peer, chunk):
+                slot.bytes_received += HEADER_BYTES + record.length
+                self._result(state, peer, chunk)
+
+        return Arrival(state, chunk, state.view(chunk), True, arrived)
+
+    def _lacks(self, state: PlanState, peer: PeerId, chunk: int) -> bool:
+        """Whether a peer's result of a chunk is still of use."""
+        return state.slot.plan is state and not state.slot.closed and state.hashes[chunk] is None and state.givers[chunk] == peer
+
+    def _of_early(self, peer: PeerId, record: Header) -> Arrival | None:
+        slot = self._slots.get(record.sub)
+        if slot is None:
+            return None
+        slot.check_record(peer, record.chunk, record.length)
+        return self._spare(slot, peer, record) if slot.takes_early(record.key, peer, record.chunk) else None
+
+    def _spare(self, slot: RoundSlot, peer: PeerId, record: Header) -> Arrival:
+        """A result in memory of its own: before its plan, or beside another lane's."""
+        chunk = record.chunk
+        pool = slot.pool(chunk)
+        wire = pool.take()
+
+        def arrived() -> None:
+            state = self._plans.get(record.key)
+            if state is None and slot.takes_early(record.key, peer, chunk):
+                slot.bytes_received += HEADER_BYTES + record.length
+                slot.store_early(record.key, peer, chunk, wire)
+                return
+            if state is not None and state.slot is slot and self._lacks(state, peer, chunk):
+                slot.bytes_received += HEADER_BYTES + record.length
+                self.withdraw(state, chunk)
+                state.view(chunk)[:] = wire.data
+                self._result(state, peer, chunk)
+            pool.give(wire)
+
+        return Arrival(slot, chunk, wire.data, False, arrived, lambda: pool.give(wire))
+
+    def _of_blob(self, peer: PeerId, record: Header) -> Arrival | None:
+        blob = self._blobs.wanted(record.key)
+        view = None if blob is None else blob.view(peer, record.chunk, record.length)
+        if blob is None or view is None:
+            return None
+        place, spare = view, memoryview(bytearray(len(view))) if self._is_lent(blob, record.chunk) else None
+
+        def arrived() -> None:
+            if self._blobs.wanted(record.key) is not blob or blob.view(peer, record.chunk, record.length) is None:
+                return
+            if spare is not None:
+                self.withdraw(blob, record.chunk)
+                place[:] = spare
+            self._blobs.arrived(record.key, blob, peer, record.chunk)
+
+        return Arrival(blob, record.chunk, view if spare is None else spare, spare is None, arrived)
