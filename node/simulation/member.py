@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 from ...collectives.group import Certified, Entry, Member
@@ -102,7 +103,7 @@ class Disk(Observer):
         self.undecided: list[bytes] = []  # contributions of earlier lives whose fate a script still wants to know
 
     @property
-    def log(self) -> list[Certified]:
+    def log(self) -> Sequence[Certified]:
         """Entries on disk."""
         return self.storage.journal().entries
 
