@@ -17,7 +17,7 @@ from atoll.collectives.errors import ConfigError
 from atoll.collectives.layout import Layout, TensorSpec
 from atoll.collectives.swarm import OuterSettings, RunSettings
 from atoll.collectives.telemetry import subscribe
-from atoll.optim import OuterStep, outer_preset
+from atoll.optim import OuterStep
 from atoll.optim.outer import BLOCK_ELEMENTS, effective_outer
 from atoll.optim.outer.governor import Governed
 
@@ -260,8 +260,3 @@ def test_a_jump_restarts_momentum_and_halves_the_rate_for_a_while() -> None:
         step.apply(anchor, torch.ones(4), state, out)
         rates.append(round((anchor - out)[0].item() / 1.5, 3))
     assert rates == [0.5] * 7 + [1.0] * 2
-
-
-def test_presets() -> None:
-    assert outer_preset(49) == OuterSettings("nesterov", 0.9, 0.6)
-    assert outer_preset(50) == outer_preset(None) == OuterSettings("nesterov", 0.7, 0.9)
