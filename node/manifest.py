@@ -74,6 +74,7 @@ class InnerTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     beta2: Fraction = 0.99
     clip: Positive = 1.0
     batch: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = 8
+    samples: Natural | None = None  # of all members together, after which the schedule is over; None: it goes by steps
 
 
 class OuterTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -68,8 +68,8 @@ def with_preset(manifest: Manifest, wish: Wish, name: str) -> Manifest:
 def expected_rounds(manifest: Manifest) -> int | None:
     """How many rounds the run will have; None where nobody knows. The built-in recipe ends with its schedule."""
     train = manifest.train
-    if train.rounds is None and manifest.model.entry == "builtin:gpt" and train.sync_every is not None and train.inner.steps is not None:
-        return train.inner.steps // train.sync_every
+    if train.rounds is None and manifest.model.entry == "builtin:gpt" and train.sync_every is not None and train.inner.samples is None:
+        return train.inner.steps // train.sync_every if train.inner.steps is not None else None
     return train.rounds
 
 

@@ -347,6 +347,16 @@ class Attachment:
         return min(strand.replica.base.round for strand in self._strands)
 
     @property
+    def position(self) -> int:
+        """Samples that all members together have trained on, as far as is known here: those in the anchor that the model started from, and
+        for what is under way this member's samples over its share of the last round. What a learning-rate schedule should follow: it
+        keeps its pace whoever comes or goes, and a late joiner starts where the run is.
+
+            scheduler = LambdaLR(optimizer, lambda _: max(0.01, 1 - attachment.position / total_samples))
+        """
+        return min(strand.position for strand in self._strands)
+
+    @property
     def stats(self) -> dict[str, Any]:
         """Numbers for any tracker: totals, the last round, who is there, and the last round's means of `log`."""
         totals, last, since = self._totals, self._last, self._uncollected.settle()
