@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import torch
 
-from atoll.collectives.codecs.names import BYTES_PER_VALUE
+from atoll.collectives.codecs.names import round_bytes_per_value
 from atoll.collectives.layout import cut
 from atoll.collectives.swarm import OuterSettings, RunSettings
 from atoll.node.local import LocalSwarm
@@ -200,8 +200,8 @@ def cell(name: str, seed: int, size: Size) -> dict[str, Any]:
     return {
         "loss": first["loss"],
         "bytes_per_param_step": sent / layout.numel / steps,
-        "payload_per_param_step": payload / 4 * BYTES_PER_VALUE[settings.codec] / layout.numel / method.sync_every,
-        "peak_ratio": share * BYTES_PER_VALUE[settings.codec] / 4,
+        "payload_per_param_step": payload / 4 * round_bytes_per_value(settings.codec) / layout.numel / method.sync_every,
+        "peak_ratio": share * round_bytes_per_value(settings.codec) / 4,
         "waiting_share": sum(result["waited"] for result in results) / sum(result["seconds"] for result in results),
         "counted": [result["counted"] for result in results],
         "rounds": rounds,

@@ -1,7 +1,7 @@
 """Error feedback: what a codec loses of a contribution is carried into the next one (arXiv 1901.09847).
 
-c = Δ + e is contributed; the node encodes it to Q(c); if it is counted ``e ← c - Q(c)``, else e stays as it is and Δ comes again. Codecs
-are deterministic, so a member finds Q(c) by itself. e is its own: nobody else has it, it is not sent, and it is nobody's when it
+c = Δ + β e is contributed; the node encodes it to Q(c); if it is counted ``e ← c - Q(c)``, else e stays as it is and Δ comes again. β is 1,
+or less where old losses shall fade (SparseLoCo, arXiv 2508.15706: 0.95). Codecs are deterministic, so a member finds Q(c) by itself. e is its own: nobody else has it, it is not sent, and it is nobody's when it
 leaves. It belongs to one history of the anchor, so it is zeroed when a foreign anchor is adopted.
 """
 
@@ -12,8 +12,14 @@ from torch import Tensor
 
 from ...collectives.codec import Grid, chunk_elements
 from ...collectives.codecs.mixtures import mixture_of
+from ...collectives.codecs.names import RESULTS
 from ...collectives.layout import Layout
 from ...collectives.swarm import RunSettings
+
+
+def has_feedback(settings: RunSettings) -> bool:
+    """Whether members of a run carry what encoding loses: where its manifest says so, or a codec loses most of it."""
+    return settings.feedback or not RESULTS.keys().isdisjoint({settings.codec, *settings.codecs.values()})
 
 
 class Feedback:
@@ -23,12 +29,13 @@ class Feedback:
         name = mixture_of(layout, settings.codec, settings.codecs)
         self._grid = Grid(name, layout.numel, chunk_elements(settings.codec, layout.numel))
         self.residual = torch.zeros(layout.numel, dtype=torch.float32, device="cpu")
+        self._kept = settings.feedback_kept
         self._next: Tensor | None = None
 
     @torch.no_grad()
     def add_to(self, contribution: Tensor) -> None:
         """Add the residual to a contribution (float32 (numel,)), in place, and remember what encoding will lose of the sum."""
-        contribution.add_(self.residual)
+        contribution.add_(self.residual if self._kept == 1.0 else self.residual * self._kept)
         lost, grid = torch.empty_like(self.residual), self._grid
         for chunk in range(grid.chunks):
             codec, data = grid.codec(chunk), memoryview(bytearray(grid.wire_bytes(chunk)))
