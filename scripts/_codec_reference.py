@@ -20,8 +20,8 @@ BLOCKS = {"int8": 256, "int8_fp16": 256, "int4": 64}
 def encode(codec: str, x: Array, divisor: float = 1.0) -> bytes:
     """The bytes of x / divisor; where the scales take the division, it falls on them."""
     x = x.astype(F)
-    if keep_of(codec) is not None:
-        return _encode_records(x / F(divisor) if divisor != 1.0 else x, keep_of(codec) or 0)
+    if (keep := keep_of(codec)) is not None:
+        return _encode_records(x, keep)
     if codec in BLOCKS:
         raw = _encode_blocks(codec, x, F(divisor))
     else:
@@ -53,7 +53,9 @@ def mean(codec: str, encoded: list[bytes], weights: list[float], divisor: float,
     total = decode(codec, encoded[0], n, weights[0])
     for raw, weight in zip(encoded[1:], weights[1:], strict=True):
         total = total + decode(codec, raw, n, weight)
-    return encode(result_of(codec), total, divisor)
+    if keep_of(codec) is not None:
+        return encode(result_of(codec), total / F(divisor))
+    return encode(codec, total, divisor)
 
 
 def keep_of(codec: str) -> int | None:

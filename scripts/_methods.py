@@ -67,6 +67,8 @@ METHODS = {
     "diloco_int8": Method({"codec": "int8"}, reference="diloco"),
     "diloco_int4": Method({"codec": "int4"}, reference="diloco"),
     "diloco_int4_ef": Method({"codec": "int4", "feedback": True}, reference="diloco"),
+    "diloco_2bit_ef": Method({"codec": "stat2"}, reference="diloco"),
+    "sparseloco": Method({"codec": "sparse64", "feedback_kept": 0.95, "outer": OuterSettings("sgd", 1.0)}),
     "diloco_lost30": Method(lost=0.3, reference="diloco"),
     "adam": Method({"outer": OuterSettings("adam", 0.02, 0.6, 0.95)}),
     "local_sgd": Method({"method": "local_sgd"}),

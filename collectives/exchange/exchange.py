@@ -336,7 +336,7 @@ class Exchange:
             self._poison(cid)
         else:
             state.slot.refuse(peer, cid)
-            self._post(PeerFault(peer, "contribution is not finite"))
+            self._post(PeerFault(peer, "contribution is not finite, or not what its codec makes"))
 
     def _poison(self, cid: bytes) -> None:
         frozen = self._frozen.get(cid)

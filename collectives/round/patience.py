@@ -35,7 +35,7 @@ def rtt_s(machine: RoundMachine) -> float:
 def gap_s(machine: RoundMachine) -> float:
     """The longest that a living source's next chunk takes: where its link, or ours, is shared by lanes to everybody."""
     slowest = min([rate(machine.actions.pace()), *(rate(ready) for ready in machine.open.ready.values() if ready.cid is not None)])
-    return (len(machine.config) - 1) * _chunk_bytes(machine.shape) / slowest
+    return (len(machine.config) - 1) * max(_chunk_bytes(machine.shape)) / slowest
 
 
 def stuck_s(machine: RoundMachine) -> float:

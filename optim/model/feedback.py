@@ -22,12 +22,27 @@ def has_feedback(settings: RunSettings) -> bool:
     return settings.feedback or not RESULTS.keys().isdisjoint({settings.codec, *settings.codecs.values()})
 
 
+def contribution_grid(layout: Layout, settings: RunSettings) -> Grid:
+    """How a run's contributions are encoded."""
+    name = mixture_of(layout, settings.codec, settings.codecs)
+    return Grid(name, layout.numel, chunk_elements(settings.codec, layout.numel))
+
+
+def as_decoded(grid: Grid, contribution: Tensor, out: Tensor) -> None:
+    """What the others make of a contribution: float32 (numel,) both; they may be the same. One chunk's bytes at a time."""
+    for chunk in range(grid.chunks):
+        codec, start = grid.codec(chunk), chunk * grid.chunk_elements
+        part = slice(start, start + grid.elements(chunk))
+        wire = grid.wire(memoryview(bytearray(grid.wire_bytes(chunk))), chunk)
+        codec.encode(contribution[part], wire)
+        codec.decode(wire, out[part])
+
+
 class Feedback:
     """The residual of one vector: float32 (numel,). A second one of its length is there while a contribution is undecided."""
 
     def __init__(self, layout: Layout, settings: RunSettings) -> None:
-        name = mixture_of(layout, settings.codec, settings.codecs)
-        self._grid = Grid(name, layout.numel, chunk_elements(settings.codec, layout.numel))
+        self._grid = contribution_grid(layout, settings)
         self.residual = torch.zeros(layout.numel, dtype=torch.float32, device="cpu")
         self._kept = settings.feedback_kept
         self._next: Tensor | None = None
@@ -36,14 +51,8 @@ class Feedback:
     def add_to(self, contribution: Tensor) -> None:
         """Add the residual to a contribution (float32 (numel,)), in place, and remember what encoding will lose of the sum."""
         contribution.add_(self.residual if self._kept == 1.0 else self.residual * self._kept)
-        lost, grid = torch.empty_like(self.residual), self._grid
-        for chunk in range(grid.chunks):
-            codec, data = grid.codec(chunk), memoryview(bytearray(grid.wire_bytes(chunk)))
-            start = chunk * grid.chunk_elements
-            part = slice(start, start + grid.elements(chunk))
-            wire = grid.wire(data, chunk)
-            codec.encode(contribution[part], wire)
-            codec.decode(wire, lost[part])
+        lost = torch.empty_like(self.residual)
+        as_decoded(self._grid, contribution, lost)
         self._next = torch.sub(contribution, lost, out=lost)
 
     def settle(self, counted: bool) -> None:
