@@ -84,13 +84,14 @@ class OuterTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     epsilon: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1e-3  # of adam, yogi, adagrad and adamw
     weight_decay: NotNegative = 0.0  # of adamw
     clip: Positive = 3.0  # of co2: times the mean norm of the momentum
-    governor: bool = False  # restart momentum and halve lr for a while when the update's norm jumps
+    governor: bool = False  # restart momentum and halve lr for a while when the update's norm or the loss jumps
+    stretch: bool = False  # make the mean as long as its contributions are on average, however many they are
 
     def settings(self) -> OuterSettings:
         """As the outer step takes it."""
         return OuterSettings(
-            self.optimizer, self.lr, self.momentum, self.beta2, self.epsilon, self.weight_decay, self.clip, self.governor
-        )  # fmt: skip
+            self.optimizer, self.lr, self.momentum, self.beta2, self.epsilon, self.weight_decay, self.clip, self.governor, self.stretch
+        )
 
 
 class TrainTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -36,6 +36,13 @@ def check_train(train: TrainTable, no_quorum: NoQuorumTable, name: str) -> None:
             hint='overlap = "none", or method = "diloco"',
         )
     outer = train.outer
+    if outer.stretch and train.method != "diloco":
+        raise ConfigError(
+            f"{name}: $.train.outer.stretch with the method {train.method!r}",
+            key="$.train.outer.stretch",
+            why="It makes an outer step independent of the number of members; the mean itself is what this method is about.",
+            hint='Leave it out, or method = "diloco".',
+        )
     if no_quorum.policy == "branch" and (outer.optimizer in ("adam", "yogi", "co2", "adamw") or outer.governor):
         raise ConfigError(
             f'{name}: a run with $.no_quorum.policy = "branch" cannot have this outer optimizer',

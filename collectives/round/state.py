@@ -143,4 +143,4 @@ class OpenRound:
     def offers(self, config: Config) -> list[Contributor]:
         """The frozen contributions offered for this round, in the order of its configuration."""
         ready = [(member, self.ready[member]) for member in config if member in self.ready]
-        return [Contributor(member, offer.cid, offer.weight) for member, offer in ready if offer.cid is not None]
+        return [Contributor(member, offer.cid, offer.weight, offer.reading) for member, offer in ready if offer.cid is not None]

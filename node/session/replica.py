@@ -77,7 +77,8 @@ class ModelReplica:
             return self.install(result, entry.round)  # a branch's state, as it is
         else:
             means = Grid(entry.codec, entry.numel, entry.chunk_elements).results.decode(result)
-            self._step.run(self.anchor, means, self.momentum, self.slots.tensor(target))
+            said = [(c.weight, c.reading) for c in entry.contributors]
+            self._step.run(self.anchor, means, self.momentum, self.slots.tensor(target), said)
         self._slot = target
         self.applied = entry.round
         return None

@@ -302,5 +302,5 @@ class Checker:
         anchor, momentum = before.clone(), momentum.clone()
         if result:
             means = Grid(entry.codec, entry.numel, entry.chunk_elements).results.decode(memoryview(bytearray(result)))
-            self._step.run(before, means, momentum, anchor)
+            self._step.run(before, means, momentum, anchor, [(c.weight, c.reading) for c in entry.contributors])
         return anchor, momentum

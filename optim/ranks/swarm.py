@@ -126,9 +126,11 @@ class RankSwarm:
         view = self._at_rank_0_or_none(lambda swarm: swarm.anchor())
         return self._lease(view)
 
-    def contribute(self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None) -> RankPending:
+    def contribute(
+        self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None, loss: float | None = None
+    ) -> RankPending:
         """See Swarm; ``write`` fills the vector of this rank's slices, ``samples`` are those of all ranks."""
-        pending = self._written(lambda whole: self._at_rank_0.contribute(samples=samples, write=whole, base=base), write)
+        pending = self._written(lambda whole: self._at_rank_0.contribute(samples=samples, write=whole, base=base, loss=loss), write)
         return RankPending(self.ranks, pending)
 
     @property

@@ -61,7 +61,9 @@ class Log(Protocol):
         """See Swarm."""
         ...
 
-    def contribute(self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None) -> Pending[Outcome]:
+    def contribute(
+        self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None, loss: float | None = None
+    ) -> Pending[Outcome]:
         """See Swarm."""
         ...
 
@@ -86,6 +88,7 @@ class Replica:
         self.frozen: Frozen | None = None
         self.settings = settings or RunSettings()
         self.feedback = Feedback(flat.layout, self.settings) if has_feedback(self.settings) else None
+        self.loss: float | None = None  # mean of the inner steps that are contributed next
         self.members = 1
         self.own: Tensor | None = None  # eager: the momentum of one's own contributions
         self.share = 0.0  # of the samples, in the last round that counted
@@ -195,7 +198,7 @@ class Replica:
 
     def _offer(self, deadline_s: float, decidable: Callable[[], bool]) -> Turn:
         started, samples, base = self._clock(), self.unsent, self.base
-        pending = self.swarm.contribute(samples=samples, write=self._write, base=base.round)
+        pending = self.swarm.contribute(samples=samples, write=self._write, base=base.round, loss=self.loss)
         frozen = self.frozen = Frozen(pending, samples)
         self.unsent = 0
         decided = False
