@@ -165,7 +165,9 @@ class PlanState:
         if lead.rate <= 0 or self.sums:
             return True
         part = self.plan.parts[self.part_of[chunk]]
-        speed = lead.rate / (self.slot.grid.nbytes + self.slot.results.nbytes) * self.slot.chunks * (part.stop - part.first) / self._others  # chunks/s to this owner
+        slot = self.slot
+        passing = lead.rate / (slot.grid.nbytes + slot.results.nbytes) * slot.chunks  # chunks/s
+        speed = passing * (part.stop - part.first) / self._others  # to this owner
         back = max(self._returned[self.part_of[chunk]], speed / 2 * (self._clock() - self._began))
         return chunk - part.first - back < LEAST_AHEAD + speed * lead.seconds
 

@@ -1,8 +1,9 @@
 """Error feedback: what a codec loses of a contribution is carried into the next one (arXiv 1901.09847).
 
 c = Δ + β e is contributed; the node encodes it to Q(c); if it is counted ``e ← c - Q(c)``, else e stays as it is and Δ comes again. β is 1,
-or less where old losses shall fade (SparseLoCo, arXiv 2508.15706: 0.95). Codecs are deterministic, so a member finds Q(c) by itself. e is its own: nobody else has it, it is not sent, and it is nobody's when it
-leaves. It belongs to one history of the anchor, so it is zeroed when a foreign anchor is adopted.
+or less where old losses shall fade (SparseLoCo, arXiv 2508.15706: 0.95). Codecs are deterministic, so a member finds Q(c) by itself. e is
+its own: nobody else has it, it is not sent, and it is nobody's when it leaves. It belongs to one history of the anchor, so it is zeroed
+when a foreign anchor is adopted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The compiled kernels of int8, fp32, stat2 and the sparse codecs give the bits of torch's, for every length, weight and kind of value. Compiled here, whatever is installed."""
+"""The compiled kernels give the bits of torch's, for every length, weight and kind of value. Compiled here, whatever is installed."""
 
 from __future__ import annotations
 

@@ -338,15 +338,24 @@ def test_records_of_contributions_and_of_results_have_lengths_of_their_own():
     a, b = net.peers
     plan = make_plan([(p, cid_of(i), 1) for i, p in enumerate(net.peers)], [a, b], 200, 100, "sparse64")
     start(net, plan, {cid_of(i): vector(200, i) for i in range(2)})
-    part, result = 8 + 3 + 1, 4 + 2 * 2 + 50 + 2
-    part_of = wire_header.pack(wire_header.PART, result, 0, wire_header.slot_id(plan.log, plan.round), cid_of(1))
-    result_of = wire_header.pack(wire_header.RESULT, part, 1, plan.plan_id, wire_header.slot_id(plan.log, plan.round))
-    for header, words in ((part_of, f"of {result} bytes, expected {part}"), (result_of, f"of {part} bytes, expected {result}")):
+    part, result, slot = 8 + 3 + 1, 4 + 2 * 2 + 50 + 2, wire_header.slot_id(plan.log, plan.round)
+
+    def part_of(length: int) -> bytes:
+        return wire_header.pack(wire_header.PART, length, 0, slot, cid_of(1))
+
+    def result_of(length: int) -> bytes:
+        return wire_header.pack(wire_header.RESULT, length, 1, plan.plan_id, slot)
+
+    node = net.nodes[a]
+    for header, words in (
+        (part_of(result), f"of {result} bytes, expected {part}"),
+        (result_of(part), f"of {part} bytes, expected {result}"),
+    ):
         with pytest.raises(RemoteProtocolError, match=words) as caught:
-            net.nodes[a].destination(b, header)
+            node.destination(b, header)
         assert caught.value.peer == b
-    assert len(net.nodes[a].destination(b, wire_header.pack(wire_header.PART, part, 0, wire_header.slot_id(plan.log, plan.round), cid_of(1)))) == part
-    assert len(net.nodes[a].destination(b, wire_header.pack(wire_header.RESULT, result, 1, plan.plan_id, wire_header.slot_id(plan.log, plan.round)))) == result
+    assert len(node.destination(b, part_of(part))) == part
+    assert len(node.destination(b, result_of(result))) == result
 
 
 def test_a_codec_whose_results_are_others_has_no_partial_sums():

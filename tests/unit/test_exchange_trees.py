@@ -24,10 +24,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.collectives.codec import CODECS
+from atoll.collectives.codecs.mixtures import has_partial_sums
 from atoll.collectives.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from atoll.collectives.exchange import NonFinite, PartReduced, Report
 from atoll.collectives.exchange import header as wire_header
-from atoll.collectives.codecs.mixtures import has_partial_sums
 from atoll.collectives.group import Plan, Topology
 from atoll.collectives.reduce import MEAN, REDUCERS
 from atoll.collectives.trees import trees_of
