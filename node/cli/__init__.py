@@ -16,6 +16,7 @@
     recertify          recertify
     invites            invite new, invite inspect
     runs               new, validate, export
+    planning           plan
     join               join
 
 A command's module is imported when the command runs, and heavy packages inside its functions: ``atoll --help`` loads click and
@@ -44,6 +45,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "down": ("daemon", "Stop the node; it finishes its round first."),
     "new": ("runs", "Check and sign a run's manifest; print its id and an invite."),
     "validate": ("runs", "Check a run's manifest and say what it means."),
+    "plan": ("planning", "Say which settings keep your machines training, how long a round takes, and why."),
     "join": ("join", "Join a run by invite and train, with a live view."),
     "leave": ("daemon", "Leave a run; the node finishes its round first."),
     "ls": ("daemon", "List the runs of this node."),

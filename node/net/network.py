@@ -161,7 +161,7 @@ class PeerNetwork:
         """
         try:
             async with trio.open_nursery() as outer:
-                await outer.start(self._host.run, self._link_changed)
+                await outer.start(self._host.run, self._link_changed, self.reach.path_changed)
                 self.reach.began()
                 async with trio.open_nursery() as nursery:
                     await nursery.start(self._lanes.run)
