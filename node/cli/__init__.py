@@ -4,6 +4,7 @@
     names              two-word names of peers
     output             what is said and where; errors on a screen and as JSON
     options            options that every command takes
+    alone              what was tried by a node that met nobody, in words
     reach_views        how the node is reached, in words
     views, live        documents of the node as text; the view of `join`
     costs              what a run asks of a member
