@@ -17,7 +17,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from ...collectives.codecs.names import BYTES_PER_VALUE, chunk_elements
+from ...collectives.codecs.names import chunk_elements, round_bytes_per_value
 from ...collectives.identifiers import PeerId
 from ...collectives.partition import comparable, parts_for
 from .conditions import Conditions
@@ -109,7 +109,7 @@ def round_of(conditions: Conditions, codec: str, fragments: int = 1) -> Round:
     values, n = math.ceil(conditions.parameters / fragments), len(conditions.peers)
     if n == 1:
         return Round(0.0, 0.0, WORK_S * values, 0, "nothing is sent")
-    nbytes = values * BYTES_PER_VALUE[codec]
+    nbytes = values * round_bytes_per_value(codec)
     share = _shares(conditions, codec, values)
     moved = {name: nbytes * (1 + (n - 2) * part) for name, part in share.items()}
     times = [(moved[peer.name] / peer.up, f"{peer.name}'s uplink") for peer in conditions.peers]
