@@ -83,9 +83,8 @@ class Lane:
         self.retired = False  # ... and has
         self.ended = False  # the other end has nothing more to say
         self.waited_s = 0.0  # while the socket took no more, as far as somebody looked
-        self.packer = Packer(time.perf_counter)
+        self.packer = None if on_this_machine(sock) else Packer(time.perf_counter)
         self.way = Path()
-        self._packs = not on_this_machine(sock)
         self._rx = memoryview(bytearray(2 * BATCH_BYTES))
         self._have = 0
         self._limit = BATCH_BYTES  # read at most this far
@@ -95,11 +94,7 @@ class Lane:
     @property
     def wants_write(self) -> bool:
         """Whether bytes wait for the socket to take them."""
-        return self._waiting > 0 and not self._broken
-
-    @property
-    def _waiting(self) -> int:
-        return len(self._pending) + len(self._borrowed)
+        return not self._broken and bool(self._pending or self._borrowed)
 
     def keep(self) -> None:
         """Copy what is sent from memory of the exchange: a command may change that."""
@@ -108,14 +103,14 @@ class Lane:
 
     def beat(self) -> None:
         """Put a heartbeat on its way, unless other bytes are (they say the same)."""
-        if not self._waiting:
+        if not self._pending and not self._borrowed:
             self._pending = self._tx[: self._append(0, BEAT_HEADER, EMPTY)]
 
     def retire(self) -> None:
         """Send what has been begun, then nothing more. The lane is gone when both ends have done so: no record is lost."""
         if not self.retired:
             self.leaving = self.retired = True
-            if not self._waiting:
+            if not self._pending and not self._borrowed:
                 self._finish()
 
     def _finish(self) -> None:
@@ -129,13 +124,17 @@ class Lane:
         """Send what the socket takes of one batch of records. True when anything moved."""
         if not self.can_write or self._broken:
             return False
-        if not self._waiting and self.retired:
-            self._finish()
-            return False
-        if not self._waiting and (not self.up or not self._fill(source)):
-            self.packer.idle()
-            return False
-        room = self.limit_up.room(now, self._waiting)
+        waiting = len(self._pending) + len(self._borrowed)
+        if not waiting:
+            if self.retired:
+                self._finish()
+                return False
+            if not self.up or not self._fill(source):
+                if self.packer is not None:
+                    self.packer.idle()
+                return False
+            waiting = len(self._pending) + len(self._borrowed)
+        room = waiting if not self.limit_up.rate else self.limit_up.room(now, waiting)
         if not room:
             return False
         try:
@@ -149,7 +148,8 @@ class Lane:
             return True
         self.limit_up.take(count)
         self.bytes_sent += count
-        self.packer.sent(count, now)
+        if self.packer is not None:
+            self.packer.sent(count, now)
         self.spoke_at = now
         if count < room:
             self.can_write = False
@@ -169,7 +169,9 @@ class Lane:
         """Receive what is there, up to one batch of records. True when anything moved."""
         if not self.can_read:
             return False
-        room = self.limit_down.room(now, self._wanted())
+        room = self._wanted()
+        if self.limit_down.rate:
+            room = self.limit_down.room(now, room)
         if not room:
             return False
         try:
@@ -206,7 +208,7 @@ class Lane:
             record = source.next_record(self.peer, self.number)
             if record is None:
                 break
-            packed = self.packer.pack(record.payload) if self._packs else None
+            packed = self.packer.pack(record.payload) if self.packer is not None else None
             if packed is None:
                 size = self._append(size, record.header, record.payload)
             else:

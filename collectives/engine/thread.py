@@ -241,7 +241,7 @@ class EngineThread:
                     self._measure(now)
 
     def _wait(self, now: float) -> None:
-        up_s, down_s = (limit.wait_s(now) for limit in self._limits)
+        up_s, down_s = self._limits[0].wait_s(now), self._limits[1].wait_s(now)
         for lane in self._order:
             self._poller.watch(lane.fd, (0 if down_s or lane.ended else READ) | (WRITE if lane.wants_write and not up_s else 0))
         timeout = min([self.settings.beat_s / 2 if self._order else IDLE_S, *(wait_s for wait_s in (up_s, down_s) if wait_s)])
