@@ -112,7 +112,7 @@ class Lane:
         """Copy what is sent from memory of the exchange: a command may change that."""
         if self._borrowed:
             self._pending, self._borrowed = memoryview(b"".join((self._pending, self._borrowed))), EMPTY
-        if self._unsealed:
+        if self._unsealed and not self._unsealed.readonly:
             self._unsealed = memoryview(bytes(self._unsealed))
 
     def beat(self) -> None:

@@ -30,6 +30,7 @@ from .settings import EngineSettings, control, tune
 from .width import Width, first
 
 IDLE_S = 5.0
+HARMLESS = ("report", "sync")  # commands that change no memory, whatever is being sent from it
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,11 +214,12 @@ class EngineThread:
         self._poller.watch(self._wake_out.fileno(), READ)
         now = checked = time.monotonic()
         while not self._stopping:
-            if self._commands:
-                for lane in self._order:
-                    lane.keep()
             while self._commands:
-                self._run(*self._commands.popleft())
+                command = self._commands.popleft()
+                if command[0] not in HARMLESS:
+                    for lane in self._order:
+                        lane.keep()
+                self._run(*command)
             moved = False
             for lane in tuple(self._order):
                 if lane.can_write:
