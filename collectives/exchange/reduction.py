@@ -58,7 +58,7 @@ class ChunkReducer:
         for row, wire in zip(rows.unbind(0), wires, strict=True):
             codec.decode(wire, row)
         state.reducer.reduce(rows, job.weights, result)
-        return codec.encode(result, out)
+        return all(codec.finite(wire) for wire in wires) and state.slot.results.codec(chunk).encode(result, out)
 
     def _culprit(self, state: PlanState, job: Job, chunk: int, wires: Sequence[Wire]) -> Source:
         """Whose values made the result overflow: the first that is not finite, else the largest."""
