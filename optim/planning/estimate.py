@@ -28,6 +28,8 @@ EFFICIENCY = (
 ROUND_TRIPS = 3.0
 WORK_S = 20e-9  # a value, in the node (measured, `scripts/bench_wan.py`)
 SCRIPT_S = 4e-9  # a value, in the script: making the contribution and taking over the anchor
+LATE_S = 6e-9  # a value more with overlap: a snapshot when training goes on, and mixing two vectors instead of copying one
+ASK_S = 4e-3  # a round, in the script: what it asks its node (these three measured, `scripts/bench_wan.py`)
 LATE_SHARE = 0.5  # of a step by which the others come after the fastest, on the mean
 
 
@@ -94,7 +96,8 @@ def estimate(conditions: Conditions, choice: Choice) -> Estimate:
     """What settings cost under these conditions."""
     one = round_of(conditions, choice.codec, choice.fragments)
     steps = [peer.step_s for peer in conditions.peers]
-    compute_s, script_s = choice.sync_every * min(steps), SCRIPT_S * conditions.parameters
+    passes_s = SCRIPT_S if choice.overlap == "none" else SCRIPT_S + LATE_S
+    compute_s, script_s = choice.sync_every * min(steps), passes_s * conditions.parameters + ASK_S * choice.fragments
     if len(steps) == 1:
         return Estimate(compute_s, one, 0.0, script_s, choice.fragments)
     apart = LATE_SHARE * max(steps) if max(steps) > min(steps) else 0.0
