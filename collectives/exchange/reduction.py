@@ -35,7 +35,7 @@ class ChunkReducer:
         for peer, cid, held in job.sources:
             if cid == job.own_cid:
                 assert own is not None
-                wire, finite = own.wire(state.slot, chunk, self._workspace)
+                wire, finite = own.wire(state.slot, chunk, self._workspace, look=job.factors is None)  # no sum hides what is not finite
                 if not finite:
                     return (peer, cid)
                 wires.append(wire)

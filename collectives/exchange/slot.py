@@ -182,8 +182,9 @@ class Frozen:
         self._fitting = slot.grid if fits else None
         return fits
 
-    def wire(self, slot: RoundSlot, chunk: int, workspace: Workspace) -> tuple[Wire, bool]:
-        """The chunk encoded (as it lies, where that needs no copy, else on ``workspace``), and whether all of it is finite."""
+    def wire(self, slot: RoundSlot, chunk: int, workspace: Workspace, *, look: bool = True) -> tuple[Wire, bool]:
+        """The chunk encoded (as it lies, where that needs no copy, else on ``workspace``), and whether all of it is finite. ``look``: False
+        spares the pass that only a look would need, and says True."""
         vector, codec = self.vector, slot.grid.codec(chunk)
         if isinstance(vector, EncodedVector):
             wire = vector.wire(chunk)
@@ -200,7 +201,7 @@ class Frozen:
             self._data = vector.numpy().data.cast("B")
         start = 4 * chunk * size
         wire = codec.wire(self._data[start : start + 4 * values.shape[0]], values.shape[0])
-        return wire, codec.finite(wire)
+        return wire, not look or codec.finite(wire)
 
 
 def slot_of(record: Header, slots: Mapping[bytes, RoundSlot]) -> RoundSlot | None:

@@ -222,7 +222,7 @@ class Attachment:
         if not only_settle:
             for strand in strands:
                 strand.schedule.restart()
-        self._look_around()
+            self._look_around()
         if self._on_round is not None:
             for turn in turns:
                 self._on_round(turn.outcome)
