@@ -3,7 +3,7 @@
 
 Commands and answers are JSON lines; each command is answered with an event of its name when it is done.
 
-    {"do": "make"}                    the model and its optimizer, and a step
+    {"do": "make"}                    the model and its optimizer, the first time, and some steps
     {"do": "attach"}                  the model joins the run
     {"do": "rounds", "count": 5}      so many rounds, a step before each  →  how many were committed, and counted everybody
     {"do": "time", "pairs": 200}      steps of another such model, plain, and of the attached one, in turns  →  seconds of each, wall and CPU
@@ -27,6 +27,7 @@ from atoll.node.paths import find_paths
 from atoll.optim import attach
 
 LAYERS, BATCH = 4, 8
+SETTLED = 10  # steps after which the allocator has taken what a model's own training needs
 
 
 def say(event: str, **fields: Any) -> None:
@@ -74,8 +75,9 @@ def main() -> None:
     for line in sys.stdin:
         told = json.loads(line)
         if told["do"] == "make":
-            trainer = Trainer(numel)
-            trainer.step()
+            trainer = trainer or Trainer(numel)
+            for _ in range(SETTLED):
+                trainer.step()
             say("make", numel=trainer.numel)
         elif told["do"] == "attach" and trainer is not None:
             attachment = attach(trainer.model, trainer.optimizer, swarm)

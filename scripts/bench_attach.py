@@ -8,8 +8,9 @@ and the attached one in turns, between rounds.
 
 step_ratio              median seconds of an attached step over those of a plain one; cpu_ratio: the same of the script's CPU seconds
 node_cpu_share          CPU seconds that the node took a second meanwhile
-bytes_per_param         script and node, beyond model, gradients and inner optimizer: the most through rounds; resting_: after them
-script_bytes_per_param  of it in the script (what it shares with its node is halved); resting_: after rounds
+bytes_per_param         script and node between rounds, beyond model, gradients and inner optimizer; most_: the most through rounds, beyond
+                        the most that the script had through plain steps
+script_bytes_per_param  of it in the script (what it shares with its node is halved)
 """
 
 from __future__ import annotations
@@ -93,6 +94,8 @@ def measure(options: argparse.Namespace, folder: Path, numel: int, *, timed: boo
         script, node = peer.process.pid, peer.node_pid
         joined = pss(script)
         made = ask(swarm.all, "make")[0]["numel"]
+        with Sampler(script, node) as plain:
+            ask(swarm.all, "make")
         own = pss(script)
         ask(swarm.all, "attach")
         ask(swarm.all, "rounds", count=options.rounds, peers=2)  # until all slots have been written once
@@ -100,7 +103,7 @@ def measure(options: argparse.Namespace, folder: Path, numel: int, *, timed: boo
             whole = ask(swarm.all, "rounds", count=options.rounds, peers=2)[0]["whole"]
         time.sleep(1.0)  # what a round leaves to tidy up
         found = {
-            "numel": made, "own": own - joined, "most": seen.most - own, "most_script": seen.most_script - own,
+            "numel": made, "own": own - joined, "most": seen.most - plain.most_script, "most_script": seen.most_script - plain.most_script,
             "resting": pss(script) + pss(node) - own, "resting_script": pss(script) - own, "whole_rounds": whole,
         }  # fmt: skip
         if timed:
@@ -108,7 +111,7 @@ def measure(options: argparse.Namespace, folder: Path, numel: int, *, timed: boo
             peer.say(do="time", pairs=options.pairs)
             found["time"] = peer.expect("time", PATIENCE_S)
             found["node_cpu_share"] = (cpu_s(node) - cpu) / (time.monotonic() - began)
-    progress(f"{made:,} parameters: {found['most'] / made:.1f} bytes each at most, {found['most_script'] / made:.1f} of them in the script")
+    progress(f"{made:,} parameters: {found['resting'] / 2**20:.0f} MiB, {found['resting_script'] / 2**20:.0f} of them in the script")
     return found
 
 
@@ -131,9 +134,9 @@ def run(options: argparse.Namespace, folder: Path) -> int:
     progress(f"a step takes {statistics.median(plain[0]) * 1e3:.2f} ms plain, {ratios[0]:.4f} of that attached, {ratios[1]:.4f} of the CPU")
     emit(
         "bench_attach", vars(options), [{"plain": times["plain"], "attached": times["attached"]}], step_ratio=round(ratios[0], 4),
-        cpu_ratio=round(ratios[1], 4), step_ms=round(statistics.median(plain[0]) * 1e3, 3), bytes_per_param=each["most"],
-        script_bytes_per_param=each["most_script"], resting_bytes_per_param=each["resting"],
-        resting_script_bytes_per_param=each["resting_script"], own_bytes_per_param=each["own"],
+        cpu_ratio=round(ratios[1], 4), step_ms=round(statistics.median(plain[0]) * 1e3, 3), bytes_per_param=each["resting"],
+        script_bytes_per_param=each["resting_script"], most_bytes_per_param=each["most"],
+        most_script_bytes_per_param=each["most_script"], own_bytes_per_param=each["own"],
         fixed_mib=round(small["resting"] / 2**20, 1), node_cpu_share=round(large["node_cpu_share"], 4), memory=[small, large],
         cpu_ratio_to_hivemind=None, busy_ratio=None,
     )  # fmt: skip

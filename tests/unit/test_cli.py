@@ -12,7 +12,7 @@ from typing import Any
 import click
 import pytest
 
-from atoll.collectives.codecs.names import BYTES_PER_VALUE, CODECS
+from atoll.collectives.codecs.names import CODECS, round_bytes_per_value
 from atoll.collectives.errors import AtollError, ConfigError
 from atoll.node.cli import COMMANDS, cli, run
 from atoll.node.cli.child import Child
@@ -128,7 +128,7 @@ def test_validate_knows_all_codecs(atoll: Cli, tmp_path: Path, codec: str) -> No
     (tmp_path / "run.toml").write_text(RUN + f'[exchange]\ncodec = "{codec}"\n[exchange.codecs]\n"*.norm.*" = "fp16"\n')
     found = atoll.json("validate", "run.toml")
     assert (found["codec"], found["codecs"]) == (codec, {"*.norm.*": "fp16"})
-    assert found["bytes_up_per_round"] == round(2 * found["parameters"] * BYTES_PER_VALUE[codec])
+    assert found["bytes_up_per_round"] == round(2 * found["parameters"] * round_bytes_per_value(codec))
     assert atoll("validate", "run.toml") == 0
     assert f"({codec}, fp16 for *.norm.*)" in atoll.out
     assert atoll("new", "--example") == 0
