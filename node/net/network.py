@@ -125,8 +125,9 @@ class PeerNetwork:
         self.reach = Reach(
             self._host, self._faults, self._rng, dataclasses.replace(reach or ReachSettings(), announce=tuple(announce)),
             first=lambda: self._bootstrap.peers, known=self.book.addresses,
-            runs_of=lambda peer: self._rendezvous.registry.runs_of(peer, trio.current_time()),
+            runs_of=lambda peer: self._rendezvous.registry.runs_of(peer, trio.current_time()), lanes=listener.addresses,
         )  # fmt: skip
+        self.reach.moved, listener.outside = listener.look_again, self.reach.lanes_outside
         self.measuring = Measuring(self._host, lambda peer: bool(self._rendezvous.registry.runs_of(peer, trio.current_time())))
         self.reach.changed, self.reach.turned = self._moved, self._lanes.moved
         self.reach.on_path = lambda peer, path: self.on_path(peer, path)

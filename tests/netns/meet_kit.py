@@ -55,7 +55,6 @@ class Meetings:
     def _meet(one: Node, other: Node, patience_s: float) -> Meeting:
         one.until("member", lambda member: member[0] == other.peer and "/p2p-circuit" in str(member[1]))
         one.tell(send=other.peer)
-        other.until("got", lambda got: got[0] == one.peer)
 
         def direct(path: list[str]) -> bool:
             return path[0] == other.peer and path[1] in ("direct", "punched")
