@@ -481,6 +481,7 @@ class PeerNetwork:
             "relayed": {"circuits": self._relay.circuits, "bytes": self._relay.nbytes},
             "wires": self._streams.wires(),
             "lan": self._lan.status(),
+            "remembered": len({*self.book.peers()} - {*self._bootstrap.peers}),
             "dht_peers": len(self.dht.table),
             "faults": dict(self._faults.total),
             "messages_sent": counters.messages_sent,

@@ -43,6 +43,8 @@ class PortMapper:
         """``mine()``: our addresses in the house; ``told(means, address)``: a mapping came (or, None, went)."""
         self._rng, self._mine, self._told = rng, mine, told
         self._wake = trio.Event()
+        self.answer = ""
+        """What came of it: "mapped", "none" (no router of this network opens a port), "" (not asked yet)."""
 
     def look_again(self) -> None:
         """Our addresses in the house are others, and so may be the router."""
@@ -57,7 +59,7 @@ class PortMapper:
                 found = await self._map()
                 if held is not None and (found is None or (found.means, found.address) != (held.means, held.address)):
                     self._told(held.means, None)
-                held = found
+                held, self.answer = found, "none" if found is None else "mapped"
                 if found is not None:
                     self._told(found.means, found.address)
                 with trio.move_on_after(

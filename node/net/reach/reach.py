@@ -281,6 +281,7 @@ class Reach:
             **self.manager.status(trio.current_time()),
             "servers": len(self._servers()),
             "enough_servers": ENOUGH,
+            "port_mapping": self.mapper.answer if self.settings.port_mapping else "off",
             "relays": {relay: list(held.addresses) for relay, held in self.circuits.held.items()},
             "relays_refused": dict(self.circuits.refused),
             "relaying": {
