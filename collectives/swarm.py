@@ -60,7 +60,8 @@ class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     overlap: Literal["none", "late", "eager"] = "none"  # what is trained on while a round is under way (`optim.rounds.replica`)
     delay: int | None = None  # inner steps from a contribution to its result, with overlap; None: to the end of the next round
     mixing: float | None = None  # share of live parameters kept when a result is adopted, with overlap; None: all own progress
-    feedback: bool = False  # carry what the codec loses into the next contribution
+    feedback: bool = False  # carry what the codec loses into the next contribution; those of a bit or two a value always do
+    feedback_kept: float = 1.0  # share of that which is still carried a round later (SparseLoCo's β)
     outer: OuterSettings = OuterSettings()
     codec: str = "int8"
     codecs: dict[str, str] = {}  # shell pattern of tensor names -> their codec, where it is another; the longest that matches decides

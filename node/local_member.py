@@ -316,7 +316,7 @@ class LocalMember:
             running.outcome = self.still_open(event.reason if event else reason)
             return
         running.result = torch.empty(running.numel, dtype=torch.float32, device="cpu")
-        for _ in Grid(event.codec, running.numel, event.chunk_elements).decode(event.result, running.result):
+        for _ in Grid(event.codec, running.numel, event.chunk_elements).results.decode(event.result, running.result):
             pass
         counted, elapsed = event.cid == running.cid, self.clock() - running.since
         sent, received = (now - before for now, before in zip(self.traffic(), running.traffic, strict=True))

@@ -20,7 +20,7 @@ from ..collectives.group import MAX_PEER_ID, TopologyKind
 from ..collectives.identifiers import PeerId, RunId
 from ..collectives.layout import MAX_FRAGMENTS
 from ..collectives.swarm import OuterSettings, RunSettings
-from .manifest_checks import check_fragments, check_train
+from .manifest_checks import check_exchange, check_fragments, check_train
 from .manifest_form import canonical, stands_for
 from .paths import Paths, make_private, storage_error, write_atomic
 from .strict_toml import convert, parse_toml
@@ -122,7 +122,8 @@ class ExchangeTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     codec: str = "int8"
     codecs: Annotated[dict[Annotated[str, msgspec.Meta(min_length=1, max_length=512)], str], msgspec.Meta(max_length=64)] = {}
-    feedback: bool = False  # carry what the codec loses into the next contribution
+    feedback: bool = False  # carry what the codec loses into the next contribution; stat2 and the sparse codecs always do
+    feedback_kept: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0  # share of that which is still carried a round later
     plan: TopologyKind = "butterfly"
     fragments: Annotated[int, msgspec.Meta(ge=1, le=MAX_FRAGMENTS)] = 1
     deadline_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] | None = None  # None: from measured rates
@@ -214,6 +215,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             delay=self.train.delay,
             mixing=self.train.mixing,
             feedback=self.exchange.feedback,
+            feedback_kept=self.exchange.feedback_kept,
             outer=self.train.outer.settings(),
             codec=self.exchange.codec,
             codecs=self.exchange.codecs,
@@ -330,6 +332,7 @@ def _check(manifest: Manifest, name: str) -> None:
                 why="Codecs turn vectors into bytes.",
                 hint=f"Choose one of: {', '.join(CODECS)}",
             )
+    check_exchange(exchange, name)
     if exchange.fragments > 1:
         check_fragments(manifest, name)
     check_train(manifest.train, manifest.no_quorum, name)

@@ -22,6 +22,7 @@ from ..collectives.identifiers import PeerId, RunId
 from ..collectives.layout import Layout, differences
 from ..collectives.reduce import works_on_bits
 from ..collectives.swarm import Call, Outcome, PeerView, RunSettings, Share, sample_count
+from .model.feedback import as_decoded, contribution_grid, has_feedback
 from .outer import OuterStep, effective_outer, reading_of
 from .outer.readings import Said
 
@@ -214,6 +215,8 @@ class SoloSwarm:
         write(self._frozen)
         if not bool(torch.isfinite(self._frozen).all()):
             raise LocalProtocolError(f"not finite: {why_refused(self._frozen, store.layout, 'fp32')}; nothing was committed")
+        if has_feedback(self.settings):  # what the codec loses will come again
+            as_decoded(contribution_grid(store.layout, self.settings), self._frozen, self._frozen)
         outer = effective_outer(self.settings)
         store.commit(self._frozen, [(samples, reading_of(self._frozen, store.layout, outer, loss))])
         share = Share(self.peer, samples)

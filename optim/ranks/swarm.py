@@ -13,6 +13,7 @@ from ...collectives.errors import ConfigError, LocalProtocolError
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import Layout
 from ...collectives.swarm import AnchorView, Call, Outcome, PeerView, Pending, RunSettings, Swarm
+from ..model.feedback import has_feedback
 from ..model.flat import FlatVector
 from .slices import RankVector, Slices, reshard, slice_model
 from .talk import Ranks
@@ -102,7 +103,7 @@ class RankSwarm:
         for refused, what, who, key in (
             (settings.fragments > 1, "fragments", several, "$.exchange.fragments"),
             (settings.method == "gradient_averaging", "gradient averaging", several, "$.train.method"),
-            (settings.feedback and not self._slices.whole, "error feedback", cut, "$.exchange.feedback"),
+            (has_feedback(settings) and not self._slices.whole, "error feedback", cut, "$.exchange.feedback"),
         ):
             if refused:
                 raise ConfigError(

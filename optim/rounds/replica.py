@@ -21,7 +21,7 @@ from torch import Tensor
 from ...collectives.errors import SwarmClosedError
 from ...collectives.layout import Layout
 from ...collectives.swarm import AnchorView, Outcome, Pending, RunSettings
-from ..model.feedback import Feedback
+from ..model.feedback import Feedback, has_feedback
 from ..model.flat import FlatTensor, FlatVector
 from ..model.pseudograd import write_pseudo_gradient
 from ..model.reconcile import adopt, expect, mix, rebase
@@ -87,7 +87,7 @@ class Replica:
         self.unsent = 0
         self.frozen: Frozen | None = None
         self.settings = settings or RunSettings()
-        self.feedback = Feedback(flat.layout, self.settings) if self.settings.feedback else None
+        self.feedback = Feedback(flat.layout, self.settings) if has_feedback(self.settings) else None
         self.loss: float | None = None  # mean of the inner steps that are contributed next
         self.members = 1
         self.own: Tensor | None = None  # eager: the momentum of one's own contributions

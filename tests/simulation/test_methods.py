@@ -29,6 +29,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "streaming, delayed and mixed": {"fragments": 3, "overlap": "late", "delay": 1, "mixing": 0.5},
     "int4 with feedback": {"codec": "int4", "feedback": True},
     "eager, int4 with feedback": {"codec": "int4", "feedback": True, "overlap": "eager"},
+    "2 bits": {"codec": "stat2"},
+    "sparse": {"codec": "sparse256", "feedback_kept": 0.95, "outer": OuterSettings(kind="sgd", lr=1.0)},
+    "streaming, sparse, late": {"codec": "sparse256", "fragments": 2, "overlap": "late", "outer": OuterSettings(kind="sgd", lr=1.0)},
     "post-local": {"method": "local_sgd", "local_after": 3},
 }
 

@@ -79,6 +79,8 @@ def test_defaults_and_settings() -> None:
     assert (timed.sync_every, timed.round_s) == (None, 2.5)
     counted = m.parse_manifest('schema = 1\nname = "x"\ntrain = { target_samples = 512 }').settings()
     assert (counted.sync_every, counted.round_s, counted.target_samples) == (None, None, 512)
+    sparse = m.parse_manifest('schema = 1\nname = "x"\nexchange = { codec = "sparse64", feedback_kept = 0.95 }').settings()
+    assert (sparse.codec, sparse.feedback_kept) == ("sparse64", 0.95)
     late = m.parse_manifest('schema = 1\nname = "x"\ntrain = { overlap = "late", delay = 3, mixing = 0.5 }\nexchange = { feedback = true }')
     assert [getattr(late.settings(), name) for name in ("overlap", "delay", "mixing", "feedback")] == ["late", 3, 0.5, True]
     adam = m.parse_manifest(
@@ -107,9 +109,13 @@ def test_training_settings_that_mean_nothing_together(text: str, key: str) -> No
     ("exchange = { fragments = 0 }", "$.exchange.fragments"),
     ("exchange = { fragments = 17 }", "$.exchange.fragments"),
     ("exchange = { fragments = 8 }\ntrain = { sync_every = 7 }", "$.exchange.fragments"),
+    ("exchange = { codec = 'stat2', plan = 'ring' }", "$.exchange.plan"),
+    ("exchange = { codec = 'int8', codecs = { x = 'sparse64' }, plan = 'two-level' }", "$.exchange.plan"),
+    ("exchange = { codec = 'int4', feedback_kept = 0.9 }", "$.exchange.feedback_kept"),
+    ("exchange = { codec = 'stat2', feedback_kept = 1.5 }", "$.exchange.feedback_kept"),
     ("exchange = { fragments = 2 }\nmodel = { entry = 'local:x' }\nno_quorum = { policy = 'branch' }", "$.no_quorum.policy"),
 ])  # fmt: skip
-def test_fragments_that_cannot_be(text: str, key: str) -> None:
+def test_an_exchange_that_cannot_be(text: str, key: str) -> None:
     with pytest.raises(ConfigError) as caught:
         m.parse_manifest(f'schema = 1\nname = "x"\n{text}')
     assert caught.value.key == key
