@@ -59,6 +59,7 @@ class ReferenceRun:
     def __init__(self, home: Path | None) -> None:
         self.home = home
         self.log: list[str] = []
+        self.weights: list[int] = []
         self.layout: Layout | None = None
         self.slots: AnchorSlots | None = None
         self.frozen: tuple[bytes, Tensor, int] | None = None
@@ -69,7 +70,7 @@ class ReferenceRun:
             import torch  # not before it is needed: a node that only starts and ends should do so quickly
 
             saved = json.loads((home / "log.json").read_text())
-            self.log = saved["log"]
+            self.log, self.weights = saved["log"], saved["weights"]
             self._publish(torch.frombuffer(bytearray((home / "anchor").read_bytes()), dtype=torch.float32))
 
     def _publish(self, anchor: Tensor) -> None:
@@ -82,7 +83,7 @@ class ReferenceRun:
     def _save(self, anchor: Tensor) -> None:
         if self.home is not None:
             (self.home / "anchor").write_bytes(anchor.numpy().tobytes())
-            (self.home / "log.json").write_text(json.dumps({"log": self.log}))
+            (self.home / "log.json").write_text(json.dumps({"log": self.log, "weights": self.weights}))
 
     def anchor(self) -> Tensor:
         """A copy of the newest anchor."""
@@ -102,6 +103,7 @@ class ReferenceRun:
         (cid, vector, samples), self.frozen = self.frozen, None
         anchor = self.anchor() - vector
         self.log.append(cid.hex())
+        self.weights.append(samples)
         self._save(anchor)
         self._publish(anchor)
         self.tell(cid, samples)
@@ -135,6 +137,9 @@ class ReferenceSession:
 
     def rounds(self, entry: int, fragment: int = 0) -> int:
         return entry  # nobody joins
+
+    def samples(self, entry: int, fragment: int = 0) -> int:
+        return sum(self.run.weights[:entry])
 
     async def found(self) -> None:
         if not self.founding:

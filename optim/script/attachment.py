@@ -222,7 +222,7 @@ class Attachment:
         if not only_settle:
             for strand in strands:
                 strand.schedule.restart()
-        self._look_around()
+            self._look_around()
         if self._on_round is not None:
             for turn in turns:
                 self._on_round(turn.outcome)
@@ -345,6 +345,16 @@ class Attachment:
     def round(self) -> int:
         """Committed rounds of the anchor the model started from; in fragments, of the one that is behind."""
         return min(strand.replica.base.round for strand in self._strands)
+
+    @property
+    def position(self) -> int:
+        """Samples that all members together have trained on, as far as is known here: those in the anchor that the model started from, and
+        for what is under way this member's samples over its share of the last round. What a learning-rate schedule should follow: it
+        keeps its pace whoever comes or goes, and a late joiner starts where the run is.
+
+            scheduler = LambdaLR(optimizer, lambda _: max(0.01, 1 - attachment.position / total_samples))
+        """
+        return min(strand.position for strand in self._strands)
 
     @property
     def stats(self) -> dict[str, Any]:
