@@ -25,6 +25,7 @@ HALF_LIFE_S = 20.0  # of the estimate, in time measured
 FASTEST = 125_000_000  # bytes/s; above, the processor is the limit
 SAME = 1.25  # what is announced stays while the estimate is within this factor of it
 LEAST_BYTES = 65_536  # a window with fewer says nothing
+OUTDONE = 4  # a window that carried so many times the estimate shows that it is of another time
 
 _INFO = struct.Struct("=8x24I4Q6I4Q")  # struct tcp_info up to tcpi_sndbuf_limited, Linux 4.10 and newer
 
@@ -83,6 +84,8 @@ class Meter:
         acked, received = sum(new.acked - old.acked for old, new in both), sum(new.received - old.received for old, new in both)
         self._sent.sample(acked, elapsed)
         self._received.sample(received, elapsed)
+        if acked >= LEAST_BYTES and acked / elapsed > OUTDONE * self._up.said > 0:
+            self._up, self._brief = Peak(), Peak()  # the link was slow for a while, and may now be too fast to be the limit
         if any(new.busy_s - old.busy_s >= BUSY * elapsed and new.held_up_s - old.held_up_s <= HELD_UP * elapsed for old, new in both):
             self._brief.sample(acked, elapsed)
             self._stretch = self._stretch[0] + acked, self._stretch[1] + elapsed

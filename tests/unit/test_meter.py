@@ -64,6 +64,16 @@ def test_a_link_that_became_slow_is_believed_in_time() -> None:
     assert 20 < seconds < 80
 
 
+def test_a_link_that_was_slow_for_a_while_is_not_known_once_it_carries_far_more() -> None:
+    """It may be too fast now to be the limit in any stretch: what was measured would be announced for ever."""
+    swarm = Recorded()
+    assert swarm.window(20_000, 20_000, 30_000, busy=(0, 1, 2)).up == 350_000
+    assert swarm.window(80_000, 80_000, 80_000).up == 350_000
+    assert swarm.window(400_000, 400_000, 400_000) == Pace(up=0, down=0, proven=0, rtt_s=0.05)
+    swarm.window(800_000, 800_000, 800_000, busy=(0, 1, 2))
+    assert swarm.window(800_000, 800_000, 800_000, busy=(0, 1, 2)).up == 12_000_000
+
+
 def test_noise_is_not_announced() -> None:
     swarm = Recorded()
     said = {swarm.window(800_000 + noise, 800_000, 800_000, busy=(0, 1, 2)).up for noise in (0, 90_000, -200_000, 150_000, 30_000)}
