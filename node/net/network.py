@@ -476,6 +476,7 @@ class PeerNetwork:
             | {name: self._bootstrap.failures[name] for name in self._bootstrap.names if name in self._bootstrap.failures},
             "runs": {run: [peer for peer, _ in self.members(run)] for run in self._runs},
             "lanes": dict(self._lanes.paths),
+            "lanes_outside": self.reach.lanes_outside(),
             "lanes_why": dict(self._ways.why),
             "relayed": {"circuits": self._relay.circuits, "bytes": self._relay.nbytes},
             "wires": self._streams.wires(),

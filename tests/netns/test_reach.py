@@ -92,7 +92,7 @@ def test_a_router_that_is_asked_opens_a_port(town: Town, hidden: list[Node], ind
     address = f"/ip4/{town.lab.hosts[8].address}/tcp/{port}"
     assert status["reach"]["mappings"] == {means: address}
     assert status["addresses"] == [f"{address}/p2p/{node.peer}"]
-    at = node.status_when(lambda found: bool(found["reach"]["lanes_outside"]))["reach"]["lanes_outside"]
+    at = node.status_when(lambda found: bool(found["lanes_outside"]))["lanes_outside"]
     assert [where.split("/")[2] for where in at] == [town.lab.hosts[8].address]
     caller = hidden[3]  # whom nobody else can give a lane but by a relay
     caller.until("member", lambda member: member[0] == node.peer and member[1] == [address])

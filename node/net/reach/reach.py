@@ -291,7 +291,6 @@ class Reach:
                 "refused": dict(ledger.refused),
             },
             "dial_backs": self.autonat.served,
-            "lanes_outside": self.lanes_outside(),
         }
 
 
