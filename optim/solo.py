@@ -8,8 +8,9 @@ tensors, because there is no log to fetch them from again.
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import torch
 from blake3 import blake3
@@ -18,12 +19,17 @@ from torch import Tensor
 from ..collectives.api import Handle, all_reduce
 from ..collectives.encoded import why_refused
 from ..collectives.errors import LocalProtocolError, ModelMismatchError, OutOfDateError, SwarmClosedError
+from ..collectives.group import Member
 from ..collectives.identifiers import PeerId, RunId
 from ..collectives.layout import Layout, differences
 from ..collectives.reduce import works_on_bits
-from ..collectives.swarm import Call, Outcome, PeerView, RunSettings, Share, sample_count
+from ..collectives.swarm import Call, Outcome, PeerView, RunSettings, Share, Tally, sample_count
 from .outer import OuterStep, effective_outer
 
+if TYPE_CHECKING:
+    from .data.shard import Shard
+
+TALLIES = 256  # told at a time
 T = TypeVar("T")
 
 
@@ -178,6 +184,7 @@ class SoloSwarm:
         self._store: AnchorStore | None = None
         self._frozen: Tensor | None = None
         self._operations = set[str]()
+        self._counted = array("Q", [0])  # samples in all rounds up to each
         self._closed = self._left = False
 
     def open(self, layout: Layout, initial: Callable[[Tensor], None]) -> Lease:
@@ -212,6 +219,7 @@ class SoloSwarm:
         if not bool(torch.isfinite(self._frozen).all()):
             raise LocalProtocolError(f"not finite: {why_refused(self._frozen, store.layout, 'fp32')}; nothing was committed")
         store.commit(self._frozen)
+        self._counted.append(self._counted[-1] + samples)
         share = Share(self.peer, samples)
         return Done(Outcome("committed", store.round, (share,), counted=True, elapsed_s=time.monotonic() - started))
 
@@ -251,6 +259,18 @@ class SoloSwarm:
         self._check_open()
         return (PeerView(self.peer, self._store.round if self._store is not None else 0, True, "self"),)
 
+    def tallies(self, first: int) -> Sequence[Tally]:
+        """See `Swarm`. After `load_state_dict` the rounds before it are one."""
+        me, counted = Member(self.peer, 0), self._counted
+        rounds = range(first, min(first + TALLIES, len(counted)))
+        return [Tally(at, at, ((me, counted[at] - counted[at - 1]),) if at else (), (me,)) for at in rounds]
+
+    def shard(self, loader: Any) -> Shard:
+        """See `Swarm`."""
+        from .data.shard import Shard
+
+        return Shard(self, loader)
+
     def report(self, metrics: Mapping[str, float]) -> None:
         """See `Swarm`; kept in ``reported``."""
         self.reported.update(metrics)
@@ -264,10 +284,10 @@ class SoloSwarm:
         self._closed = True
 
     def state_dict(self) -> dict[str, Any]:
-        """Round, anchor and momentum (copies; an empty tensor where the outer step has none). Needs `open` first."""
+        """Round, samples, anchor and momentum (copies; an empty tensor where the outer step has none). Needs `open` first."""
         store = self._opened()
         momentum = store.momentum if store.momentum is not None else torch.empty(0, dtype=torch.float32, device="cpu")
-        return {"round": store.round, "anchor": store.anchor.clone(), "momentum": momentum.clone()}
+        return {"round": store.round, "samples": self._counted[-1], "anchor": store.anchor.clone(), "momentum": momentum.clone()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go back or forward to a saved state. Raises OutOfDateError when it is of another model or outer optimizer."""
@@ -280,6 +300,7 @@ class SoloSwarm:
                 f"this run {store.layout.numel} and {expected}"
             )
         store.replace(anchor, momentum, int(state_dict["round"]))
+        self._counted = array("Q", [0] * store.round + [int(state_dict["samples"])])
 
     def _check_open(self) -> None:
         if self._closed:

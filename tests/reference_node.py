@@ -27,7 +27,7 @@ from atoll.collectives.group import Member
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.layout import Layout, differences
 from atoll.collectives.reduce import works_on_bits
-from atoll.collectives.swarm import Call, Outcome, OuterSettings, PeerView, RunSettings, Share
+from atoll.collectives.swarm import Call, Outcome, OuterSettings, PeerView, RunSettings, Share, Tally
 from atoll.node.control.parent import watch_parent
 from atoll.node.control.protocol import JoinRequest, RunInfo
 from atoll.node.control.server import ControlServer
@@ -59,6 +59,7 @@ class ReferenceRun:
     def __init__(self, home: Path | None) -> None:
         self.home = home
         self.log: list[str] = []
+        self.samples: list[int] = []
         self.layout: Layout | None = None
         self.slots: AnchorSlots | None = None
         self.frozen: tuple[bytes, Tensor, int] | None = None
@@ -69,7 +70,7 @@ class ReferenceRun:
             import torch  # not before it is needed: a node that only starts and ends should do so quickly
 
             saved = json.loads((home / "log.json").read_text())
-            self.log = saved["log"]
+            self.log, self.samples = saved["log"], saved["samples"]
             self._publish(torch.frombuffer(bytearray((home / "anchor").read_bytes()), dtype=torch.float32))
 
     def _publish(self, anchor: Tensor) -> None:
@@ -82,7 +83,7 @@ class ReferenceRun:
     def _save(self, anchor: Tensor) -> None:
         if self.home is not None:
             (self.home / "anchor").write_bytes(anchor.numpy().tobytes())
-            (self.home / "log.json").write_text(json.dumps({"log": self.log}))
+            (self.home / "log.json").write_text(json.dumps({"log": self.log, "samples": self.samples}))
 
     def anchor(self) -> Tensor:
         """A copy of the newest anchor."""
@@ -102,6 +103,7 @@ class ReferenceRun:
         (cid, vector, samples), self.frozen = self.frozen, None
         anchor = self.anchor() - vector
         self.log.append(cid.hex())
+        self.samples.append(samples)
         self._save(anchor)
         self._publish(anchor)
         self.tell(cid, samples)
@@ -159,6 +161,10 @@ class ReferenceSession:
 
     def members(self) -> Sequence[PeerView]:
         return [PeerView(PEER, len(self.run.log), True, "self")]
+
+    def tallies(self, first: int) -> Sequence[Tally]:
+        me, samples = Member(PEER, 0), self.run.samples
+        return [Tally(at, at, ((me, samples[at - 1]),) if at else (), (me,)) for at in range(first, len(samples) + 1)]
 
     def report(self, metrics: Mapping[str, float]) -> None:
         self.metrics |= metrics
