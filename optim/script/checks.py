@@ -35,6 +35,13 @@ def innermost(optimizer: object) -> Optimizer:
 
 def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
     """Raise ConfigError when steps of ``optimizer`` do not reach the hook, or do not train ``model``."""
+    if not isinstance(getattr(optimizer, "state", None), dict) or not getattr(optimizer, "param_groups", None):
+        raise ConfigError(
+            f"{type(optimizer).__name__} has no state or no parameter groups",
+            key="optimizer",
+            why="It was not made by torch.optim.Optimizer.__init__, or with no parameters, so it has no hooks to count its steps by.",
+            hint=f"Call super().__init__(params, defaults) in it, or attach by hand: {BY_HAND}",
+        )
     if any(group.get("capturable") for group in optimizer.param_groups):
         raise ConfigError(
             f"{type(optimizer).__name__} is capturable",
