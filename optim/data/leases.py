@@ -44,8 +44,9 @@ class Leases:
 
     def stream(self, member: Member | None) -> Cursor:
         """The positions of a member. Of one that has none, those of the first: nothing that it does will be counted."""
-        turn = self.members.index(member) if member in self.members else 0
-        return Cursor(chain(self._kept.get(member, []), self._turns(turn)))
+        if member is None or member not in self.members:
+            return Cursor(self._turns(0))
+        return Cursor(chain(self._kept.get(member, []), self._turns(self.members.index(member))))
 
     def decided(self, tally: Tally) -> None:
         """The next entry, or the first that is known."""

@@ -204,7 +204,7 @@ def _check(loader: DataLoader[Any]) -> None:
 def _reordered(loader: DataLoader[Any], shard: Shard) -> DataLoader[Any]:
     """The same loader, of the samples that ``shard`` draws. It takes nothing from torch's global random numbers."""
     draws: Any = _Draws(shard, collated=loader.batch_size is not None)
-    how = {"batch_sampler": draws} if loader.batch_size is not None else {"sampler": draws, "batch_size": None}
+    how: dict[str, Any] = {"batch_sampler": draws} if loader.batch_size is not None else {"sampler": draws, "batch_size": None}
     return DataLoader(
         loader.dataset,
         num_workers=loader.num_workers,
