@@ -20,13 +20,20 @@ from .codecs.bits import BitsCodec
 from .codecs.blocks import BLOCK, NIBBLE_BLOCK, BlockCodec
 from .codecs.codebook import CodebookCodec
 from .codecs.floats import FloatCodec
+from .codecs.levels import LevelsCodec
 from .codecs.mixed import MixedCodec
 from .codecs.mixtures import Range, ranges_of
-from .codecs.names import CODECS, DEFAULT_CHUNK_ELEMENTS, chunk_elements
+from .codecs.names import CODECS, DEFAULT_CHUNK_ELEMENTS, RESULTS, chunk_elements
+from .codecs.sparse import SparseCodec
 from .codecs.wire import Codec, Wire
 from .errors import ConfigError
 
 __all__ = ["CODECS", "DEFAULT_CHUNK_ELEMENTS", "Codec", "Grid", "Wire", "chunk_elements", "get_codec"]
+
+
+def _sparse(name: str) -> Codec:
+    return SparseCodec(name, int(name.removeprefix("sparse")), get_codec(RESULTS[name]))
+
 
 _MAKERS: dict[str, Callable[[str], Codec]] = {
     "fp32": lambda name: FloatCodec(name, torch.float32),
@@ -36,6 +43,8 @@ _MAKERS: dict[str, Callable[[str], Codec]] = {
     "int8_fp16": lambda name: BlockCodec(name, BLOCK, half_scales=True),
     "int4": lambda name: BlockCodec(name, NIBBLE_BLOCK, half_scales=True, packed=True),
     "codebook8": lambda _: CodebookCodec(),
+    "stat2": lambda name: LevelsCodec(name, get_codec(RESULTS[name])),
+    **{name: _sparse for name in CODECS if name.startswith("sparse")},
     "bits": lambda _: BitsCodec(),
 }
 
@@ -62,17 +71,25 @@ class Grid:
     """The chunks of an encoded vector: chunk c holds elements [c * chunk_elements, (c + 1) * chunk_elements), the last one fewer.
 
     ``name``: the codec, or a mixture of them (`codecs/mixtures.py`). A chunk in which the codec changes holds its pieces one after
-    another. Codecs come from ``make``: by default they are the grid's own, for one thread. Raises ConfigError for a name that
-    means nothing for this length.
+    another. Codecs come from ``make``: by default they are the grid's own, for one thread. This is the grid of contributions;
+    `results` that of their mean, which is another where a codec says so. Raises ConfigError for a name that means nothing for this length.
     """
 
-    def __init__(self, name: str, numel: int, chunk_elements: int, make: Callable[[str], Codec] = get_codec) -> None:
+    def __init__(
+        self, name: str, numel: int, chunk_elements: int, make: Callable[[str], Codec] = get_codec, *, of_results: bool = False
+    ) -> None:
         self.name = name
         self.numel = numel
         self.chunk_elements = chunk_elements
         self.chunks = -(-numel // chunk_elements)
         ranges = ranges_of(name, numel)
         codecs = {codec: make(codec) for codec in dict.fromkeys(codec for codec, _, _ in ranges)}
+        self._of_results = of_results
+        alike = of_results or all(codec.results is codec for codec in codecs.values())
+        self.results: Grid = self if alike else Grid(name, numel, chunk_elements, make, of_results=True)
+        """How a mean over vectors on this grid is encoded."""
+        if of_results:
+            codecs = {name: codec.results for name, codec in codecs.items()}
         self._runs: list[_Run] = []
         at = nbytes = 0
         while at < numel:
@@ -92,7 +109,7 @@ class Grid:
         return self.name, self.numel, self.chunk_elements
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Grid) and self.meaning == other.meaning
+        return isinstance(other, Grid) and (self.meaning, self._of_results) == (other.meaning, other._of_results)
 
     def __hash__(self) -> int:
         return hash(self.meaning)

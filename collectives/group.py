@@ -35,16 +35,29 @@ class Member(msgspec.Struct, frozen=True, array_like=True, order=True):
     incarnation: Count
 
 
+class Reading(msgspec.Struct, frozen=True, array_like=True):
+    """What a member says of its contribution beside the vector: its own word, which the entry records. None: it does not say.
+
+    ``loss``: the mean loss of the inner steps in it; ``norm``: that of the vector, without running statistics.
+    """
+
+    loss: Annotated[float, msgspec.Meta(ge=-1e30, le=1e30)] | None = None
+    norm: Annotated[float, msgspec.Meta(ge=0, le=1e30)] | None = None
+
+
+NO_READING = Reading()
+
 Config = Annotated[tuple[Member, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
 """The acceptors of one log entry, sorted."""
 
 
 class Contributor(msgspec.Struct, frozen=True, array_like=True):
-    """One frozen contribution: whose, which buffer, how many samples it stands for."""
+    """One frozen contribution: whose, which buffer, how many samples it stands for, and what its member says of it."""
 
     member: Member
     cid: Cid
     weight: Annotated[int, msgspec.Meta(ge=1, le=1 << 48)]
+    reading: Reading = NO_READING
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):

@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 
 from .errors import RemoteProtocolError
-from .group import MAX_MEMBERS, MAX_PATH, Certified, Cid, Contributor, Count, Entry, Hash, LogName, Member, Plan
+from .group import MAX_MEMBERS, MAX_PATH, NO_READING, Certified, Cid, Contributor, Count, Entry, Hash, LogName, Member, Plan, Reading
 from .identifiers import PeerId
 from .layout import Layout
 
@@ -42,6 +42,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     up: Count = 0  # bytes/s: see Pace
     down: Count = 0
     proven: Count = 0
+    reading: Reading = NO_READING  # of the contribution
 
 
 class Prepare(msgspec.Struct, frozen=True, array_like=True, tag="prepare"):

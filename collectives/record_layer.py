@@ -7,6 +7,7 @@ ids, lane number, cipher) into one key per direction.
 **Why a nonce never repeats under a key.** A key belongs to one direction of one lane, and `Sealer` is the only thing that seals under
 it. The nonce is the number of the record in that direction; it only counts up, and the record is the unit of sending, so records are
 opened in the order they were sealed (TCP keeps it). A lane that loses a byte is closed, never resumed: the next one has new secrets.
+(What a lane seals in segments under one header is as many records here.)
 A record that was cut, flipped, replayed, reordered, or spliced in from another lane or direction is opened under a number, a key or a
 header other than its own, and fails. (Numbers chosen by content would be needed if records were opened in another order than sealed.)
 

@@ -45,7 +45,8 @@ class OuterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     epsilon: float = 1e-3  # of adam, yogi, adagrad and adamw
     weight_decay: float = 0.0  # of adamw
     clip: float = 3.0  # of co2: times the mean norm of the momentum
-    governor: bool = False  # restart momentum and halve lr for a while when the update's norm jumps
+    governor: bool = False  # restart momentum and halve lr for a while when the update's norm or the loss jumps
+    stretch: bool = False  # make the mean as long as its contributions are on average, however many they are
 
 
 class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,7 +60,8 @@ class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     overlap: Literal["none", "late", "eager"] = "none"  # what is trained on while a round is under way (`optim.rounds.replica`)
     delay: int | None = None  # inner steps from a contribution to its result, with overlap; None: to the end of the next round
     mixing: float | None = None  # share of live parameters kept when a result is adopted, with overlap; None: all own progress
-    feedback: bool = False  # carry what the codec loses into the next contribution
+    feedback: bool = False  # carry what the codec loses into the next contribution; those of a bit or two a value always do
+    feedback_kept: float = 1.0  # share of that which is still carried a round later (SparseLoCo's β)
     outer: OuterSettings = OuterSettings()
     codec: str = "int8"
     codecs: dict[str, str] = {}  # shell pattern of tensor names -> their codec, where it is another; the longest that matches decides
@@ -248,12 +250,15 @@ class Swarm(Protocol):
         """A lease on the newest committed anchor. Release it."""
         ...
 
-    def contribute(self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None) -> Pending[Outcome]:
+    def contribute(
+        self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None, loss: float | None = None
+    ) -> Pending[Outcome]:
         """Freeze a contribution and offer it to the open round.
 
         ``write`` fills a float32 tensor of shape (numel,) with the pseudo-gradient (anchor - parameters), weighted by
         ``samples`` (an integer > 0) in the mean. With ``base``, the round of the anchor it was made on, it is refused (committed,
-        not counted, with the reason) when that anchor is no longer the newest. At most one contribution is frozen at a time: a second call while one is
+        not counted, with the reason) when that anchor is no longer the newest. ``loss``: the mean loss of the inner steps in it, for a run
+        with a governor. At most one contribution is frozen at a time: a second call while one is
         undecided raises LocalProtocolError.
         """
         ...
@@ -332,7 +337,7 @@ class FragmentSwarm(Swarm, Protocol):
         ...
 
     def contribute_fragment(
-        self, fragment: int, *, samples: int, write: Callable[[Tensor], None], base: int | None = None
+        self, fragment: int, *, samples: int, write: Callable[[Tensor], None], base: int | None = None, loss: float | None = None
     ) -> Pending[Outcome]:  # fmt: skip
         """`contribute` for one fragment: ``write`` fills a tensor of its length. One contribution of each may be frozen at a time."""
         ...

@@ -14,10 +14,11 @@ from ..collectives.api import Handle, all_reduce
 from ..collectives.codec import Grid
 from ..collectives.errors import AtollError, LocalProtocolError, SwarmClosedError
 from ..collectives.identifiers import PeerId, RunId
-from ..collectives.layout import Layout
+from ..collectives.layout import Layout, cut
 from ..collectives.plain import placed
 from ..collectives.swarm import Call, Outcome, PeerView, RunSettings, Tally, sample_count
 from ..optim.data.shard import Shard
+from ..optim.outer import effective_outer, reading_of
 from ..optim.solo import Lease
 from .session import events as ev
 from .session.replica import ModelReplica, PlainSlots
@@ -221,11 +222,13 @@ class LocalMember:
             start += view.numel
         return Lease(whole, min(view.round for view in views), lambda: None)
 
-    def contribute(self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None) -> LocalPending:
+    def contribute(
+        self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None, loss: float | None = None
+    ) -> LocalPending:
         """See Swarm."""
         if self.fragments > 1:
             raise LocalProtocolError(f"this run is cut into {self.fragments} fragments", hint="contribute_fragment() offers one of them")
-        return self.contribute_fragment(0, samples=samples, write=write, base=base)
+        return self.contribute_fragment(0, samples=samples, write=write, base=base, loss=loss)
 
     @property
     def closing(self) -> int:
@@ -253,7 +256,7 @@ class LocalMember:
         return self._closing.get(fragment, 0)
 
     def contribute_fragment(
-        self, fragment: int, *, samples: int, write: Callable[[Tensor], None], base: int | None = None
+        self, fragment: int, *, samples: int, write: Callable[[Tensor], None], base: int | None = None, loss: float | None = None
     ) -> LocalPending:  # fmt: skip
         """See FragmentSwarm."""
         node, session = self._node(), self._session(fragment)
@@ -265,10 +268,11 @@ class LocalMember:
             raise LocalProtocolError(f"a contribution of {samples} samples")
         vector = torch.zeros(session.machine.shape.numel, dtype=torch.float32, device="cpu")
         write(vector)
+        reading = reading_of(vector, cut(self._layout, self.fragments)[fragment], effective_outer(self.settings), loss)
         cid, pending = self._rng.randbytes(16), LocalPending(self, self.clock())
         self._pending[fragment] = (cid, pending)
         with node.alive():
-            session.contribute(self.clock(), cid, samples, vector, base)
+            session.contribute(self.clock(), cid, samples, vector, base, reading)
         return pending
 
     # ---- Swarm
@@ -317,7 +321,7 @@ class LocalMember:
             running.outcome = self.still_open(event.reason if event else reason)
             return
         running.result = torch.empty(running.numel, dtype=torch.float32, device="cpu")
-        for _ in Grid(event.codec, running.numel, event.chunk_elements).decode(event.result, running.result):
+        for _ in Grid(event.codec, running.numel, event.chunk_elements).results.decode(event.result, running.result):
             pass
         counted, elapsed = event.cid == running.cid, self.clock() - running.since
         sent, received = (now - before for now, before in zip(self.traffic(), running.traffic, strict=True))

@@ -20,7 +20,7 @@ from ..collectives.group import MAX_PEER_ID, TopologyKind
 from ..collectives.identifiers import PeerId, RunId
 from ..collectives.layout import MAX_FRAGMENTS
 from ..collectives.swarm import OuterSettings, RunSettings
-from .manifest_checks import check_fragments, check_train
+from .manifest_checks import check_exchange, check_fragments, check_train
 from .manifest_form import canonical, stands_for
 from .paths import Paths, make_private, storage_error, write_atomic
 from .strict_toml import convert, parse_toml
@@ -84,13 +84,14 @@ class OuterTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     epsilon: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1e-3  # of adam, yogi, adagrad and adamw
     weight_decay: NotNegative = 0.0  # of adamw
     clip: Positive = 3.0  # of co2: times the mean norm of the momentum
-    governor: bool = False  # restart momentum and halve lr for a while when the update's norm jumps
+    governor: bool = False  # restart momentum and halve lr for a while when the update's norm or the loss jumps
+    stretch: bool = False  # make the mean as long as its contributions are on average, however many they are
 
     def settings(self) -> OuterSettings:
         """As the outer step takes it."""
         return OuterSettings(
-            self.optimizer, self.lr, self.momentum, self.beta2, self.epsilon, self.weight_decay, self.clip, self.governor
-        )  # fmt: skip
+            self.optimizer, self.lr, self.momentum, self.beta2, self.epsilon, self.weight_decay, self.clip, self.governor, self.stretch
+        )
 
 
 class TrainTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -121,7 +122,8 @@ class ExchangeTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     codec: str = "int8"
     codecs: Annotated[dict[Annotated[str, msgspec.Meta(min_length=1, max_length=512)], str], msgspec.Meta(max_length=64)] = {}
-    feedback: bool = False  # carry what the codec loses into the next contribution
+    feedback: bool = False  # carry what the codec loses into the next contribution; stat2 and the sparse codecs always do
+    feedback_kept: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0  # share of that which is still carried a round later
     plan: TopologyKind = "butterfly"
     fragments: Annotated[int, msgspec.Meta(ge=1, le=MAX_FRAGMENTS)] = 1
     deadline_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] | None = None  # None: from measured rates
@@ -213,6 +215,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             delay=self.train.delay,
             mixing=self.train.mixing,
             feedback=self.exchange.feedback,
+            feedback_kept=self.exchange.feedback_kept,
             outer=self.train.outer.settings(),
             codec=self.exchange.codec,
             codecs=self.exchange.codecs,
@@ -329,6 +332,7 @@ def _check(manifest: Manifest, name: str) -> None:
                 why="Codecs turn vectors into bytes.",
                 hint=f"Choose one of: {', '.join(CODECS)}",
             )
+    check_exchange(exchange, name)
     if exchange.fragments > 1:
         check_fragments(manifest, name)
     check_train(manifest.train, manifest.no_quorum, name)

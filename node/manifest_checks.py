@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..collectives.codecs.names import RESULTS
 from ..collectives.errors import ConfigError
 
 if TYPE_CHECKING:
-    from .manifest import Manifest, NoQuorumTable, TrainTable
+    from .manifest import ExchangeTable, Manifest, NoQuorumTable, TrainTable
 
 
 def check_train(train: TrainTable, no_quorum: NoQuorumTable, name: str) -> None:
@@ -35,12 +36,38 @@ def check_train(train: TrainTable, no_quorum: NoQuorumTable, name: str) -> None:
             hint='overlap = "none", or method = "diloco"',
         )
     outer = train.outer
+    if outer.stretch and train.method != "diloco":
+        raise ConfigError(
+            f"{name}: $.train.outer.stretch with the method {train.method!r}",
+            key="$.train.outer.stretch",
+            why="It makes an outer step independent of the number of members; the mean itself is what this method is about.",
+            hint='Leave it out, or method = "diloco".',
+        )
     if no_quorum.policy == "branch" and (outer.optimizer in ("adam", "yogi", "co2", "adamw") or outer.governor):
         raise ConfigError(
             f'{name}: a run with $.no_quorum.policy = "branch" cannot have this outer optimizer',
             key="$.train.outer.optimizer",
             why="What a branch hands over is the anchor and one momentum vector.",
             hint='Use optimizer = "nesterov", "sgd" or "adagrad" without a governor, or policy = "pause".',
+        )
+
+
+def check_exchange(exchange: ExchangeTable, name: str) -> None:
+    """Settings of `[exchange]` that mean something only together."""
+    codecs = {exchange.codec, *exchange.codecs.values()}
+    coarse = sorted(codecs & RESULTS.keys())
+    if exchange.plan != "butterfly" and coarse:
+        raise ConfigError(
+            f'{name}: codec {coarse[0]} with $.exchange.plan = "{exchange.plan}"',
+            key="$.exchange.plan",
+            why="The sum of some contributions is no longer as sparse as each of them, or has more than four values.",
+            hint='plan = "butterfly", or codec = "int4"',
+        )
+    if exchange.feedback_kept != 1.0 and not (exchange.feedback or coarse):
+        raise ConfigError(
+            f"{name}: $.exchange.feedback_kept is given, and nothing is carried",
+            key="$.exchange.feedback_kept",
+            hint="feedback = true",
         )
 
 

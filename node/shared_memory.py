@@ -11,6 +11,7 @@ Nothing here loads torch before ``SharedBuffer.tensor`` or ``ReadOnlyFloats.copy
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import mmap
@@ -84,6 +85,12 @@ class SharedBuffer:
         import torch  # heavy: only where tensors are touched
 
         return torch.frombuffer(self._mapping(), dtype=torch.float32)
+
+    def clear(self) -> None:
+        """Give the memory back to the system until somebody touches it again: then it is zero. Does nothing where that cannot be had."""
+        if hasattr(mmap, "MADV_REMOVE"):
+            with contextlib.suppress(OSError):
+                self._mapping().madvise(mmap.MADV_REMOVE)
 
     def _mapping(self) -> mmap.mmap:
         if self._memory is None:
@@ -244,6 +251,7 @@ class AnchorSlots:
         self._current: AnchorSlot | None = None
         self._leases: list[int] = []
         self._abandoned: set[int] = set()
+        self._written: set[int] = set()
         try:
             for _ in range(SLOTS):
                 self._buffers.append(self._new())
@@ -281,6 +289,8 @@ class AnchorSlots:
         if self._taken(slot):
             raise LocalProtocolError(f"slot {slot} is in use: it may not have been written")
         self._current = AnchorSlot(slot, round_, digest)
+        self._written.add(slot)
+        self._clear_idle()
         return self._current
 
     def lease(self) -> AnchorSlot:
@@ -315,6 +325,16 @@ class AnchorSlots:
         """Close all descriptors (mappings live on). Idempotent."""
         while self._buffers:
             self._buffers.pop().close()
+
+    def _clear_idle(self) -> None:
+        """Of a script that trains on, two slots hold something: what it started from and what it moves to. The next generation goes
+        where the first of them was, so others give their memory back; without a script the lowest does not."""
+        idle = [slot for slot in range(SLOTS) if not self._taken(slot) and slot not in self._abandoned]
+        spare = any(self._current is not None and slot != self._current.slot for slot in self._leases)
+        for slot in idle if spare else idle[1:]:
+            if slot in self._written:
+                self._buffers[slot].clear()
+                self._written.discard(slot)
 
     def _taken(self, slot: int) -> bool:
         return slot in self._leases or (self._current is not None and slot == self._current.slot)

@@ -24,7 +24,9 @@ from ..collectives.identifiers import PeerId, RunId
 from ..collectives.layout import Layout, differences
 from ..collectives.reduce import works_on_bits
 from ..collectives.swarm import Call, Outcome, PeerView, RunSettings, Share, Tally, sample_count
-from .outer import OuterStep, effective_outer
+from .model.feedback import as_decoded, contribution_grid, has_feedback
+from .outer import OuterStep, effective_outer, reading_of
+from .outer.readings import Said
 
 if TYPE_CHECKING:
     from .data.shard import Shard
@@ -124,10 +126,10 @@ class AnchorStore:
 
         return Lease(flat, self.round, give_back)
 
-    def commit(self, mean: Tensor) -> None:
-        """Apply the outer step with this mean; the result is the newest generation."""
+    def commit(self, mean: Tensor, said: Said = ()) -> None:
+        """Apply the outer step with this mean, of whose contributions this is ``said``; the result is the newest generation."""
         old, new = self.anchor, self._spare()
-        self._step.apply(old, mean, self.momentum, new)
+        self._step.apply(old, mean, self.momentum, new, said)
         self._turn(new, self.round + 1)
 
     def replace(self, anchor: Tensor, momentum: Tensor, round_: int) -> None:
@@ -203,7 +205,9 @@ class SoloSwarm:
         """See `Swarm`."""
         return self._opened().lease()
 
-    def contribute(self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None) -> Done[Outcome]:
+    def contribute(
+        self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None, loss: float | None = None
+    ) -> Done[Outcome]:
         """See `Swarm`. The round is decided when this returns; when ``write`` raises nothing has happened."""
         store = self._opened()
         if self._left:
@@ -218,7 +222,10 @@ class SoloSwarm:
         write(self._frozen)
         if not bool(torch.isfinite(self._frozen).all()):
             raise LocalProtocolError(f"not finite: {why_refused(self._frozen, store.layout, 'fp32')}; nothing was committed")
-        store.commit(self._frozen)
+        if has_feedback(self.settings):  # what the codec loses will come again
+            as_decoded(contribution_grid(store.layout, self.settings), self._frozen, self._frozen)
+        outer = effective_outer(self.settings)
+        store.commit(self._frozen, [(samples, reading_of(self._frozen, store.layout, outer, loss))])
         self._counted.append(self._counted[-1] + samples)
         share = Share(self.peer, samples)
         return Done(Outcome("committed", store.round, (share,), counted=True, elapsed_s=time.monotonic() - started))

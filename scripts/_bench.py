@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+os.environ.setdefault("ATOLL_NETWORK__LAN_DISCOVERY", "false")  # nodes that find each other by multicast are not what is measured
 CANNOT = 64  # EX_USAGE: asked for something that cannot be measured here
 
 

@@ -20,6 +20,8 @@ BLOCKS = {"int8": 256, "int8_fp16": 256, "int4": 64}
 def encode(codec: str, x: Array, divisor: float = 1.0) -> bytes:
     """The bytes of x / divisor; where the scales take the division, it falls on them."""
     x = x.astype(F)
+    if (keep := keep_of(codec)) is not None:
+        return _encode_records(x, keep)
     if codec in BLOCKS:
         raw = _encode_blocks(codec, x, F(divisor))
     else:
@@ -30,6 +32,8 @@ def encode(codec: str, x: Array, divisor: float = 1.0) -> bytes:
 
 def decode(codec: str, raw: bytes, n: int, weight: float = 1.0) -> Array:
     """weight * the decoded values; where there are scales of blocks, the weight is multiplied into them."""
+    if (keep := keep_of(codec)) is not None:
+        return _decode_records(raw, n, keep, weight)
     if codec in BLOCKS:
         scales, codes = _open_blocks(codec, raw, n)
         return (codes * np.repeat(scales * F(weight), BLOCKS[codec])[:n]).astype(F)
@@ -49,7 +53,69 @@ def mean(codec: str, encoded: list[bytes], weights: list[float], divisor: float,
     total = decode(codec, encoded[0], n, weights[0])
     for raw, weight in zip(encoded[1:], weights[1:], strict=True):
         total = total + decode(codec, raw, n, weight)
+    if keep_of(codec) is not None:
+        return encode(result_of(codec), total / F(divisor))
     return encode(codec, total, divisor)
+
+
+def keep_of(codec: str) -> int | None:
+    """How many values of a tile a sparse codec keeps; 0: stat2, which keeps all of a block; None: another codec."""
+    return 0 if codec == "stat2" else int(codec[6:]) if codec.startswith("sparse") else None
+
+
+def result_of(codec: str) -> str:
+    """The codec of means."""
+    return codec if keep_of(codec) is None else "int4"
+
+
+def _records(n: int, keep: int) -> list[tuple[int, int, int, int]]:
+    """(first value, values, values kept, length of the record) of each block or tile."""
+    size, found = 4096 if keep else 256, []
+    for at in range(0, n, size):
+        width = min(size, n - at)
+        kept = -(-keep * width // 4096) if keep else width
+        length = 8 + ((3 * kept + 1) // 2 if keep else 0) + (kept + 3) // 4
+        found.append((at, width, kept, length + -length % 4))
+    return found
+
+
+def _encode_records(x: Array, keep: int) -> bytes:
+    raw = b""
+    for at, width, kept, length in _records(len(x), keep):
+        block = x[at : at + width]
+        chosen = sorted(np.lexsort((np.arange(width), -np.abs(block)))[:kept].tolist())
+        number = sum(index << 12 * place for place, index in enumerate(chosen))
+        body = number.to_bytes((3 * kept + 1) // 2, "little") if keep else b""
+        record = _encode_levels(block[chosen], body)
+        raw += record + bytes(length - len(record))
+    return raw
+
+
+def _encode_levels(values: Array, body: bytes) -> bytes:
+    unit = max(np.abs(values).max(), TINY) * F(2.0**-20)
+    fine = np.rint(np.abs(values) * (F(1) / unit)).astype(np.int64)
+    high = fine * len(fine) > fine.sum()
+    low_level = F(fine[~high].sum()) / F((~high).sum()) * unit
+    high_level = F(fine[high].sum()) / F(high.sum()) * unit if high.any() else low_level
+    codes = np.zeros((4, -(-len(fine) // 4)), np.uint8)
+    codes.ravel()[: len(fine)] = 2 * high + (values < 0)
+    packed = codes[0] + 4 * codes[1] + 16 * codes[2] + 64 * codes[3]
+    return np.array([low_level, high_level], F).tobytes() + body + packed.astype(np.uint8).tobytes()
+
+
+def _decode_records(raw: bytes, n: int, keep: int, weight: float) -> Array:
+    out, start = np.zeros(n, F), 0
+    for at, _, kept, length in _records(n, keep):
+        record, start = raw[start : start + length], start + length
+        split = 8 + ((3 * kept + 1) // 2 if keep else 0)
+        number = int.from_bytes(record[8:split], "little")
+        chosen = [number >> 12 * place & 4095 for place in range(kept)] if keep else list(range(kept))
+        packed = np.frombuffer(record, np.uint8, (kept + 3) // 4, split)
+        codes = np.concatenate([packed >> shift & 3 for shift in (0, 2, 4, 6)])[:kept]
+        level = np.frombuffer(record, F, 2) * F(weight)
+        values = np.where(codes >= 2, level[1], level[0])
+        out[at + np.array(chosen)] = np.where(codes & 1, -values, values)
+    return out
 
 
 def _encode_float(codec: str, y: Array) -> bytes:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import torch
 
-from atoll.collectives.codecs.names import BYTES_PER_VALUE
+from atoll.collectives.codecs.names import round_bytes_per_value
 from atoll.collectives.layout import cut
 from atoll.collectives.swarm import OuterSettings, RunSettings
 from atoll.node.local import LocalSwarm
@@ -67,6 +67,8 @@ METHODS = {
     "diloco_int8": Method({"codec": "int8"}, reference="diloco"),
     "diloco_int4": Method({"codec": "int4"}, reference="diloco"),
     "diloco_int4_ef": Method({"codec": "int4", "feedback": True}, reference="diloco"),
+    "diloco_2bit_ef": Method({"codec": "stat2"}, reference="diloco"),
+    "sparseloco": Method({"codec": "sparse64", "feedback_kept": 0.95, "outer": OuterSettings("sgd", 1.0)}),
     "diloco_lost30": Method(lost=0.3, reference="diloco"),
     "adam": Method({"outer": OuterSettings("adam", 0.02, 0.6, 0.95)}),
     "local_sgd": Method({"method": "local_sgd"}),
@@ -200,8 +202,8 @@ def cell(name: str, seed: int, size: Size) -> dict[str, Any]:
     return {
         "loss": first["loss"],
         "bytes_per_param_step": sent / layout.numel / steps,
-        "payload_per_param_step": payload / 4 * BYTES_PER_VALUE[settings.codec] / layout.numel / method.sync_every,
-        "peak_ratio": share * BYTES_PER_VALUE[settings.codec] / 4,
+        "payload_per_param_step": payload / 4 * round_bytes_per_value(settings.codec) / layout.numel / method.sync_every,
+        "peak_ratio": share * round_bytes_per_value(settings.codec) / 4,
         "waiting_share": sum(result["waited"] for result in results) / sum(result["seconds"] for result in results),
         "counted": [result["counted"] for result in results],
         "rounds": rounds,

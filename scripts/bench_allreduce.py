@@ -15,6 +15,7 @@ decision_ms          from the last byte of the result to the decision, at the me
 engine_memory_mib    peak resident memory of a node over what it had before the first operation (node_extra_mib), less what must be kept
                      until the decision: contribution (encoded, or the script's own tensor where that is shared), result, and the parts
                      received, encoded; the largest of all nodes
+node_cpu_seconds     the nodes' share of cpu_seconds; the rest is the training processes'
 bytes_sent           by all nodes for one operation: lanes with headers and encryption, and control messages
 idle_cpu             CPU seconds a second of all nodes together while nothing is asked of them; it is part of cpu_seconds
 """
@@ -155,7 +156,8 @@ class Bench:
         found = {"what": what, "seconds": max(answer["end"] for answer in answers) - at, "ok": all(answer["ok"] for answer in answers)}
         found["cpu_seconds"] = sum(answer["script_cpu_s"] for answer in used)
         if what == "ours":
-            found["cpu_seconds"] += sum(answer["node_cpu_s"] for answer in used)
+            found["node_cpu_seconds"] = sum(answer["node_cpu_s"] for answer in used)
+            found["cpu_seconds"] += found["node_cpu_seconds"]
             found["bytes_sent"] = sum(answer["bytes_sent"] for answer in answers)
             found["late_s"] = max(answer["late_s"] for answer in answers)
             found["spun_per_s"] = sum(answer["spun_per_s"] for answer in answers)
@@ -258,6 +260,7 @@ def summary(options: argparse.Namespace, runs: list[dict[str, Any]], memory: lis
     return {
         "seconds": median(ours, "seconds"),
         "cpu_seconds": median(ours, "cpu_seconds"),
+        "node_cpu_seconds": median(ours, "node_cpu_seconds"),
         "engine_seconds": median(ours, "engine_seconds"),
         "decision_ms": median(ours, "decision_ms"),
         "gloo_seconds": median(gloo, "seconds"),

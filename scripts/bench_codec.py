@@ -137,9 +137,9 @@ def errors(name: str, elements: int) -> dict[str, float]:
             wires = [_wire(codec, n, vector.device) for vector in vectors]
             for vector, wire in zip(vectors, wires, strict=True):
                 codec.encode(vector, wire)
-            result, decoded = _wire(codec, n, vectors[0].device), torch.empty(n)
+            result, decoded = _wire(codec.results, n, vectors[0].device), torch.empty(n)
             codec.weighted_mean(wires, [1.0] * peers, float(peers), result)
-            codec.decode(result, decoded)
+            codec.results.decode(result, decoded)
             mean = torch.stack(vectors).sum(0) / peers
             wrong += float((decoded - mean)[~large].double().square().sum())
             right += float(mean[~large].double().square().sum())

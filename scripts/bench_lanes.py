@@ -17,15 +17,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import statistics
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from _bench import CANNOT, emit, progress
-from _kits import LabError, missing
+from _bench import emit, progress
+from _kits import in_laboratory
 from netns.lane_kit import Pair
 from netns.nat import Kind
 
@@ -91,21 +89,5 @@ def parse() -> argparse.Namespace:
     return options
 
 
-def main() -> int:
-    """Exit code: 0 measured, 1 not, 64 cannot be done here."""
-    options = parse()
-    if reason := missing():
-        progress(f"cannot do it: {reason}")
-        return CANNOT
-    folder = Path(tempfile.mkdtemp(prefix="atoll-lanes-"))
-    try:
-        return run(options, folder)
-    except (AssertionError, LabError) as error:
-        progress(f"cannot measure: {error}")
-        return 1
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(in_laboratory(parse(), run))

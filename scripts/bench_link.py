@@ -20,18 +20,16 @@ from __future__ import annotations
 
 import argparse
 import math
-import shutil
 import statistics
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from _bench import CANNOT, FailedError, emit, manifest, progress
-from _kits import TESTS, Lab, Peers, Seen, Watch, missing
+from _bench import FailedError, emit, manifest, progress
+from _kits import TESTS, Lab, Peers, Seen, Watch, in_laboratory
 
 from atoll.collectives.codec import CODECS, DEFAULT_CHUNK_ELEMENTS, Grid, chunk_elements
 
@@ -177,21 +175,5 @@ def parse() -> argparse.Namespace:
     return options
 
 
-def main() -> int:
-    """Exit code: 0 measured, 1 not, 64 cannot be done here."""
-    options = parse()
-    if reason := missing():
-        progress(f"cannot do it: {reason}")
-        return CANNOT
-    folder = Path(tempfile.mkdtemp(prefix="atoll-link-"))
-    try:
-        return run(options, folder)
-    except (FailedError, AssertionError) as error:
-        progress(f"cannot measure: {error}")
-        return 1
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(in_laboratory(parse(), run))

@@ -14,16 +14,14 @@ valid         pings before and after were on target; times of a run that was not
 from __future__ import annotations
 
 import argparse
-import shutil
 import statistics
 import sys
-import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from _bench import CANNOT, emit, progress
-from _kits import LabError, missing
+from _bench import emit, progress
+from _kits import in_laboratory
 from netns.lane_kit import Pair
 from netns.nat import KINDS
 
@@ -65,21 +63,5 @@ def parse() -> argparse.Namespace:
     return options
 
 
-def main() -> int:
-    """Exit code: 0 measured, 1 not, 64 cannot be done here."""
-    options = parse()
-    if reason := missing():
-        progress(f"cannot do it: {reason}")
-        return CANNOT
-    folder = Path(tempfile.mkdtemp(prefix="atoll-lanes-"))
-    try:
-        return run(options, folder)
-    except (AssertionError, LabError) as error:
-        progress(f"cannot measure: {error}")
-        return 1
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(in_laboratory(parse(), run))

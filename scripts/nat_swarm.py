@@ -16,16 +16,14 @@ from __future__ import annotations
 
 import argparse
 import queue
-import shutil
 import signal
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from _bench import CANNOT, emit, progress
-from _kits import TESTS, Lab, LabError, Peer, Peers, missing
+from _bench import FailedError, emit, progress
+from _kits import TESTS, Lab, Peer, Peers, in_laboratory
 from netns.nat import KINDS, Kind, Router
 
 from atoll.node.client.commands import NodeClient
@@ -77,7 +75,7 @@ class Rounds:
         self.trained: dict[str, dict[str, Any]] = {}
 
     def follow(self, peers: list[Peer], until: int | None = None) -> None:
-        """Take in what these say until all have trained, or one has committed round ``until``. Raises LabError."""
+        """Take in what these say until all have trained, or one has committed round ``until``. Raises FailedError."""
         end = time.monotonic() + PATIENCE_S
         while len(self.trained) < len(peers):
             for peer in peers:
@@ -93,9 +91,9 @@ class Rounds:
                 elif said["event"] == "trained":
                     self.trained[peer.name] = said
                 elif said["event"] == "end":
-                    raise LabError(f"{peer.name} ended: {peer.log()}")
+                    raise FailedError(f"{peer.name} ended: {peer.log()}")
             if time.monotonic() > end:
-                raise LabError("no end in sight; " + "\n".join(peer.log()[-1500:] for peer in peers))
+                raise FailedError("no end in sight; " + "\n".join(peer.log()[-1500:] for peer in peers))
 
 
 def run(options: argparse.Namespace, folder: Path) -> int:
@@ -151,21 +149,5 @@ def parse() -> argparse.Namespace:
     return options
 
 
-def main() -> int:
-    """Exit code: 0 measured, 1 not, 64 cannot be done here."""
-    options = parse()
-    if reason := missing():
-        progress(f"cannot do it: {reason}")
-        return CANNOT
-    folder = Path(tempfile.mkdtemp(prefix="atoll-nat-swarm-"))
-    try:
-        return run(options, folder)
-    except (AssertionError, LabError) as error:
-        progress(f"cannot measure: {error}")
-        return 1
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(in_laboratory(parse(), run))

@@ -65,7 +65,8 @@ ref_encode, ref_decode = reference.encode, reference.decode
 
 
 def grid_of(plan: Plan) -> Grid:
-    return Grid(plan.codec, plan.numel, plan.chunk_elements)
+    """Of its result."""
+    return Grid(plan.codec, plan.numel, plan.chunk_elements).results
 
 
 def pieces_of(plan: Plan) -> list[tuple[str, int, int]]:
@@ -155,6 +156,7 @@ def ref_digests(plan: Plan, data: bytes) -> tuple[bytes, ...]:
 def decoded(plan: Plan, data: bytes) -> np.ndarray:
     found, at = [], 0
     for codec, first, stop in pieces_of(plan):
+        codec = reference.result_of(codec)
         found.append(ref_decode(codec, data[at:], stop - first))
         at += len(ref_encode(codec, np.zeros(stop - first, np.float32)))
     return np.concatenate(found)

@@ -6,7 +6,8 @@
         armed.revive()
 
 Faults of processes are signals. Faults of the network need peers on hosts of a laboratory; the command that makes one is started before
-and waits for its input, so that it strikes within a millisecond or two. What was really hit is found out afterwards, by the clock of the events.
+and waits for its input, and the victim's node is stopped for the milliseconds that it takes. What was really hit is found out afterwards, by
+the clock of the events.
 """
 
 from __future__ import annotations
@@ -76,12 +77,14 @@ class Watch:
 
 @dataclass(slots=True)
 class Blow:
-    """A fault that has struck: whom, in which round, and when, by two clocks. ``planned``: how many the plan counts by which it was aimed."""
+    """A fault that has struck: whom, in which round, and when, by two clocks. By the plan it was aimed by, ``planned`` are counted, and the
+    victim ``owns`` a part or none."""
 
     victim: Peer
     convener: str
     round: int
     planned: int
+    owns: bool
     at: float = field(default_factory=time.time)
     monotonic: float = field(default_factory=time.monotonic)
 
@@ -97,7 +100,7 @@ class Armed:
         self.blow: Blow | None = None
         self.seen: list[Seen] = []
         self._spared = [peer.peer for peer in spared]
-        self._aim: tuple[Peer, str, int, int] | None = None
+        self._aim: tuple[Peer, str, int, int, bool] | None = None
         self._struck = False  # or about to be
         self._lock = threading.Lock()
         self._leaving: threading.Thread | None = None
@@ -165,18 +168,28 @@ class Armed:
         if self._aim is None or event["round"] != self._aim[2]:
             name = choose(self.fault.target, event["convener"], event["owners"], event["contributors"], self._spared)
             victim = next((known for known in self.swarm.all if known.peer == name), None)
-            self._aim = (victim, event["convener"], event["round"], len(event["contributors"])) if victim is not None else None
+            self._aim = None
+            if victim is not None:
+                self._aim = victim, event["convener"], event["round"], len(event["contributors"]), victim.peer in event["owners"]
         if self._aim is None or event["phase"] != self.fault.phase:
             return False
-        victim = self._aim[0]
-        return peer is victim or (self.fault.phase == "gather" and victim.peer not in event["owners"])
+        victim, *_, owns = self._aim
+        return peer is victim or (self.fault.phase == "gather" and not owns)  # to it, results begin to travel with the first part
 
     def _strike(self) -> None:
         assert self._aim is not None
         victim, *rest = self._aim
         self.blow = blow = Blow(victim, *rest)  # first: what the victim says from now on is no survivor's word
-        self._ready[victim.peer][0]()
-        blow.at, blow.monotonic = time.time(), time.monotonic()
+        held = self.fault.kind in NETWORK  # the command takes its time: the victim does not leave the phase meanwhile
+        if held:
+            victim.signal("node", signal.SIGSTOP)
+        blow.at = time.time()
+        try:
+            self._ready[victim.peer][0]()
+        finally:
+            if held:
+                victim.signal("node", signal.SIGCONT)
+        blow.at, blow.monotonic = blow.at if held else time.time(), time.monotonic()
 
     # ---- afterwards
     def outcomes(self, timeout_s: float = BACK_S) -> dict[Peer, dict[str, Any]]:
@@ -207,7 +220,8 @@ class Armed:
             return False
         earlier = [seen.event for seen in self.seen if seen.peer is self.blow.victim and seen.at <= self.blow.at]
         phases = [e for e in earlier if e["event"] in ("round.phase", "round.committed") and e.get("round") == self.blow.round]
-        return bool(phases) and phases[-1].get("phase") == self.fault.phase
+        said = "reduce" if self.fault.phase == "gather" and not self.blow.owns else self.fault.phase  # who owns nothing says no "gather"
+        return bool(phases) and phases[-1].get("phase") == said
 
     def expelled(self) -> bool:
         """Whether a survivor's configuration is without the victim now."""

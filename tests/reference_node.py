@@ -23,7 +23,7 @@ import trio
 from blake3 import blake3
 
 from atoll.collectives.errors import AtollError, ConfigError, LocalProtocolError, ModelMismatchError, NotAdmittedError
-from atoll.collectives.group import Member
+from atoll.collectives.group import NO_READING, Member, Reading
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.layout import Layout, differences
 from atoll.collectives.reduce import works_on_bits
@@ -144,7 +144,7 @@ class ReferenceSession:
         self.run.found(self.contribution.tensor().clone())
         self.founding = False
 
-    def contribute(self, cid: bytes, samples: int, base: int | None = None, fragment: int = 0) -> None:
+    def contribute(self, cid: bytes, samples: int, base: int | None = None, fragment: int = 0, reading: Reading = NO_READING) -> None:
         if self.run.frozen is not None:
             raise LocalProtocolError("one is frozen")
         now = len(self.run.log)

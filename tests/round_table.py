@@ -14,19 +14,20 @@ import torch
 from torch import Tensor
 
 from atoll.collectives.errors import LocalProtocolError, ModelMismatchError, NotEnoughPeersError, SwarmClosedError
-from atoll.collectives.group import Member
+from atoll.collectives.group import Member, Reading
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.layout import Layout, differences
 from atoll.collectives.swarm import Call, Outcome, PeerView, RunSettings, Share, Tally
 from atoll.optim.data.shard import Shard
+from atoll.optim.outer import effective_outer, reading_of
 from atoll.optim.solo import AnchorStore, Lease
 
 
 class Offer:
     """A frozen contribution; a Pending."""
 
-    def __init__(self, table: RoundTable, peer: PeerId, vector: Tensor, samples: int) -> None:
-        self.table, self.peer, self.vector, self.samples = table, peer, vector, samples
+    def __init__(self, table: RoundTable, peer: PeerId, vector: Tensor, samples: int, reading: Reading) -> None:
+        self.table, self.peer, self.vector, self.samples, self.reading = table, peer, vector, samples, reading
         self.outcome: Outcome | None = None
         self.orphaned = False  # the node that held it is gone and the next one knows nothing of it
 
@@ -90,7 +91,7 @@ class RoundTable:
             mean = torch.zeros(self.store.layout.numel)
             for offer in chosen:
                 mean.add_(offer.vector.mul(float(offer.samples)))
-            self.store.commit(mean.div_(total))
+            self.store.commit(mean.div_(total), [(offer.samples, offer.reading) for offer in chosen])
             shares = tuple(Share(offer.peer, offer.samples) for offer in chosen)
             self.decided.append(shares)
             self.counted += chosen
@@ -123,7 +124,7 @@ class TableSwarm:
 
     closing = 0
 
-    def contribute(self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None) -> Offer:
+    def contribute(self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None, loss: float | None = None) -> Offer:
         with self.table.changed:
             store = self._store()
             if samples < 1:
@@ -132,7 +133,8 @@ class TableSwarm:
                 raise LocalProtocolError("a contribution is undecided")
             vector = torch.empty(store.layout.numel)
             write(vector)
-            offer = self.table.offers[self.peer] = Offer(self.table, self.peer, vector, samples)
+            reading = reading_of(vector, store.layout, effective_outer(self.settings), loss)
+            offer = self.table.offers[self.peer] = Offer(self.table, self.peer, vector, samples, reading)
             if self.table.auto and len(self.table.offers) == len(self.table.peers):
                 self.table.decide(self.table.peers)
             return offer

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import LocalProtocolError
-from .wire import Wire, check_length, view
+from .wire import Codec, Wire, check_length, view
 
 
 class BitsCodec:
@@ -16,6 +16,11 @@ class BitsCodec:
 
     name = "bits"
     zero_copy = True
+
+    @property
+    def results(self) -> Codec:
+        """Itself."""
+        return self
 
     def wire_bytes(self, elements: int) -> int:
         """4 bytes a word."""

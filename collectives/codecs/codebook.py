@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from . import kernels
-from .wire import Scratch, Wire, check_length, padded, tail_of, view
+from .wire import Codec, Scratch, Wire, check_length, padded, tail_of, view
 
 BUCKETS = 256
 SPAN = 6.0  # of all buckets, in σ
@@ -33,6 +33,11 @@ class CodebookCodec:
 
     def __init__(self) -> None:
         self._scratch = Scratch(_Space)
+
+    @property
+    def results(self) -> Codec:
+        """Itself."""
+        return self
 
     def wire_bytes(self, elements: int) -> int:
         """The codebook and a byte a value, padded to 4."""

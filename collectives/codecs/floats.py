@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from . import kernels, native
-from .wire import LazyWire, Scratch, Wire, check_length, padded, tail_of, view
+from .wire import Codec, LazyWire, Scratch, Wire, check_length, padded, tail_of, view
 
 
 class FloatCodec:
@@ -24,6 +24,11 @@ class FloatCodec:
         self._dtype = dtype
         self._compiled = compiled if self.zero_copy else None
         self._scratch = Scratch(lambda elements, device: _Space(elements, device))
+
+    @property
+    def results(self) -> Codec:
+        """Itself."""
+        return self
 
     def wire_bytes(self, elements: int) -> int:
         """Length of ``elements`` encoded values, padded to 4 bytes."""

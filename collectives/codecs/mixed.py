@@ -19,6 +19,12 @@ class MixedCodec:
         self._pieces = tuple(pieces)
         self._sizes = [count for _, count in pieces]
 
+    @property
+    def results(self) -> MixedCodec:
+        """Pieces as long, each in its codec's."""
+        alike = all(codec.results is codec for codec, _ in self._pieces)
+        return self if alike else MixedCodec([(codec.results, count) for codec, count in self._pieces])
+
     def wire_bytes(self, elements: int) -> int:
         """Sum over the pieces; 0 for any other length than theirs."""
         return sum(codec.wire_bytes(count) for codec, count in self._pieces) if elements == sum(self._sizes) else 0

@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from ..errors import ConfigError
 from ..group import MAX_CODEC_NAME
 from ..layout import Layout, TensorSpec
-from .names import CODECS, DEFAULT_CHUNK_ELEMENTS
+from .names import CODECS, DEFAULT_CHUNK_ELEMENTS, RESULTS
 
 Range = tuple[str, int, int]
 """codec, first element, last element + 1"""
@@ -47,6 +47,11 @@ def mixture_of(layout: Layout, default: str, patterns: Mapping[str, str]) -> str
             hint="attach() arranges them; a layout of your own is arranged by atoll.collectives.codecs.mixtures.arranged",
         )
     return text
+
+
+def has_partial_sums(text: str) -> bool:
+    """Whether the sum of some contributions can travel like a contribution."""
+    return not any(piece.partition(":")[0] in RESULTS for piece in text.split("+"))
 
 
 def arranged(specs: Iterable[TensorSpec], default: str, patterns: Mapping[str, str]) -> list[TensorSpec]:

@@ -14,18 +14,29 @@ BYTES_PER_VALUE = {
     "int8_fp16": 1 + 2 / 256,
     "int4": 1 / 2 + 2 / 64,
     "codebook8": 1.0 + 1024 / 131_072,
+    "stat2": 1 / 4 + 8 / 256,
+    **{f"sparse{keep}": (8 + keep * 14 / 8) / 4096 for keep in (32, 64, 128, 256)},
 }
 """Length of a long encoded vector over its number of values."""
+
+RESULTS = {name: "int4" for name in BYTES_PER_VALUE if name == "stat2" or name.startswith("sparse")}
+"""The codec in which the mean over contributions travels, where that is another. Such a run carries what encoding loses into the next
+contribution, whether its manifest asks for it or not."""
 
 CODECS = tuple(BYTES_PER_VALUE)
 """Those a run can have."""
 
-DEFAULT_CHUNK_ELEMENTS = dict.fromkeys(CODECS, 131_072) | {"int8": 262_144, "bits": 65_536}
+DEFAULT_CHUNK_ELEMENTS = dict.fromkeys(CODECS, 131_072) | {"int8": 262_144, "fp32": 262_144, "bits": 65_536}
 """Chunk lengths of long vectors. Measured for int8 and fp32: a record costs the engine as much Python whatever its length, so half as long
-ones cost a tenth more CPU time; twice as long ones gain little. `bits`: for operations, not for runs."""
+ones cost a tenth more CPU time; twice as long ones gain little, since they leave the cache. `bits`: for operations, not for runs."""
 
 MANY_CHUNKS, LEAST_ELEMENTS = 128, 16_384
 LONG_ELEMENTS = 262_144  # a chunk as long as this is worth more to the processor than a few more chunks to a link: half as many do
+
+
+def round_bytes_per_value(codec: str) -> float:
+    """Mean of what a contribution and a result have a value."""
+    return (BYTES_PER_VALUE[codec] + BYTES_PER_VALUE[RESULTS.get(codec, codec)]) / 2
 
 
 def chunk_elements(codec: str, numel: int) -> int:

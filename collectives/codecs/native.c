@@ -1,5 +1,5 @@
-/* The arithmetic of int8 and fp32 (see kernels.py, blocks.py, floats.py), a block of 256 values at a time, so that a value is read from
-   memory once.
+/* The arithmetic of int8 and fp32 (see kernels.py, blocks.py, floats.py), and of stat2 and the sparse codecs (levels.py, sparse.py), a block
+   of 256 values at a time (or a tile of 4096), so that a value is read from memory once.
 
    Bits: every operation is rounded by itself, in the order of the torch kernels; built with -ffp-contract=off, without -ffast-math.
    A NaN or an infinity makes its block's scale non-finite; the codes of such a block mean nothing. */
@@ -220,4 +220,240 @@ WIDE int atoll_float_mean(void *const *wires, const float *weights, size_t count
         ok &= magnitude(sum, length) < INFINITE;
     }
     return ok;
+}
+
+/* stat2 and the sparse codecs: records of two levels, then (sparse) indices, then codes of two bits: sign, and which level. */
+
+#define FINE 9.5367431640625e-07f /* 2^-20: magnitudes are added up as integers, in units of this share of the largest */
+#define TILE 4096
+#define MOST 512 /* values of a tile that are kept */
+
+INLINE size_t packed(size_t n) { return (n + 3) / 4; }
+INLINE size_t indices(size_t kept) { return (3 * kept + 1) / 2; }
+INLINE size_t padded(size_t n) { return (n + 3) / 4 * 4; }
+INLINE size_t kept_of(size_t n, size_t keep) { return (keep * n + TILE - 1) / TILE; }
+INLINE size_t record_of(size_t kept) { return padded(8 + indices(kept) + packed(kept)); }
+
+/* Levels to ``levels``, codes of n <= MOST values to ``out``. */
+INLINE void encode_levels(const float *restrict x, size_t n, float *restrict levels, uint8_t *restrict out)
+{
+    const float most = absmax(x, n), unit = (most < TINY ? TINY : most) * FINE, factor = 1.0f / unit, half = 12582912.0f;
+    const size_t bytes = packed(n);
+    uint32_t bits;
+    memcpy(&bits, &most, 4);
+    if (bits >= INFINITE) {
+        const uint32_t none = 0x7fc00000u;
+        memcpy(levels, &none, 4);
+        memcpy(levels + 1, &none, 4);
+        memset(out, 0, bytes);
+        return;
+    }
+    int32_t fine[MOST], total = 0, above = 0, count = 0;
+    uint8_t codes[MOST + 4];
+    for (size_t i = 0; i < n; i++) {
+        const float value = x[i] < 0.0f ? -x[i] : x[i];
+        fine[i] = (int32_t)((value * factor + half) - half);
+        total += fine[i];
+    }
+    for (size_t i = 0; i < n; i++) {
+        const int32_t high = fine[i] * (int32_t)n > total;
+        above += high ? fine[i] : 0;
+        count += high;
+        codes[i] = (uint8_t)(2 * high + (x[i] < 0.0f));
+    }
+    levels[0] = (float)(total - above) / (float)((int32_t)n - count) * unit;
+    levels[1] = count ? (float)above / (float)count * unit : levels[0];
+    for (size_t i = n; i < 4 * bytes; i++)
+        codes[i] = 0;
+    for (size_t i = 0; i < bytes; i++)
+        out[i] = (uint8_t)(codes[i] | codes[i + bytes] << 2 | codes[i + 2 * bytes] << 4 | codes[i + 3 * bytes] << 6);
+}
+
+/* The values of codes times the weight. */
+INLINE void decode_levels(const float *restrict levels, const uint8_t *restrict codes, size_t n, float weight, float *restrict out)
+{
+    const float low = levels[0] * weight, high = levels[1] * weight;
+    uint32_t lows, highs;
+    memcpy(&lows, &low, 4);
+    memcpy(&highs, &high, 4);
+    const size_t bytes = packed(n);
+    for (size_t part = 0; part < 4; part++)
+        for (size_t i = 0; i < bytes; i++) {
+            const uint32_t code = codes[i] >> 2 * part;
+            const uint32_t bits = (code & 2 ? highs : lows) ^ (code & 1) << 31;
+            memcpy(out + part * bytes + i, &bits, 4); /* out has room for 4 * bytes */
+        }
+}
+
+INLINE int level(float x) { return x >= 0.0f && x <= 3.4028234663852886e38f; }
+INLINE int sound(const float *levels) { return level(levels[0]) && level(levels[1]); }
+
+#define LEVELS_RECORD (8 + BLOCK / 4)
+
+/* 1 when all levels are numbers, not negative and finite. */
+static int levels_sound(const char *wire, size_t n)
+{
+    int ok = 1;
+    for (size_t at = 0; at < n; at += BLOCK, wire += LEVELS_RECORD)
+        ok &= sound((const float *)wire);
+    return ok;
+}
+
+WIDE static int levels_encode(const float *x, size_t n, char *wire)
+{
+    int ok = 1;
+    for (; n >= BLOCK; n -= BLOCK, x += BLOCK, wire += LEVELS_RECORD) {
+        encode_levels(x, BLOCK, (float *)wire, (uint8_t *)wire + 8);
+        ok &= sound((float *)wire);
+    }
+    if (n) {
+        memset(wire, 0, padded(8 + packed(n))); /* padding is hashed like the rest */
+        encode_levels(x, n, (float *)wire, (uint8_t *)wire + 8);
+        ok &= sound((float *)wire);
+    }
+    return ok;
+}
+
+/* out += weight * decoded; with ``first``: out = weight * decoded. */
+WIDE static void levels_add(const char *wire, size_t n, float weight, int first, float *restrict out)
+{
+    float values[BLOCK + 4];
+    for (size_t length; n; n -= length, out += length, wire += LEVELS_RECORD) {
+        length = n < BLOCK ? n : BLOCK;
+        if (length == BLOCK)
+            decode_levels((const float *)wire, (const uint8_t *)wire + 8, BLOCK, weight, values);
+        else
+            decode_levels((const float *)wire, (const uint8_t *)wire + 8, length, weight, values);
+        if (first)
+            memcpy(out, values, 4 * length);
+        else
+            for (size_t i = 0; i < length; i++)
+                out[i] += values[i];
+    }
+}
+
+/* The indices of the kept largest magnitudes, ascending; of equal ones the first. */
+INLINE void largest(const float *restrict x, size_t n, size_t kept, uint16_t *restrict found)
+{
+    int32_t bits[TILE], bound = 0; /* the kept-th largest magnitude's bits, from the highest down */
+    for (size_t i = 0; i < n; i++) {
+        memcpy(bits + i, x + i, 4);
+        bits[i] &= 0x7fffffff;
+    }
+    for (int bit = 30; bit >= 0; bit--) {
+        const int32_t trial = bound | (int32_t)1 << bit;
+        int32_t count = 0;
+        for (size_t i = 0; i < n; i++)
+            count += bits[i] >= trial;
+        if ((size_t)count >= kept)
+            bound = trial;
+        if ((size_t)count == kept)
+            break;
+    }
+    size_t equal = kept, at = 0; /* how many of those on the bound are taken */
+    for (size_t i = 0; i < n; i++)
+        equal -= bits[i] > bound;
+    for (size_t i = 0; at < kept; i += 32) {
+        const size_t stop = n - i < 32 ? n : i + 32;
+        int any = 0;
+        for (size_t j = i; j < stop; j++)
+            any |= bits[j] >= bound;
+        for (size_t j = i; any && j < stop && at < kept; j++)
+            if (bits[j] > bound || (bits[j] == bound && equal && equal--))
+                found[at++] = (uint16_t)j;
+    }
+}
+
+WIDE static int sparse_encode(const float *x, size_t n, size_t keep, char *wire)
+{
+    uint16_t found[MOST + 1];
+    float values[MOST];
+    int ok = 1;
+    for (size_t length; n; n -= length, x += length) {
+        length = n < TILE ? n : TILE;
+        const size_t kept = kept_of(length, keep);
+        uint8_t *bytes = (uint8_t *)wire + 8;
+        memset(wire, 0, record_of(kept));
+        if (length == TILE)
+            largest(x, TILE, kept, found);
+        else
+            largest(x, length, kept, found);
+        found[kept] = 0;
+        for (size_t i = 0; i < kept; i++)
+            values[i] = x[found[i]];
+        encode_levels(values, kept, (float *)wire, bytes + indices(kept));
+        for (size_t i = 0; i < kept; i += 2, bytes += 3) {
+            bytes[0] = (uint8_t)found[i];
+            bytes[1] = (uint8_t)(found[i] >> 8 | found[i + 1] << 4);
+            if (i + 1 < kept)
+                bytes[2] = (uint8_t)(found[i + 1] >> 4);
+        }
+        ok &= sound((float *)wire);
+        wire += record_of(kept);
+    }
+    return ok;
+}
+
+INLINE size_t index_at(const uint8_t *bytes, size_t i)
+{
+    const uint8_t *pair = bytes + i / 2 * 3;
+    return i % 2 ? (size_t)pair[1] >> 4 | (size_t)pair[2] << 4 : (size_t)pair[0] | ((size_t)pair[1] & 15) << 8;
+}
+
+/* 1 when all levels are sound, and the indices of each tile ascend and lie in it. */
+static int sparse_sound(const char *wire, size_t n, size_t keep)
+{
+    int ok = 1;
+    for (size_t length; n; n -= length) {
+        length = n < TILE ? n : TILE;
+        const size_t kept = kept_of(length, keep);
+        size_t next = 0; /* the smallest index that may come */
+        for (size_t i = 0; i < kept; i++) {
+            const size_t index = index_at((const uint8_t *)wire + 8, i);
+            ok &= index >= next && index < length;
+            next = index + 1;
+        }
+        ok &= sound((const float *)wire);
+        wire += record_of(kept);
+    }
+    return ok;
+}
+
+/* As levels_add. An index outside the tile is passed over. */
+WIDE static void sparse_add(const char *wire, size_t n, size_t keep, float weight, int first, float *restrict out)
+{
+    float values[MOST + 4];
+    if (first)
+        memset(out, 0, 4 * n);
+    for (size_t length; n; n -= length, out += length) {
+        length = n < TILE ? n : TILE;
+        const size_t kept = kept_of(length, keep);
+        const uint8_t *bytes = (const uint8_t *)wire + 8;
+        decode_levels((const float *)wire, bytes + indices(kept), kept, weight, values);
+        for (size_t i = 0; i < kept; i++) {
+            const size_t index = index_at(bytes, i);
+            if (index < length)
+                out[index] = first ? values[i] : out[index] + values[i];
+        }
+        wire += record_of(kept);
+    }
+}
+
+/* ``keep`` values of a whole tile; 0: stat2. */
+int atoll_records_encode(const float *x, size_t n, size_t keep, char *wire)
+{
+    return keep ? sparse_encode(x, n, keep, wire) : levels_encode(x, n, wire);
+}
+
+void atoll_records_add(const char *wire, size_t n, size_t keep, float weight, int first, float *out)
+{
+    if (keep)
+        sparse_add(wire, n, keep, weight, first, out);
+    else
+        levels_add(wire, n, weight, first, out);
+}
+
+int atoll_records_sound(const char *wire, size_t n, size_t keep)
+{
+    return keep ? sparse_sound(wire, n, keep) : levels_sound(wire, n);
 }

@@ -1,5 +1,5 @@
-"""Kernels of int8 and fp32, compiled (`native.c`): the same bits as torch's in a third of the time. None where the package was installed
-without a C compiler; nothing but speed depends on it."""
+"""Kernels of int8, fp32, stat2 and the sparse codecs, compiled (`native.c`): the same bits as torch's in a third of the time or less. None
+where the package was installed without a C compiler; nothing but speed depends on it."""
 
 from __future__ import annotations
 
@@ -38,6 +38,12 @@ class Kernels:
         self._finite.argtypes = [_ADDRESS, _LENGTH]
         self._copy.argtypes = [_ADDRESS, _LENGTH, _ADDRESS]
         self._float_mean.argtypes = [_ADDRESS, _ADDRESS, _LENGTH, _LENGTH, _FLOAT, _ADDRESS]
+        self._records_encode, self._records_add = library.atoll_records_encode, library.atoll_records_add
+        self._records_sound = library.atoll_records_sound
+        self._records_encode.argtypes = [_ADDRESS, _LENGTH, _LENGTH, _ADDRESS]
+        self._records_add.argtypes = [_ADDRESS, _LENGTH, _LENGTH, _FLOAT, ctypes.c_int, _ADDRESS]
+        self._records_sound.argtypes = [_ADDRESS, _LENGTH, _LENGTH]
+        self._records_add.restype = None
 
     # ---- int8
 
@@ -79,6 +85,19 @@ class Kernels:
         """(sum of weights[i] * values i) / divisor; whether the result is finite."""
         factors = (_FLOAT * len(weights))(*weights)
         return bool(self._float_mean(_addresses(wires), factors, len(wires), out.elements, divisor, out.address))
+
+    # ---- stat2 (``keep`` 0) and the sparse codecs, which keep so many values of a tile
+    def records_encode(self, x: Tensor, keep: int, out: LazyWire) -> bool:
+        """Write records; whether they are sound."""
+        return bool(self._records_encode(x.data_ptr(), out.elements, keep, out.address))
+
+    def records_add(self, wire: LazyWire, keep: int, weight: float, acc: Tensor, *, first: bool) -> None:
+        """acc += weight * decoded; ``first``: acc = weight * decoded."""
+        self._records_add(wire.address, wire.elements, keep, weight, first, acc.data_ptr())
+
+    def records_sound(self, wire: LazyWire, keep: int) -> bool:
+        """Whether an encoder could have made them."""
+        return bool(self._records_sound(wire.address, wire.elements, keep))
 
 
 def _addresses(wires: Sequence[Wire]) -> ctypes.Array[ctypes.c_void_p]:

@@ -73,6 +73,11 @@ class Codec(Protocol):
     zero_copy: bool
     """Whether the wire bytes of a float32 chunk are that chunk's own memory."""
 
+    @property
+    def results(self) -> Codec:
+        """The codec of a mean over encoded values: this one, but where means lie on no grid of its kind."""
+        ...
+
     def wire_bytes(self, elements: int) -> int:
         """Length of ``elements`` encoded values, a multiple of 4."""
         ...
@@ -94,11 +99,15 @@ class Codec(Protocol):
         ...
 
     def weighted_mean(self, wires: Sequence[Wire], weights: Sequence[float], divisor: float, out: Wire) -> bool:
-        """Encode (sum over i of weights[i] * decoded(wires[i])) / divisor, in this order. False when the result is not finite."""
+        """Encode (sum over i of weights[i] * decoded(wires[i])) / divisor, in this order, as `results` does: ``out`` is a wire of it.
+
+        False when the result is not finite.
+        """
         ...
 
     def finite(self, wire: Wire) -> bool:
-        """Whether all values of an encoded chunk, whoever made it, decode to finite numbers."""
+        """Whether all values of an encoded chunk, whoever made it, decode to finite numbers. (False also for bytes that no encoder makes,
+        where a codec can tell.)"""
         ...
 
 

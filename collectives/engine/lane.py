@@ -1,7 +1,8 @@
 """One lane: a non-blocking socket, the records on it, and whether the other end lives.
 
-On the wire: 48-byte header, then the sealed payload; nothing else (`plain.py`: of a plain lane). The first record each way is a heartbeat:
-it proves that the other end has the keys, and no data is sent before it has come.
+On the wire: 48-byte header, then the sealed payload; nothing else (`plain.py`: of a plain lane). A long payload is sealed in segments, each
+under its record's header and a nonce of its own, so that bytes are sent, and opened, while they are still in the processor's cache. The first
+record each way is a heartbeat: it proves that the other end has the keys, and no data is sent before it has come.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from .packing import Packer, full_length, unpack
 from .settings import on_this_machine
 
 BATCH_BYTES = 65_536  # small records are sent and received together up to this
+SEGMENT_BYTES = 270_336  # of a payload; a chunk of int8 is one, of fp32 four
 EMPTY = memoryview(b"")
 REPLACED = "replaced by a new lane"
 
@@ -78,44 +80,51 @@ class Lane:
         self._tx = memoryview(bytearray(2 * BATCH_BYTES))
         self._pending = EMPTY
         self._borrowed = EMPTY  # follows what is pending
+        self._unsealed = EMPTY  # follows, once that is sent
+        self._under = b""  # the header of what is unsealed
         self._broken = False
         self.leaving = False  # another lane is to take its place
         self.retired = False  # ... and has
         self.ended = False  # the other end has nothing more to say
         self.waited_s = 0.0  # while the socket took no more, as far as somebody looked
-        self.packer = Packer(time.perf_counter)
+        self.packer = None if on_this_machine(sock) else Packer(time.perf_counter)
         self.way = Path()
-        self._packs = not on_this_machine(sock)
         self._rx = memoryview(bytearray(2 * BATCH_BYTES))
         self._have = 0
         self._limit = BATCH_BYTES  # read at most this far
         self._next_end = HEADER_BYTES  # there is nothing to take before so much is here
+        self._header = b""  # of the record that is arriving
+        self._left = 0  # bytes of its payload that have not come
+        self._packed = EMPTY  # where it goes, if it is packed
         self.beat()
 
     @property
     def wants_write(self) -> bool:
         """Whether bytes wait for the socket to take them."""
-        return self._waiting > 0 and not self._broken
+        return not self._broken and self._begun
 
     @property
-    def _waiting(self) -> int:
-        return len(self._pending) + len(self._borrowed)
+    def _begun(self) -> bool:
+        """Whether a record has begun and is not sent to its end."""
+        return bool(self._pending or self._borrowed or self._unsealed)
 
     def keep(self) -> None:
         """Copy what is sent from memory of the exchange: a command may change that."""
         if self._borrowed:
             self._pending, self._borrowed = memoryview(b"".join((self._pending, self._borrowed))), EMPTY
+        if self._unsealed and not self._unsealed.readonly:
+            self._unsealed = memoryview(bytes(self._unsealed))
 
     def beat(self) -> None:
         """Put a heartbeat on its way, unless other bytes are (they say the same)."""
-        if not self._waiting:
+        if not self._begun:
             self._pending = self._tx[: self._append(0, BEAT_HEADER, EMPTY)]
 
     def retire(self) -> None:
         """Send what has been begun, then nothing more. The lane is gone when both ends have done so: no record is lost."""
         if not self.retired:
             self.leaving = self.retired = True
-            if not self._waiting:
+            if not self._begun:
                 self._finish()
 
     def _finish(self) -> None:
@@ -126,16 +135,26 @@ class Lane:
             raise PeerLostError(REPLACED, peer=self.peer)
 
     def send(self, source: RecordSource, now: float) -> bool:
-        """Send what the socket takes of one batch of records. True when anything moved."""
+        """Send what the socket takes of one batch of records, or of one long record. True when anything moved."""
+        moved = more = self._send(source, now)
+        while more and self._unsealed:
+            more = self._send(source, now)
+        return moved
+
+    def _send(self, source: RecordSource, now: float) -> bool:
         if not self.can_write or self._broken:
             return False
-        if not self._waiting and self.retired:
-            self._finish()
-            return False
-        if not self._waiting and (not self.up or not self._fill(source)):
-            self.packer.idle()
-            return False
-        room = self.limit_up.room(now, self._waiting)
+        waiting = len(self._pending) + len(self._borrowed)
+        if not waiting:
+            if not self._unsealed and self.retired:
+                self._finish()
+                return False
+            if not self._seal_on() and (not self.up or not self._fill(source)):
+                if self.packer is not None:
+                    self.packer.idle()
+                return False
+            waiting = len(self._pending) + len(self._borrowed)
+        room = waiting if not self.limit_up.rate else self.limit_up.room(now, waiting)
         if not room:
             return False
         try:
@@ -149,7 +168,8 @@ class Lane:
             return True
         self.limit_up.take(count)
         self.bytes_sent += count
-        self.packer.sent(count, now)
+        if self.packer is not None:
+            self.packer.sent(count, now)
         self.spoke_at = now
         if count < room:
             self.can_write = False
@@ -166,10 +186,18 @@ class Lane:
         return self.sock.sendmsg((own, self._borrowed[: room - len(own)]))
 
     def receive(self, source: RecordSource, now: float) -> bool:
-        """Receive what is there, up to one batch of records. True when anything moved."""
+        """Receive what is there, up to one batch of records, or the end of a long one. True when anything moved."""
+        moved = more = self._receive(source, now)
+        while more and self._left:
+            more = self._receive(source, now)
+        return moved
+
+    def _receive(self, source: RecordSource, now: float) -> bool:
         if not self.can_read:
             return False
-        room = self.limit_down.room(now, self._wanted())
+        room = self._wanted()
+        if self.limit_down.rate:
+            room = self.limit_down.room(now, room)
         if not room:
             return False
         try:
@@ -202,11 +230,11 @@ class Lane:
 
     def _fill(self, source: RecordSource) -> bool:
         size = 0
-        while size < BATCH_BYTES and not self._borrowed:
+        while size < BATCH_BYTES and not self._borrowed and not self._unsealed:
             record = source.next_record(self.peer, self.number)
             if record is None:
                 break
-            packed = self.packer.pack(record.payload) if self._packs else None
+            packed = self.packer.pack(record.payload) if self.packer is not None else None
             if packed is None:
                 size = self._append(size, record.header, record.payload)
             else:
@@ -216,11 +244,24 @@ class Lane:
 
     def _append(self, start: int, header: bytes, payload: memoryview) -> int:
         body = start + HEADER_BYTES
-        end = body + len(payload) + TAG_BYTES
+        first = payload[:SEGMENT_BYTES]
+        end = body + len(first) + TAG_BYTES
         self._make_room(start, end)
         self._tx[start:body] = header
-        self._sealer.seal(header, payload, self._tx[body:end])
+        self._sealer.seal(header, first, self._tx[body:end])
+        self._unsealed, self._under = payload[SEGMENT_BYTES:], header
         return end
+
+    def _seal_on(self) -> bool:
+        """The next segment of a long record; False where there is none."""
+        segment, self._unsealed = self._unsealed[:SEGMENT_BYTES], self._unsealed[SEGMENT_BYTES:]
+        if not segment:
+            return False
+        end = len(segment) + TAG_BYTES
+        self._make_room(0, end)
+        self._pending = self._tx[:end]
+        self._sealer.seal(self._under, segment, self._pending)
+        return True
 
     def _make_room(self, start: int, end: int) -> None:
         if end > len(self._tx):
@@ -240,7 +281,7 @@ class Lane:
 
     def _partial(self) -> bool:
         """Whether a record has begun and not ended."""
-        return self._have > 0
+        return self._have > 0 or self._left > 0
 
     def _came(self, source: RecordSource, count: int) -> None:
         """So much was read."""
@@ -249,20 +290,25 @@ class Lane:
             self._take(source)
 
     def _take(self, source: RecordSource) -> None:
-        """Handle the complete records in the buffer, and set how far to read next."""
+        """Handle the complete segments in the buffer, and set how far to read next."""
         position = 0
-        total = HEADER_BYTES
-        while self._have - position >= HEADER_BYTES:
-            total = HEADER_BYTES + wire_header.payload_length(self._rx, position, self.peer) + TAG_BYTES
-            if self._have - position < total:
+        while True:
+            body = position if self._left else position + HEADER_BYTES
+            length = self._left
+            if not length and self._have >= body:
+                length = wire_header.payload_length(self._rx, position, self.peer)
+            end = body + min(length, SEGMENT_BYTES) + TAG_BYTES
+            if self._have < end:
                 break
-            body = position + HEADER_BYTES
-            self._open(source, bytes(self._rx[position:body]), self._rx[body : position + total])
-            position += total
-            total = HEADER_BYTES
-        rest = self._have - position
+            sealed = self._rx[body:end]
+            if self._left:
+                self._open_on(source, sealed)
+            else:
+                self._open(source, bytes(self._rx[position:body]), sealed, length)
+            position = end
+        rest, total = self._have - position, end - position
         self._next_end = total
-        # Read a long record to its end, and the next header with it: then nearly every record costs one system call.
+        # Read a segment to its end, and the next header with it: then nearly every one costs one system call.
         limit = max(BATCH_BYTES, total + HEADER_BYTES)
         if limit > len(self._rx):
             grown = memoryview(bytearray(limit))
@@ -272,7 +318,8 @@ class Lane:
             self._rx[:rest] = self._rx[position : self._have]
         self._have, self._limit = rest, limit
 
-    def _open(self, source: RecordSource, header: bytes, sealed: memoryview) -> None:
+    def _open(self, source: RecordSource, header: bytes, sealed: memoryview, length: int) -> None:
+        """A record of ``length`` bytes begins: all of it, or its first segment."""
         plain = sealed[:-TAG_BYTES]
         if header[1] == BEAT:
             wire_header.parse(header, self.peer)
@@ -282,19 +329,49 @@ class Lane:
         packed = header[2] != 0
         if packed:  # how long it is in full stands inside
             self._opener.open(header, sealed, plain, self.peer)
+        target = None
         try:
             if not self.up:
                 raise RemoteProtocolError("data before the first heartbeat", peer=self.peer)
             if packed:
-                header = wire_header.repack(header, full_length(plain, self.peer), packed=False)
-            target = source.destination(self.peer, header, self.number)
-            if packed and target is not None:
-                unpack(plain, target, self.peer)
+                self._packed = memoryview(bytearray(length))
+                self._packed[: len(plain)] = plain
+            else:
+                target = source.destination(self.peer, header, self.number)
         except RemoteProtocolError as error:
             if not packed:
                 self._opener.open(header, sealed, plain, self.peer)  # a forged header is nobody's fault but the path's
             raise PeerFaultError(error.message, peer=self.peer) from None
         if not packed:
-            self._opener.open(header, sealed, plain if target is None else target, self.peer)
-        if target is not None:
-            source.received(self.peer, header, self.number)
+            self._opener.open(header, sealed, plain if target is None else target[: len(plain)], self.peer)
+        self._header, self._left = header, length - len(plain)
+        if not self._left:
+            self._ended(source)
+
+    def _open_on(self, source: RecordSource, sealed: memoryview) -> None:
+        """The next segment of a record."""
+        plain, place = sealed[:-TAG_BYTES], self._target(source)
+        if place is not None:  # somebody still wants it
+            start = len(place) - self._left
+            plain = place[start : start + len(plain)]
+        self._opener.open(self._header, sealed, plain, self.peer)
+        self._left -= len(plain)
+        if not self._left:
+            self._ended(source)
+
+    def _target(self, source: RecordSource) -> memoryview | None:
+        return self._packed or source.place(self.peer, self.number)
+
+    def _ended(self, source: RecordSource) -> None:
+        """The payload is here in full."""
+        header, packed, self._packed = self._header, self._packed, EMPTY
+        if header[2]:
+            try:
+                header = wire_header.repack(header, full_length(packed, self.peer), packed=False)
+                target = source.destination(self.peer, header, self.number)
+                if target is None:
+                    return
+                unpack(packed, target, self.peer)
+            except RemoteProtocolError as error:
+                raise PeerFaultError(error.message, peer=self.peer) from None
+        source.received(self.peer, header, self.number)

@@ -11,7 +11,6 @@ from ..exchange import header as wire_header
 from ..exchange.header import BEAT, HEADER_BYTES
 from ..record_layer import TAG_BYTES
 from .lane import EMPTY, Lane, PeerFaultError, RecordSource
-from .packing import full_length, unpack
 
 NOWHERE = memoryview(bytearray())  # where nothing is opened to
 HEAD_BYTES = HEADER_BYTES + TAG_BYTES
@@ -20,12 +19,9 @@ STAGED = 4_096  # read behind a payload: what of the next one is among it is cop
 
 
 class PlainLane(Lane):
-    """See `Lane`. ``_left``: bytes of the present record's payload that have not come; while there are any, none are staged."""
+    """See `Lane`. While bytes of the present record's payload have not come, none are staged."""
 
     plain = True
-    _left = 0
-    _header = b""
-    _packed = EMPTY  # where a packed payload goes
 
     def _append(self, start: int, header: bytes, payload: memoryview) -> int:
         end = super()._append(start, header, EMPTY)
@@ -41,9 +37,6 @@ class PlainLane(Lane):
     def _wanted(self) -> int:
         return self._left + STAGED - self._have
 
-    def _partial(self) -> bool:
-        return self._have > 0 or self._left > 0
-
     def _read(self, source: RecordSource, room: int) -> int:
         if not self._left:
             return self.sock.recv_into(self._rx[self._have : self._have + room])
@@ -53,9 +46,6 @@ class PlainLane(Lane):
         start = len(place) - self._left
         rest = place[start : start + room]
         return self.sock.recvmsg_into((rest, self._rx[: room - len(rest)]))[0]
-
-    def _target(self, source: RecordSource) -> memoryview | None:
-        return self._packed or source.place(self.peer, self.number)
 
     def _came(self, source: RecordSource, count: int) -> None:
         if self._left:
@@ -107,17 +97,3 @@ class PlainLane(Lane):
                 self._ended(source)
         except RemoteProtocolError as error:
             raise PeerFaultError(error.message, peer=self.peer) from None
-
-    def _ended(self, source: RecordSource) -> None:
-        """The payload is here in full."""
-        header, packed, self._packed = self._header, self._packed, EMPTY
-        if header[2]:
-            try:
-                header = wire_header.repack(header, full_length(packed, self.peer), packed=False)
-                target = source.destination(self.peer, header, self.number)
-                if target is None:
-                    return
-                unpack(packed, target, self.peer)
-            except RemoteProtocolError as error:
-                raise PeerFaultError(error.message, peer=self.peer) from None
-        source.received(self.peer, header, self.number)

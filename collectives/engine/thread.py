@@ -30,6 +30,7 @@ from .settings import EngineSettings, control, tune
 from .width import Width, first
 
 IDLE_S = 5.0
+HARMLESS = ("report", "sync")  # commands that change no memory, whatever is being sent from it
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,11 +214,12 @@ class EngineThread:
         self._poller.watch(self._wake_out.fileno(), READ)
         now = checked = time.monotonic()
         while not self._stopping:
-            if self._commands:
-                for lane in self._order:
-                    lane.keep()
             while self._commands:
-                self._run(*self._commands.popleft())
+                command = self._commands.popleft()
+                if command[0] not in HARMLESS:
+                    for lane in self._order:
+                        lane.keep()
+                self._run(*command)
             moved = False
             for lane in tuple(self._order):
                 if lane.can_write:
@@ -241,7 +243,7 @@ class EngineThread:
                     self._measure(now)
 
     def _wait(self, now: float) -> None:
-        up_s, down_s = (limit.wait_s(now) for limit in self._limits)
+        up_s, down_s = self._limits[0].wait_s(now), self._limits[1].wait_s(now)
         for lane in self._order:
             self._poller.watch(lane.fd, (0 if down_s or lane.ended else READ) | (WRITE if lane.wants_write and not up_s else 0))
         timeout = min([self.settings.beat_s / 2 if self._order else IDLE_S, *(wait_s for wait_s in (up_s, down_s) if wait_s)])

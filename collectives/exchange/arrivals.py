@@ -96,7 +96,7 @@ class Arrivals:
         slot = slot_of(record, self._slots)
         if slot is None:
             return None
-        slot.check_record(peer, record.chunk, record.length)
+        slot.check_record(peer, record.chunk, record.length, slot.grid)
         if record.kind == wire_header.PARTIAL and slot.plan is not None:
             slot.plan.check_partial(peer, record)
         cid, chunk = record.sub, record.chunk
@@ -120,7 +120,7 @@ class Arrivals:
         if state is None:
             return self._of_early(peer, record)
         slot = state.slot
-        slot.check_record(peer, chunk, record.length)
+        slot.check_record(peer, chunk, record.length, slot.results)
         if state.givers[chunk] != peer:
             raise RemoteProtocolError(f"result of chunk {chunk}, which it does not own", peer=peer)
         if not self._lacks(state, peer, chunk):
@@ -143,13 +143,13 @@ class Arrivals:
         slot = self._slots.get(record.sub)
         if slot is None:
             return None
-        slot.check_record(peer, record.chunk, record.length)
+        slot.check_record(peer, record.chunk, record.length, slot.results)
         return self._spare(slot, peer, record) if slot.takes_early(record.key, peer, record.chunk) else None
 
     def _spare(self, slot: RoundSlot, peer: PeerId, record: Header) -> Arrival:
         """A result in memory of its own: before its plan, or beside another lane's."""
         chunk = record.chunk
-        pool = slot.pool(chunk)
+        pool = slot.pool(chunk, slot.results)
         wire = pool.take()
 
         def arrived() -> None:

@@ -130,9 +130,9 @@ class Exchange:
         if old is not None:
             self._abandon(slot, old)
             del old  # its buffer may be the next one's: two are not held at once, unless somebody was given the first
-        data = self._result_buffer(plan) if self._result_buffer is not None else memoryview(bytearray(slot.grid.nbytes))
-        if len(data) < slot.grid.nbytes or data.readonly or data.format != "B":
-            raise LocalProtocolError(f"result buffer of {len(data)} bytes, {slot.grid.nbytes} writable bytes needed")
+        data = self._result_buffer(plan) if self._result_buffer is not None else memoryview(bytearray(slot.results.nbytes))
+        if len(data) < slot.results.nbytes or data.readonly or data.format != "B":
+            raise LocalProtocolError(f"result buffer of {len(data)} bytes, {slot.results.nbytes} writable bytes needed")
         state = PlanState(plan, slot, self.me, reducer, data, audience, self._clock)
         slot.plan = self._plans[state.plan_id] = state
         slot.keep_partials(state.partials())
@@ -295,11 +295,11 @@ class Exchange:
             if state.givers[chunk] == peer:
                 state.view(chunk)[:] = wire.data
                 self._result_arrived(state, peer, chunk)
-            state.slot.pool(chunk).give(wire)
+            state.slot.pool(chunk, state.slot.results).give(wire)
 
     def _result_arrived(self, state: PlanState, peer: PeerId, chunk: int) -> None:
         wire = state.wire(chunk)
-        if not state.slot.grid.codec(chunk).finite(wire):
+        if not state.slot.results.codec(chunk).finite(wire):
             self._post(PeerFault(peer, f"result of chunk {chunk} is not finite"))
             return
         state.progress += 1
@@ -336,7 +336,7 @@ class Exchange:
             self._poison(cid)
         else:
             state.slot.refuse(peer, cid)
-            self._post(PeerFault(peer, "contribution is not finite"))
+            self._post(PeerFault(peer, "contribution is not finite, or not what its codec makes"))
 
     def _poison(self, cid: bytes) -> None:
         frozen = self._frozen.get(cid)

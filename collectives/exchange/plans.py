@@ -46,7 +46,7 @@ class PlanState:
         self.plan = plan
         self.plan_id = plan.plan_id
         self.slot = slot
-        self.data = data[: slot.grid.nbytes]
+        self.data = data[: slot.results.nbytes]
         self.reducer = reducer
         self.audience = tuple(peer for peer in dict.fromkeys(audience) if peer != me)
         self.own_cid = next((c.cid for c in plan.contributors if c.member.peer == me), None)
@@ -134,12 +134,12 @@ class PlanState:
         """Views of a chunk of the result."""
         wire = self._wires.get(chunk)
         if wire is None:
-            wire = self._wires[chunk] = self.slot.grid.wire(self.view(chunk), chunk)
+            wire = self._wires[chunk] = self.slot.results.wire(self.view(chunk), chunk)
         return wire
 
     def view(self, chunk: int) -> memoryview:
         """The bytes of a chunk of the result."""
-        start, stop = self.slot.grid.span(chunk)
+        start, stop = self.slot.results.span(chunk)
         return self.data[start:stop]
 
     def here(self, chunks: Iterable[int], peer: PeerId) -> list[int]:
@@ -165,7 +165,9 @@ class PlanState:
         if lead.rate <= 0 or self.sums:
             return True
         part = self.plan.parts[self.part_of[chunk]]
-        speed = lead.rate / 2 / self.slot.grid.nbytes * self.slot.chunks * (part.stop - part.first) / self._others  # chunks/s to this owner
+        slot = self.slot
+        passing = lead.rate / (slot.grid.nbytes + slot.results.nbytes) * slot.chunks  # chunks/s
+        speed = passing * (part.stop - part.first) / self._others  # to this owner
         back = max(self._returned[self.part_of[chunk]], speed / 2 * (self._clock() - self._began))
         return chunk - part.first - back < LEAST_AHEAD + speed * lead.seconds
 

@@ -35,7 +35,7 @@ class ChunkReducer:
         for peer, cid, held in job.sources:
             if cid == job.own_cid:
                 assert own is not None
-                wire, finite = own.wire(state.slot, chunk, self._workspace)
+                wire, finite = own.wire(state.slot, chunk, self._workspace, look=job.factors is None)  # no sum hides what is not finite
                 if not finite:
                     return (peer, cid)
                 wires.append(wire)
@@ -58,7 +58,7 @@ class ChunkReducer:
         for row, wire in zip(rows.unbind(0), wires, strict=True):
             codec.decode(wire, row)
         state.reducer.reduce(rows, job.weights, result)
-        return codec.encode(result, out)
+        return all(codec.finite(wire) for wire in wires) and state.slot.results.codec(chunk).encode(result, out)
 
     def _culprit(self, state: PlanState, job: Job, chunk: int, wires: Sequence[Wire]) -> Source:
         """Whose values made the result overflow: the first that is not finite, else the largest."""

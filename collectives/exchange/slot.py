@@ -36,6 +36,7 @@ class RoundSlot:
         self.id = slot_id(log, round_)
         self.members = frozenset(members)
         self.grid = grid
+        self.results = grid.results
         self.numel = grid.numel
         self.chunks = grid.chunks
         self.plan: PlanState | None = None
@@ -52,18 +53,18 @@ class RoundSlot:
         self._early: dict[bytes, dict[int, tuple[PeerId, Wire]]] = {}
         self._early_count = 0
 
-    def pool(self, chunk: int) -> WirePool:
-        """Where buffers for this chunk come from."""
-        codec, elements, pool = self.grid.codec(chunk), self.grid.elements(chunk), self._last_pool
+    def pool(self, chunk: int, grid: Grid | None = None) -> WirePool:
+        """Where buffers for this chunk come from; ``grid``: that of results."""
+        codec, elements, pool = (grid or self.grid).codec(chunk), self.grid.elements(chunk), self._last_pool
         if pool is None or pool.codec is not codec or pool.elements != elements:
             pool = self._last_pool = self._pools.get(codec, elements)
         return pool
 
-    def check_record(self, peer: PeerId, chunk: int, length: int) -> None:
-        """Raises RemoteProtocolError unless a record's chunk exists on the grid and has its length."""
+    def check_record(self, peer: PeerId, chunk: int, length: int, grid: Grid) -> None:
+        """Raises RemoteProtocolError unless a record's chunk exists on the grid, contributions' or results', and has its length."""
         if chunk >= self.chunks:
             raise RemoteProtocolError(f"chunk {chunk} of {self.chunks}", peer=peer)
-        expected = self.grid.wire_bytes(chunk)
+        expected = grid.wire_bytes(chunk)
         if length != expected:
             raise RemoteProtocolError(f"chunk {chunk} of {length} bytes, expected {expected}", peer=peer)
 
@@ -144,7 +145,7 @@ class RoundSlot:
         self.keep_partials(())
         for plan_id in list(self._early):
             for chunk, (_, wire) in self.take_early(plan_id).items():
-                self.pool(chunk).give(wire)
+                self.pool(chunk, self.results).give(wire)
 
 
 class Frozen:
@@ -181,8 +182,9 @@ class Frozen:
         self._fitting = slot.grid if fits else None
         return fits
 
-    def wire(self, slot: RoundSlot, chunk: int, workspace: Workspace) -> tuple[Wire, bool]:
-        """The chunk encoded (as it lies, where that needs no copy, else on ``workspace``), and whether all of it is finite."""
+    def wire(self, slot: RoundSlot, chunk: int, workspace: Workspace, *, look: bool = True) -> tuple[Wire, bool]:
+        """The chunk encoded (as it lies, where that needs no copy, else on ``workspace``), and whether all of it is finite. ``look``: False
+        spares the pass that only a look would need, and says True."""
         vector, codec = self.vector, slot.grid.codec(chunk)
         if isinstance(vector, EncodedVector):
             wire = vector.wire(chunk)
@@ -199,7 +201,7 @@ class Frozen:
             self._data = vector.numpy().data.cast("B")
         start = 4 * chunk * size
         wire = codec.wire(self._data[start : start + 4 * values.shape[0]], values.shape[0])
-        return wire, codec.finite(wire)
+        return wire, not look or codec.finite(wire)
 
 
 def slot_of(record: Header, slots: Mapping[bytes, RoundSlot]) -> RoundSlot | None:

@@ -52,11 +52,11 @@ class Way:
 
 
 def ways_of(plan: Plan, slot: RoundSlot, me: PeerId, reducer: Reducer) -> list[Way]:
-    """My way of each part. Raises ConfigError where the plan wants partial sums of a reducer that has none."""
+    """My way of each part. Raises ConfigError where the plan wants partial sums of a reducer or codec that has none."""
     if plan.topology.kind == "butterfly":
         return _star(plan, slot, me, reducer)
-    if reducer.form != "streaming":
-        raise ConfigError(f"reducer {plan.reducer!r} works in a butterfly only", key="topology")
+    if reducer.form != "streaming" or slot.results is not slot.grid:
+        raise ConfigError(f"reducer {plan.reducer!r} of {plan.codec} works in a butterfly only", key="topology")
     ways: list[Way] = []
     for part, tree in zip(plan.parts, trees_of(plan, reducer), strict=True):
         total, term = tree.sum(me), tree.sent(me)

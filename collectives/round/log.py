@@ -91,7 +91,8 @@ class Log(Sequence[Certified]):
             raise IndexError(index)
         if at == 0 and self._genesis is not None:
             return self._genesis
-        return self._between(at, at + 1)[0]
+        oldest = self._length - len(self._recent)
+        return self._recent[at - oldest] if at >= oldest else self._read(at, at + 1)[0]
 
     def _between(self, first: int, stop: int) -> list[Certified]:
         oldest = self._length - len(self._recent)

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence, Set
 from random import Random
 
 from .. import messages as m
-from ..group import Certified, Config, Entry, Member, Plan, Vote, convener, is_quorum
+from ..group import NO_READING, Certified, Config, Entry, Member, Plan, Reading, Vote, convener, is_quorum
 from ..identifiers import PeerId
 from ..trees import senders_of
 from .catching import Catching
@@ -42,7 +42,7 @@ class RoundMachine:
         self.run, self.log, self.me, self.organiser = run, log, me, organiser
         self.journal, self.shape, self.timing, self.actions, self.rng = journal, shape, timing, actions, rng
         self.root: bytes | None = None  # Merkle root of the state before the open round; None while it is being hashed
-        self.contribution: tuple[bytes, int] | None = None
+        self.contribution: tuple[bytes, int, Reading] | None = None
         self.leaving = self.idle = False
         self.unsettled = False  # a script waits for the open round, whatever it decides: so ends what an earlier life offered
         self.stateless = False  # the entries are known but the state is still being fetched: nothing can be applied or voted on
@@ -111,9 +111,9 @@ class RoundMachine:
         return is_quorum(self.config, set(voters), self.organiser)
 
     # ---- inputs
-    def contribute(self, now: float, cid: bytes, weight: int) -> None:
+    def contribute(self, now: float, cid: bytes, weight: int, reading: Reading = NO_READING) -> None:
         """Offer a frozen contribution: it must stay untouched until `decided` has told whether it was counted."""
-        self.contribution = (cid, weight)
+        self.contribution = (cid, weight, reading)
         if self.open.plan is None:
             self.open.progress_at = now
         close_round(self)

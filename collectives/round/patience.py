@@ -35,7 +35,7 @@ def rtt_s(machine: RoundMachine) -> float:
 def gap_s(machine: RoundMachine) -> float:
     """The longest that a living source's next chunk takes: where its link, or ours, is shared by lanes to everybody."""
     slowest = min([rate(machine.actions.pace()), *(rate(ready) for ready in machine.open.ready.values() if ready.cid is not None)])
-    return (len(machine.config) - 1) * _chunk_bytes(machine.shape) / slowest
+    return (len(machine.config) - 1) * max(_chunk_bytes(machine.shape)) / slowest
 
 
 def stuck_s(machine: RoundMachine) -> float:
@@ -50,7 +50,7 @@ def silent_s(machine: RoundMachine, pulls: float) -> float:
 
 def transfer_s(machine: RoundMachine, plan: Plan) -> float:
     """How long the bytes of a plan take at the announced rates."""
-    members, chunk = len(machine.config), _chunk_bytes(machine.shape)
+    members, (part_bytes, result_bytes) = len(machine.config), _chunk_bytes(machine.shape)
     ready = {member.peer: offer for member, offer in machine.open.ready.items()}
     owned: dict[str, int] = {}
     for part in plan.parts:
@@ -58,11 +58,13 @@ def transfer_s(machine: RoundMachine, plan: Plan) -> float:
     longest = 0.0
     for contributor in plan.contributors:
         offer = ready.get(contributor.member.peer)
-        chunks = plan.chunks + max(0, members - 2) * owned.get(contributor.member.peer, 0)
-        longest = max(longest, chunks * chunk / (rate(offer) if offer else UNMEASURED))
+        own = owned.get(contributor.member.peer, 0)
+        nbytes = (plan.chunks - own) * part_bytes + max(1, members - 1) * own * result_bytes
+        longest = max(longest, nbytes / (rate(offer) if offer else UNMEASURED))
     return longest
 
 
 @lru_cache(maxsize=64)
-def _chunk_bytes(shape: Shape) -> int:
-    return Grid(shape.codec, shape.numel, shape.chunk_elements).wire_bytes(0)
+def _chunk_bytes(shape: Shape) -> tuple[int, int]:
+    grid = Grid(shape.codec, shape.numel, shape.chunk_elements)
+    return grid.wire_bytes(0), grid.results.wire_bytes(0)

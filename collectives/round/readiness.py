@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 def my_ready(machine: RoundMachine) -> m.Ready | None:
     """The own contribution, or that none will come; None where there is nothing to say yet."""
     if machine.contribution:
-        pace = machine.actions.pace()
+        pace, (cid, weight, reading) = machine.actions.pace(), machine.contribution
         return m.Ready(
-            machine.base, *machine.contribution, machine.leaving, site=machine.site, up=pace.up, down=pace.down, proven=pace.proven
+            machine.base, cid, weight, machine.leaving, site=machine.site, up=pace.up, down=pace.down, proven=pace.proven, reading=reading
         )
     closing = machine.open.first_ready_at is not None  # before that, a script may still attach and contribute to this round
     silent = machine.leaving or machine.unsettled or (machine.idle and closing)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from .. import messages as m
+from ..codecs.mixtures import has_partial_sums
 from ..group import Certified, Config, Contributor, Entry, Member, Plan, TopologyKind
 from ..identifiers import PeerId
 from ..pace import Pace
@@ -16,7 +17,8 @@ from ..pace import Pace
 class Shape:
     """The flat vector and its encoding on the wire: ``numel`` float32 elements in chunks of ``chunk_elements``.
 
-    ``topology``: the ways that plans are made for. Any may be a butterfly: where a tree was held up and nobody is to blame.
+    ``topology``: the ways that plans are made for. Any may be a butterfly: where a tree was held up and nobody is to blame. It is one where
+    the codec has no partial sums.
     """
 
     numel: int
@@ -24,6 +26,10 @@ class Shape:
     codec: str
     reducer: str = "mean"
     topology: TopologyKind = "butterfly"
+
+    def __post_init__(self) -> None:
+        if not has_partial_sums(self.codec):
+            object.__setattr__(self, "topology", "butterfly")
 
     def fits(self, what: Plan | Entry) -> bool:
         """Whether a plan or an entry is over this vector, its parts covering it without gaps (none where nothing is contributed)."""
@@ -137,4 +143,4 @@ class OpenRound:
     def offers(self, config: Config) -> list[Contributor]:
         """The frozen contributions offered for this round, in the order of its configuration."""
         ready = [(member, self.ready[member]) for member in config if member in self.ready]
-        return [Contributor(member, offer.cid, offer.weight) for member, offer in ready if offer.cid is not None]
+        return [Contributor(member, offer.cid, offer.weight, offer.reading) for member, offer in ready if offer.cid is not None]

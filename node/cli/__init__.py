@@ -4,6 +4,7 @@
     names              two-word names of peers
     output             what is said and where; errors on a screen and as JSON
     options            options that every command takes
+    alone              what was tried by a node that met nobody, in words
     reach_views        how the node is reached, in words
     views, live        documents of the node as text; the view of `join`
     costs              what a run asks of a member
@@ -16,6 +17,7 @@
     recertify          recertify
     invites            invite new, invite inspect
     runs               new, validate, export
+    planning           plan
     join               join
 
 A command's module is imported when the command runs, and heavy packages inside its functions: ``atoll --help`` loads click and
@@ -44,6 +46,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "down": ("daemon", "Stop the node; it finishes its round first."),
     "new": ("runs", "Check and sign a run's manifest; print its id and an invite."),
     "validate": ("runs", "Check a run's manifest and say what it means."),
+    "plan": ("planning", "Say which settings keep your machines training, how long a round takes, and why."),
     "join": ("join", "Join a run by invite and train, with a live view."),
     "leave": ("daemon", "Leave a run; the node finishes its round first."),
     "ls": ("daemon", "List the runs of this node."),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...collectives.codecs.names import BYTES_PER_VALUE
+from ...collectives.codecs.names import round_bytes_per_value
 from ..manifest import Manifest
 from .output import bytes_text, count_text, span_text
 
@@ -34,10 +34,10 @@ def describe(manifest: Manifest) -> dict[str, Any]:
         "join": manifest.join.policy,
     }
     if parameters is not None:
-        one_way = round(2 * parameters * BYTES_PER_VALUE[settings.codec])
+        one_way = round(2 * parameters * round_bytes_per_value(settings.codec))
         found |= {"bytes_up_per_round": one_way, "bytes_down_per_round": one_way, "disk_bytes": parameters * _STATE_BYTES}
         if settings.sync_every is not None:
-            found["ddp_ratio"] = BYTES_PER_VALUE[settings.codec] / (_DDP_BYTES * settings.sync_every)
+            found["ddp_ratio"] = round_bytes_per_value(settings.codec) / (_DDP_BYTES * settings.sync_every)
     return found
 
 

@@ -16,8 +16,8 @@ from ...collectives.errors import AtollError
 from .daemon import running
 from .options import shared_options
 from .output import Terminal, bytes_text, current
-from .reach_views import advice, clock_row, lan_row, netcheck_lines
-from .reaching import findings, port_of, rows_text
+from .reach_views import network_advice, network_error, network_rows
+from .reaching import findings, rows_text
 
 LOW_BYTES = 2 << 30
 Row = tuple[str, str, str]
@@ -100,6 +100,7 @@ def _node(terminal: Terminal, rows: list[Row]) -> str:
     rows.append(("ok" if connected else "warn", "node", f"up, connected to {connected} peer{'' if connected == 1 else 's'}"))
     troubles = [*(status.get("troubles") or ()), *(run["trouble"] for run in status.get("runs") or () if run.get("trouble"))]
     rows += [("fail", "trouble", f"{trouble.get('code', '')} {trouble.get('message', '')}") for trouble in troubles]
-    reach: dict[str, Any] = network.get("reach") or {}
-    rows += [*netcheck_lines(reach), clock_row(clock), *filter(None, [lan_row(network.get("lan") or {})])]
-    return advice(reach, port_of(network))
+    error = network_error(network, clock)
+    takes_part = error is not None and error.code == "E130"  # it dials others
+    rows += [("warn" if takes_part and level == "fail" else level, what, text) for level, what, text in network_rows(network, clock)]
+    return error.hint if error else network_advice(network)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...collectives.errors import NetworkError
+from .alone import alone, alone_advice, alone_error, alone_rows
 from .output import bytes_text, short_peer, span_text
 
 Document = Mapping[str, Any]
@@ -12,7 +14,7 @@ Document = Mapping[str, Any]
 _NATS = {
     "none": "no NAT: this machine has an address of the internet",
     "endpoint-independent": "NAT with one mapping for everybody (hole punching works)",
-    "address-dependent": "NAT with another mapping for every destination (“symmetric”; hole punching works only with peers that can be dialled)",
+    "address-dependent": "NAT with another mapping for every destination (“symmetric”): direct only with peers that can be dialled",
     "unknown": "not known: fewer than two public peers have been met",
 }
 
@@ -34,7 +36,7 @@ def reach_text(reach: Document) -> str:
         "public": "others can dial this node",
         "local": "on private networks only; nobody of the internet was met",
         "relayed": f"behind a NAT; others come through {relays} relay{'' if relays == 1 else 's'}, then directly where the NATs allow it",
-        "cut-off": "behind a NAT, and no relay takes this node: it dials others, nobody dials it   (atoll netcheck)",
+        "cut-off": "behind a NAT, and no relay takes this node: it dials others, nobody dials it",
         "unknown": "not known yet",
     }[outcome(reach)]
 
@@ -46,10 +48,13 @@ def netcheck_lines(reach: Document) -> list[tuple[str, str, str]]:
     rows = [(level, "reach", reach_text(reach))]
     if verdict != "local":
         rows.append(("warn" if nat == "address-dependent" else "ok", "nat", _NATS.get(nat, nat)))
-    for address, found in (reach.get("candidates") or {}).items():
-        rows.append((*_tried(found), f"{address}  {_by(found)}"))
-    for means, address in (reach.get("mappings") or {}).items():
-        rows.append(("ok", "mapping", f"{address} by {means}"))
+    candidates: Document = reach.get("candidates") or {}
+    if nat == "address-dependent" and verdict != "public":
+        hosts = ", ".join(dict.fromkeys(str(address).split("/")[2] for address in candidates))
+        rows.append(("ok", "address", f"{hosts} with another port for everybody: no address of this node can be told to others"))
+    else:
+        rows += [(*_tried(found), f"{address}  {_by(found)}") for address, found in candidates.items()]
+    rows += _mapping_rows(reach, verdict)
     for relay in reach.get("relays") or ():
         rows.append(("ok", "relay", f"a place at {short_peer(str(relay))}"))
     for relay, why in (reach.get("relays_refused") or {}).items():
@@ -60,6 +65,13 @@ def netcheck_lines(reach: Document) -> list[tuple[str, str, str]]:
             ("ok", "serves", f"{relaying['reservations']} places, {relaying['circuits']} circuits, {bytes_text(relaying['bytes'])} relayed")
         )
     return rows
+
+
+def network_rows(network: Document, clock: Sequence[Document]) -> list[tuple[str, str, str]]:
+    """All that is known of how this node is connected, for netcheck and doctor."""
+    if alone(network):
+        return alone_rows(network)
+    return [*netcheck_lines(network.get("reach") or {}), clock_row(clock), *filter(None, [lan_row(network.get("lan") or {})])]
 
 
 CLOCK_WARN_S, CLOCK_LIMIT_S = 30.0, 300.0
@@ -109,6 +121,19 @@ def lan_row(lan: Document) -> tuple[str, str, str] | None:
     return ("ok", "lan", f"{len(found)} peer{'' if len(found) == 1 else 's'} found in the house") if found else None
 
 
+def _mapping_rows(reach: Document, verdict: str) -> list[tuple[str, str, str]]:
+    """What the router opened when it was asked; that it did not, where that matters."""
+    if mappings := reach.get("mappings") or {}:
+        return [("ok", "mapping", f"{address} by {means}") for means, address in mappings.items()]
+    words = {
+        "none": "the router opens no port when it is asked (NAT-PMP, UPnP)",
+        "off": "the router is not asked to open a port: network.port_mapping is off",
+        "": "the router is being asked to open a port (NAT-PMP, UPnP)",
+    }
+    answer = reach.get("port_mapping")
+    return [("ok", "mapping", words[answer])] if verdict in ("relayed", "cut-off") and answer in words else []
+
+
 def _tried(found: Document) -> tuple[str, str]:
     return {"reachable": ("ok", "address"), "unreachable": ("warn", "address")}.get(str(found.get("verdict")), ("warn", "address"))
 
@@ -121,15 +146,56 @@ def _by(found: Document) -> str:
     return f"reached by {len(yes)} of {len(yes) + len(no)} public peers that tried"
 
 
+def network_error(network: Document, clock: Sequence[Document]) -> NetworkError | None:
+    """What is wrong with how this node is connected: E120 (its clock), E110 (nobody answers), E130 (nobody can dial it)."""
+    level, _, text = clock_row(clock)
+    if level == "fail":
+        return NetworkError(
+            f"this machine's clock is {text}", code="E120", exit_code=75,
+            why="Signed records carry the time; with a wrong clock the others refuse ours and we theirs.",
+            hint="sudo timedatectl set-ntp true      then: atoll netcheck",
+        )  # fmt: skip
+    reach: Document = network.get("reach") or {}
+    if alone(network) or outcome(reach) != "cut-off":
+        return alone_error(network)
+    reasons = ", ".join(dict.fromkeys(str(why) for why in (reach.get("relays_refused") or {}).values()))
+    return NetworkError(
+        "nobody can dial this node, and no relay takes it",
+        code="E130",
+        why=f"{f'The relays say: “{reasons}”. ' if reasons else ''}It can still train with members that can be dialled: it dials them.",
+        hint=advice(reach, port_of(network)),
+    )
+
+
+def port_of(network: Document) -> int:
+    """The port to forward; that of the first address that is no relay's."""
+    for address in network.get("addresses") or ():
+        fields = str(address).split("/")
+        if "p2p-circuit" not in fields and len(fields) > 4:
+            return int(fields[4])
+    for address in (network.get("reach") or {}).get("interfaces") or ():
+        return int(str(address).split("/")[4])
+    return 4150
+
+
+def network_advice(network: Document) -> str:
+    """What to do, where something can be done."""
+    return alone_advice(network) if alone(network) else advice(network.get("reach") or {}, port_of(network))
+
+
 def advice(reach: Document, port: int) -> str:
     """What to do, where something can be done; "" where nothing need be."""
-    verdict = outcome(reach)
+    verdict, house = outcome(reach), [str(a).split("/")[2] for a in reach.get("interfaces") or () if str(a).startswith("/ip4/")]
+    here = next((host for host in house if not host.startswith("127.")), "this machine")
+    forward = f"forward TCP {port} on your router to {here}"
     if verdict == "cut-off":
-        return f"Forward TCP {port} on your router to this machine, or ask a member with a public address to run: atoll relay"
+        strange = any("knows" in str(why) for why in (reach.get("relays_refused") or {}).values())
+        join = "Join a run: its relays know this node then. Or " if strange else ""
+        return f"{join}{forward if join else forward[0].upper() + forward[1:]}, or ask a member with a public address to run: atoll relay"
     if verdict == "relayed":
         symmetric = reach.get("nat") == "address-dependent"
         slow = "Paths to peers behind other NATs stay relayed, which is slow. " if symmetric else ""
-        return f"{slow}Faster: forward TCP {port} on your router to this machine, then: atoll netcheck"
+        return f"{slow}You can train. Faster: {forward}, then: atoll netcheck"
     if verdict == "unknown":
         return "The verdict comes within seconds of the first public peer. Without one: atoll up --bootstrap ADDRESS"
     return ""

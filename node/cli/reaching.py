@@ -12,13 +12,15 @@ from typing import Any
 import click
 
 from ...collectives.errors import ConfigError
+from .alone import alone
 from .daemon import connect
 from .options import GIVEN, shared_options
-from .output import Terminal, current, short_peer
-from .reach_views import advice, clock_row, flow_row, lan_row, netcheck_lines, outcome
+from .output import Terminal, current, error_object, short_peer, show_error
+from .reach_views import flow_row, network_advice, network_error, network_rows, outcome
 
 PAUSE_S = 1.0
-CUT_OFF, WRONG_CLOCK = 69, 75
+UDP = ("ok", "udp", "not needed: peers speak TCP, so a network that blocks UDP changes nothing")
+RELAYED_STILL = "It works, but slowly: the two routers do not let a direct connection through. What would: atoll netcheck, here and there"
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 UNIT = """\
@@ -65,7 +67,7 @@ def rows_text(terminal: Terminal, rows: list[tuple[str, str, str]]) -> str:
 def netcheck_command(bandwidth: str | None) -> int:
     """Say whether others can reach this node, and what that means.
 
-    Exit status 69 (E130): nobody can, and no relay takes it. 75 (E120): this machine's clock is wrong.
+    Exit status 69: nobody answers (E110), or nobody can reach it and no relay takes it (E130). 75 (E120): this machine's clock is wrong.
     """
     terminal = current()
     with connect(terminal) as client:
@@ -73,38 +75,25 @@ def netcheck_command(bandwidth: str | None) -> int:
         asked = client.check(find_peer(status, bandwidth) if bandwidth else "")
     network: dict[str, Any] = status.get("network") or {}
     reach: dict[str, Any] = network.get("reach") or {}
-    clock, verdict = clock_row(asked["clock"]), outcome(reach)
-    rows = [*netcheck_lines(reach), clock, *filter(None, [lan_row(network.get("lan") or {})])]
+    rows = [*network_rows(network, asked["clock"]), UDP]
     rows += [flow_row(asked["bandwidth"])] if asked["bandwidth"] else []
-    hint = advice(reach, port_of(network))
-    error = {"code": "E130", "message": "nobody can reach this node, and no relay accepted it"} if verdict == "cut-off" else None
-    if clock[0] == "fail":
-        error = {"code": "E120", "message": f"this machine's clock is {clock[2]}"}
+    error = network_error(network, asked["clock"])
+    hint = error.hint if error else network_advice(network)
+    said = error_object(error)["error"] if error else None
+    verdict = "alone" if alone(network) else outcome(reach)
     terminal.data(
-        rows_text(terminal, rows),
-        {"verdict": verdict, "findings": findings(rows), "advice": hint, "error": error, "reach": reach, **asked},
+        rows_text(terminal, rows), {"verdict": verdict, "findings": findings(rows), "advice": hint, "error": said, "reach": reach, **asked}
     )
-    if hint:
+    if error and not terminal.json:
+        show_error(terminal, error)
+    elif hint:
         terminal.say(hint)
-    if error:
-        terminal.say(f"{error['code']}: atoll explain {error['code']}")
-    return 0 if error is None else WRONG_CLOCK if error["code"] == "E120" else CUT_OFF
+    return error.exit_code if error else 0
 
 
 def findings(rows: Sequence[tuple[str, str, str]]) -> list[dict[str, str]]:
     """Rows for programs."""
     return [{"level": level, "what": what, "text": text} for level, what, text in rows]
-
-
-def port_of(network: dict[str, Any]) -> int:
-    """The port to forward; that of the first address that is no relay's."""
-    for address in network.get("addresses") or ():
-        fields = str(address).split("/")
-        if "p2p-circuit" not in fields and len(fields) > 4:
-            return int(fields[4])
-    for address in (network.get("reach") or {}).get("interfaces") or ():
-        return int(str(address).split("/")[4])
-    return 4150
 
 
 def find_peer(status: dict[str, Any], named: str) -> str:
@@ -132,9 +121,10 @@ def find_peer(status: dict[str, Any], named: str) -> str:
 @click.option(
     "--until-direct", is_flag=True, help="Go on until the path goes through no relay, at most --count times (then 30 by default)."
 )
+@click.option("--bandwidth", is_flag=True, help="Then measure how fast bytes go there and back (ten seconds; members of a run only).")
 @shared_options
 @click.pass_context
-def ping_command(context: click.Context, peer: str, count: int, until_direct: bool) -> int:
+def ping_command(context: click.Context, peer: str, count: int, until_direct: bool, bandwidth: bool) -> int:
     """Say how a peer is reached, and how long a round trip takes.
 
     PEER: its id, the end of it, or its two-word name. Exit status 1: --until-direct, and it still goes through a relay.
@@ -154,9 +144,16 @@ def ping_command(context: click.Context, peer: str, count: int, until_direct: bo
                 terminal.data(pong(found), {})
             if until_direct and found["path"] != "relay":
                 break
+        flow = client.check(target)["bandwidth"] if bandwidth else None
     relayed = answers[-1]["path"] == "relay"
+    if flow and not terminal.json:
+        terminal.data(flow_row(flow)[2], {})
+    if relayed:
+        terminal.say(
+            RELAYED_STILL if until_direct else f"It works, but slowly. Whether it becomes direct: atoll ping {peer} --until-direct"
+        )
     if terminal.json:
-        terminal.data("", {"peer": target, "path": answers[-1]["path"], "answers": answers})
+        terminal.data("", {"peer": target, "path": answers[-1]["path"], "answers": answers, "bandwidth": flow})
     return 1 if until_direct and relayed else 0
 
 

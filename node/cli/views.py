@@ -8,7 +8,7 @@ from typing import Any
 
 from ..quorum import no_quorum, quorum_of
 from .output import Terminal, bytes_text, short_peer, span_text
-from .reach_views import reach_text
+from .reach_views import outcome, reach_text
 
 Document = Mapping[str, Any]
 
@@ -30,7 +30,7 @@ def status_text(terminal: Terminal, status: Document) -> str:
         f"  entry    {short_peer(str(peer))}: {state}" for peer, state in (network.get("bootstrap") or {}).items() if state != "connected"
     ]
     if reach := network.get("reach"):
-        lines.append(f"  reach    {reach_text(reach)}")
+        lines.append(f"  reach    {reach_text(reach)}{'   (atoll netcheck)' if outcome(reach) == 'cut-off' else ''}")
     runs: Sequence[Document] = status.get("runs") or ()
     for run in runs:
         lines += ["", *run_lines(terminal, run)]

@@ -47,7 +47,7 @@ class ReductionMemory:
     """A script's mappings of contributions and results of reductions, kept by number: made anew, every page would fault in again."""
 
     def __init__(self) -> None:
-        self._mapped: dict[int, tuple[Grid, EncodedVector]] = {}  # the newest last
+        self._mapped: dict[int, tuple[tuple[Grid, bool], EncodedVector]] = {}  # the newest last
 
     def contribution(self, number: int, fd: int, grid: Grid) -> EncodedVector:
         """Where to encode a contribution. Takes ``fd`` over."""
@@ -62,13 +62,13 @@ class ReductionMemory:
         from ...collectives.encoded import EncodedVector
 
         known = self._mapped.pop(number, None)
-        if known is not None and known[0] == grid:
+        if known is not None and known[0] == (grid, writable):
             os.close(fd)
             vector = known[1]
         else:
-            chunks = codec.Grid(*grid)
+            chunks = codec.Grid(*grid) if writable else codec.Grid(*grid).results
             vector = EncodedVector(chunks, memoryview(map_bytes(fd, chunks.nbytes, writable=True, copy=not writable)))
-        self._mapped[number] = (grid, vector)
+        self._mapped[number] = (grid, writable), vector
         while len(self._mapped) > MAPPED:
             del self._mapped[next(iter(self._mapped))]
         return vector

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from ...collectives.api import Handle, all_reduce
 from ...collectives.errors import AtollError, DeadlineExceededError, LocalProtocolError, SwarmClosedError
-from ...collectives.layout import Layout
+from ...collectives.layout import Layout, cut
 from ...collectives.plain import DEVICES, flat_of, placed
 from ...collectives.swarm import Call, Outcome, PeerView, Tally, sample_count
 from ..control import protocol as p
@@ -207,27 +207,34 @@ class RunSwarm(Manners):
         except SwarmClosedError as error:
             raise self._lose(at, error) from None
 
-    def contribute(self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None) -> Ticket:
+    def contribute(self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None, loss: float | None = None) -> Ticket:
         """See Swarm. Does not wait for the node; an exception in ``write`` leaves nothing frozen. Raises SwarmClosedError
         without a node (``write`` is then not called), LocalProtocolError while another contribution is undecided."""
         if self.fragments > 1:
             raise LocalProtocolError(f"this run is cut into {self.fragments} fragments", hint="contribute_fragment() offers one of them")
-        return self.contribute_fragment(0, samples=samples, write=write, base=base)
+        return self.contribute_fragment(0, samples=samples, write=write, base=base, loss=loss)
 
-    def contribute_fragment(self, fragment: int, *, samples: int, write: Callable[[Tensor], None], base: int | None = None) -> Ticket:
+    def contribute_fragment(
+        self, fragment: int, *, samples: int, write: Callable[[Tensor], None], base: int | None = None, loss: float | None = None
+    ) -> Ticket:  # fmt: skip
         """See FragmentSwarm. Waits and raises as `contribute` does."""
         if not 1 <= (samples := sample_count(samples)) < 1 << 48:
             raise LocalProtocolError(f"a contribution of {samples} samples")
+        from ...optim.outer import effective_outer, reading_of  # they load torch, which the caller has
+
         at = self._ready(fragment)
         with self._lock, eager():
             earlier = self._tickets.get(fragment)
             if earlier is not None and not earlier.resolved():
                 raise LocalProtocolError("a contribution is still undecided", hint="wait() for it, or try again when it is done()")
             self._flush_report(at)
-            write(at.memory.contribution.tensor()[slice(*at.memory.bounds[fragment])])
+            vector = at.memory.contribution.tensor()[slice(*at.memory.bounds[fragment])]
+            write(vector)
+            assert self._layout is not None
+            reading = reading_of(vector, cut(self._layout, self.fragments)[fragment], effective_outer(self.settings), loss)
             ticket = self._tickets[fragment] = Ticket(self, os.urandom(16))
             try:
-                ticket.call = at.link.submit(lambda id_: p.Contribute(id_, ticket.cid, samples, base, fragment))
+                ticket.call = at.link.submit(lambda id_: p.Contribute(id_, ticket.cid, samples, base, fragment, reading))
             except SwarmClosedError as error:  # perhaps sent, perhaps not: the next node will know
                 self._lose(at, error)
             return ticket

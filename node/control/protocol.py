@@ -17,7 +17,7 @@ from typing import Annotated, Any, Generic, TypeVar
 import msgspec
 
 from ...collectives.errors import LocalProtocolError, RemoteProtocolError
-from ...collectives.group import MAX_MEMBERS, Cid, Peer
+from ...collectives.group import MAX_MEMBERS, NO_READING, Cid, Peer, Reading
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import MAX_FRAGMENTS, Layout
 from ...collectives.swarm import Call, Outcome, PeerView, RunSettings, Tally
@@ -189,6 +189,7 @@ class Contribute(msgspec.Struct, frozen=True, tag="contribute"):
     samples: Positive
     base: int | None = None  # the round of the anchor it was made on; refused when that is no longer the newest
     fragment: Fragment = 0
+    reading: Reading = NO_READING
 
 
 class Resume(msgspec.Struct, frozen=True, tag="resume"):

@@ -206,7 +206,7 @@ class Requests:
         self._of(request.fragment).anchors[request.fragment].release(request.slot)
 
     async def _contribute(self, request: p.Contribute) -> None:
-        self._of(request.fragment).contribute(request.cid, request.samples, request.base, request.fragment)
+        self._of(request.fragment).contribute(request.cid, request.samples, request.base, request.fragment, request.reading)
         self._done(request.id)
 
     async def _resume(self, request: p.Resume) -> None:

@@ -14,6 +14,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, NamedTuple, Protocol
 
 from ...collectives.errors import AtollError
+from ...collectives.group import NO_READING, Reading
 from ...collectives.identifiers import PeerId
 from ...collectives.layout import Layout
 from ...collectives.swarm import Call, Outcome, PeerView, Tally
@@ -100,7 +101,7 @@ class ScriptSession(Protocol):
         """
         ...
 
-    def contribute(self, cid: bytes, samples: int, base: int | None = None, fragment: int = 0) -> None:
+    def contribute(self, cid: bytes, samples: int, base: int | None = None, fragment: int = 0, reading: Reading = NO_READING) -> None:
         """The fragment's part of ``contribution`` is written and stays frozen until `ScriptEvents.decided`; offer it under ``cid`` (16 random bytes,
         made by the client) to the open round, or to the next one where an earlier script's contribution is frozen in it.
 

@@ -64,7 +64,7 @@ class Dialler:
         """Whether dials to the internet leave from the listen port. Who is behind no NAT learns nothing by it, and two who dial each other at
         the same moment from their listen ports get one connection with two beginnings."""
         self._sources: dict[int, tuple[str, int]] = {}
-        self._ways: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+        self._ways: WeakKeyDictionary[RawConnection, str] = WeakKeyDictionary()  # noted before anybody can hear of the connection
 
     def listens(self, host: str, port: int) -> None:
         """A socket of ours listens there (``host`` may be a wildcard): dials may leave from it."""
@@ -78,13 +78,13 @@ class Dialler:
         if stream is None:
             await self._swarm.dial_addr(Multiaddr(address), target)
             return
-        connection = await self._upgrade(stream, target)
-        self._ways[connection.muxed_conn] = "listen"
+        await self._upgrade(stream, target, "listen")
 
-    async def _upgrade(self, stream: trio.SocketStream, target: ID) -> Any:
+    async def _upgrade(self, stream: trio.SocketStream, target: ID, way: str) -> None:
         raw = RawConnection(TrioTCPStream(stream), True)
+        self._ways[raw] = way
         try:
-            return await self._swarm.upgrade_outbound_raw_conn(raw, target)
+            await self._swarm.upgrade_outbound_raw_conn(raw, target)
         except BaseException:
             await trio.aclose_forcefully(stream)
             raise
@@ -107,14 +107,16 @@ class Dialler:
         if stream is None:
             raise PeerUnreachableError(f"no way through to {address}")
         if initiator:
-            connection = await self._upgrade(stream, target)
-            self._ways[connection.muxed_conn] = "punched"
+            await self._upgrade(stream, target, "punched")
             return
-        await self._accept(RawConnection(TrioTCPStream(stream), False), address, "punched", target)
+        raw = RawConnection(TrioTCPStream(stream), False)
+        self._ways[raw] = "punched"
+        await self._accept(raw, address, target)
 
     async def over(self, stream: PeerStream, address: str, target: ID, *, initiator: bool) -> None:
         """A connection to ``target`` over a stream through a relay. As the answering end it returns when the connection ends."""
         raw = RawConnection(_Pipe(stream), initiator, ConnectionType.RELAYED, [Multiaddr(address)])
+        self._ways[raw] = "relay"
         if initiator:
             try:
                 await self._swarm.upgrade_outbound_raw_conn(raw, target)
@@ -122,16 +124,14 @@ class Dialler:
                 await stream.aclose()
                 raise
         else:
-            await self._accept(raw, address, "", target)
+            await self._accept(raw, address, target)
 
-    async def _accept(self, raw: RawConnection, address: str, way: str, target: ID) -> None:
+    async def _accept(self, raw: RawConnection, address: str, target: ID) -> None:
         try:
             muxed: Any = await self._upgrade_inbound(raw, Multiaddr(address))
             if muxed.peer_id != target:
                 await muxed.close()
                 raise PeerUnreachableError(f"{muxed.peer_id} answered in place of {target}")
-            if way:
-                self._ways[muxed] = way
             await muxed.event_closed.wait()
         finally:
             with trio.move_on_after(1.0, shield=True):
@@ -157,22 +157,24 @@ class Dialler:
 
     def way(self, connection: Any) -> str:
         """How a connection was made: "relay", "punched", "listen" (from our listen port) or "" (any other way)."""
-        muxed = connection.muxed_conn
-        try:
-            relayed = muxed.get_connection_type() == ConnectionType.RELAYED
-        except Exception:
-            relayed = False
-        return "relay" if relayed else self._ways.get(muxed, "")
+        raw = _raw(connection)
+        return self._ways.get(raw, "") if raw is not None else ""
 
     def ends(self, connection: Any) -> tuple[str, str] | None:
         """Our host and the other's, of a connection that is no relayed one; None where they cannot be told."""
-        if self.way(connection) == "relay":
-            return None
         try:
-            sock = connection.muxed_conn.secured_conn.conn.read_writer.read_write_closer.stream.stream.socket
+            sock = _raw(connection).stream.stream.socket  # a relayed one has none
             return _plain(sock.getsockname()[0]), _plain(sock.getpeername()[0])
         except (AttributeError, OSError):
             return None
+
+
+def _raw(connection: Any) -> Any:
+    """The `RawConnection` under a connection of the swarm's; None where there is none."""
+    try:
+        return connection.muxed_conn.secured_conn.conn.read_writer.read_write_closer
+    except AttributeError:
+        return None
 
 
 def _plain(host: str) -> str:

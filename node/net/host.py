@@ -77,14 +77,23 @@ class Host:
         self.through: Through | None = None
         self._dials: dict[PeerId, trio.Event] = {}
         self._dial_limit = trio.CapacityLimiter(DIALS_AT_ONCE)
-        self._links: deque[tuple[PeerId, bool]] = deque()
+        self._links: deque[tuple[PeerId, bool | None]] = deque()
         self._links_changed = trio.Event()
         self._up: set[PeerId] = set()
         self._arrival = trio.Event()
         self._addresses: list[str] = []
 
-    async def run(self, on_link: Callable[[PeerId, bool], None], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Listen until cancelled; then every socket is closed and no task is left. ``on_link(peer, up)`` is called in this task.
+    async def run(
+        self,
+        on_link: Callable[[PeerId, bool], None],
+        on_path: Callable[[PeerId], None] = lambda peer: None,
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Listen until cancelled; then every socket is closed and no task is left.
+
+        ``on_link(peer, up)`` is called when the first connection of a peer is there or the last one gone, ``on_path(peer)`` when one came or
+        went beside others, whoever made or closed it; both in this task.
 
         Raises ConfigError E101 when a port is taken.
         """
@@ -100,7 +109,8 @@ class Host:
                     await self._links_changed.wait()
                     self._links_changed = trio.Event()
                     while self._links:
-                        on_link(*self._links.popleft())
+                        peer, up = self._links.popleft()
+                        on_path(peer) if up is None else on_link(peer, up)
             finally:
                 stop.set()
 
@@ -380,10 +390,10 @@ class Host:
 
     def _link_changed(self, peer: PeerId) -> None:
         up = self._has_connection(peer)
-        if up != (peer in self._up):
-            (self._up.add if up else self._up.discard)(peer)
-            self._links.append((peer, up))
-            self._links_changed.set()
+        turned = up != (peer in self._up)
+        (self._up.add if up else self._up.discard)(peer)
+        self._links.append((peer, up if turned else None))
+        self._links_changed.set()
         self._arrival.set()
         self._arrival = trio.Event()
 

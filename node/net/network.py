@@ -161,7 +161,7 @@ class PeerNetwork:
         """
         try:
             async with trio.open_nursery() as outer:
-                await outer.start(self._host.run, self._link_changed)
+                await outer.start(self._host.run, self._link_changed, self.reach.path_changed)
                 self.reach.began()
                 async with trio.open_nursery() as nursery:
                     await nursery.start(self._lanes.run)
@@ -480,6 +480,7 @@ class PeerNetwork:
             "relayed": {"circuits": self._relay.circuits, "bytes": self._relay.nbytes},
             "wires": self._streams.wires(),
             "lan": self._lan.status(),
+            "remembered": len({*self.book.peers()} - {*self._bootstrap.peers}),
             "dht_peers": len(self.dht.table),
             "faults": dict(self._faults.total),
             "messages_sent": counters.messages_sent,

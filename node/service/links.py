@@ -8,7 +8,7 @@ from typing import Any
 import trio
 
 from ...collectives.engine import EngineThread
-from ...collectives.errors import ConfigError
+from ...collectives.errors import ConfigError, PeerUnreachableError
 from ...collectives.identifiers import PeerId
 from ...security.identity import is_peer_id
 from ..net.network import PeerNetwork
@@ -48,13 +48,29 @@ class Links:
     async def ping(self, named: str) -> dict[str, Any]:
         """See `NodeService.ping`."""
         peer = _peer_id(named)
-        rtt_s = await self._network.ping(peer)
+        if peer == self._network.peer:
+            raise ConfigError("that is this node itself", hint="Others: atoll peers")
+        try:
+            rtt_s = await self._network.ping(peer)
+        except PeerUnreachableError as error:
+            error.why, error.hint = self._unreached(peer)
+            raise
         return {
             "peer": peer,
             "path": self._network.path(peer),
             "rtt_ms": round(rtt_s * 1000, 2),
             "address": self._network.address_of(peer),
         }
+
+    def _unreached(self, peer: PeerId) -> tuple[str, str]:
+        """Why a peer probably cannot be reached, and what to do."""
+        if not self._network.peers():
+            return "This node is connected to nobody.", "What was tried: atoll netcheck"
+        if not self._network.book.addresses(peer):
+            why = "Nobody has told this node an address of it: it is off, or in no run that this node is in."
+            return why, "Who is there: atoll peers      Whether that node is connected, its user sees by: atoll netcheck"
+        why = "It is off, its addresses changed, or a firewall is in between. If it is behind a NAT: no relay leads to it."
+        return why, "On its side, then on this one: atoll netcheck"
 
     async def check(self, bandwidth: str) -> dict[str, Any]:
         """See `NodeService.check`."""

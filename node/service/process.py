@@ -203,7 +203,7 @@ def plan_bytes(plan: Plan) -> int:
     """Length of a plan's encoded result."""
     from ...collectives.codec import Grid
 
-    return Grid(plan.codec, plan.numel, plan.chunk_elements).nbytes
+    return Grid(plan.codec, plan.numel, plan.chunk_elements).results.nbytes
 
 
 def _connect(network: PeerNetwork, engine: EngineThread, node: Node, lanes: dict[tuple[PeerId, int], int]) -> None:

@@ -8,6 +8,7 @@ from itertools import accumulate
 import trio
 
 from ...collectives.errors import LocalProtocolError, ModelMismatchError, StorageError
+from ...collectives.group import NO_READING, Reading
 from ...collectives.layout import Layout, cut
 from ...collectives.swarm import Call, Outcome, PeerView, Tally
 from ..control.service import ReduceMemory, ScriptEvents
@@ -81,7 +82,7 @@ class AttachedScript:
         except StorageError as error:  # it is attached; what could not be written will be tried again
             self.run.troubles.tell(error)
 
-    def contribute(self, cid: bytes, samples: int, base: int | None = None, fragment: int = 0) -> None:
+    def contribute(self, cid: bytes, samples: int, base: int | None = None, fragment: int = 0, reading: Reading = NO_READING) -> None:
         """Offer what the script wrote."""
         if fragment in self._frozen:
             raise LocalProtocolError("one contribution is frozen already")
@@ -89,7 +90,7 @@ class AttachedScript:
         vector = self.contribution.tensor()[stop - self.anchors[fragment].numel : stop]
         self._frozen[fragment] = (cid, now)
         try:
-            self.whole.sessions[fragment].contribute(now, cid, samples, vector, base)
+            self.whole.sessions[fragment].contribute(now, cid, samples, vector, base, reading)
         except StorageError as error:  # it is frozen and will be offered again
             self.run.troubles.tell(error)
         except BaseException:

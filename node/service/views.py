@@ -86,7 +86,8 @@ def peers_of(run: RunService) -> list[dict[str, Any]]:
     membership = session.membership
     records = {record.peer: record for record in membership.records()}
     config = run.whole.config_peers()
-    listed: Sequence[PeerId] = list(dict.fromkeys([*config, *records]))
+    early = () if config else session.contacts  # nobody tells anything of itself before the run is founded
+    listed: Sequence[PeerId] = list(dict.fromkeys([*config, *records, *early]))
     return [
         {
             "peer": peer,

@@ -29,7 +29,7 @@ Step = tuple[Entry, m.Tip | None, memoryview | None]
 def measured(log: str, round_: int, blank: m.Tip, shape: Shape, state: memoryview) -> m.Tip:
     """``blank`` with the digest of the state reached: bytes of anchor and momentum. Heavy."""
     entry = tip_entry(log, round_, blank, shape)
-    hashes = [chunk_hash(view) for view in Grid(entry.codec, entry.numel, entry.chunk_elements).views(state)]
+    hashes = [chunk_hash(view) for view in Grid(entry.codec, entry.numel, entry.chunk_elements).results.views(state)]
     return m.Tip(blank.log, blank.base, blank.length, blank.contributors, part_digest(entry, entry.parts[0], hashes))
 
 

@@ -352,10 +352,10 @@ class Branching:
         assert machine is not None
         assert branch is not None
         if self.frozen is None and machine.contribution is not None:
-            cid, samples, vector = session.offering.take()
+            cid, samples, vector, reading = session.offering.take()
             vector = vector.clone()
             session.ports.exchange.freeze(session.log, machine.round, cid, vector)
-            self.frozen = self.given = (cid, samples, vector)
+            self.frozen = self.given = (cid, samples, vector, reading)
         tip = branch.tip_now
         if self.given is not None and tip is not None and any(c.cid == self.given[0] for c in tip.contributors):
             self._tell(tip.contributors, self.given[0], True)
@@ -370,9 +370,9 @@ class Branching:
         if self.given is None:
             self.given = session.offering.take_fresh()
         if self.given is not None:
-            cid, samples, vector = self.given
+            cid, samples, vector, reading = self.given
             session.ports.exchange.freeze(branch.log, branch.machine.round, cid, vector)
-            branch.machine.contribute(now, cid, samples)
+            branch.machine.contribute(now, cid, samples, reading)
 
     def advance(self, tip: m.Tip, state: memoryview) -> None:
         """A round of the branch is applied: keep its state, then say so. Raises StorageError."""
@@ -449,7 +449,7 @@ class Branching:
         """A contribution cannot be sent: its vector, if it was given to the branch."""
         if self.given is None or self.given[0] != cid:
             return None
-        (_, _, vector), self.given = self.given, None
+        (_, _, vector, _), self.given = self.given, None
         if self.branch is not None:
             self.branch.machine.contribution = None
         if self.frozen is not None and self.frozen[0] == cid and self.session.machine is not None:

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from ...collectives.encoded import why_refused
+from ...collectives.group import Reading
 from . import events as ev
 
 if TYPE_CHECKING:
     from .session import Session
 
-Given = tuple[bytes, int, Tensor]
-"""cid, samples, vector."""
+Given = tuple[bytes, int, Tensor, Reading]
+"""cid, samples, vector, and what the script says of it."""
 
 
 class Offering:
@@ -22,11 +23,11 @@ class Offering:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self._waiting: deque[tuple[bytes, int, Tensor, int | None]] = deque()
+        self._waiting: deque[tuple[Given, int | None]] = deque()
 
-    def put(self, cid: bytes, samples: int, vector: Tensor, base: int | None) -> None:
+    def put(self, given: Given, base: int | None) -> None:
         """The script offers another one, made on the anchor of round ``base`` if it says so."""
-        self._waiting.append((cid, samples, vector, base))
+        self._waiting.append((given, base))
 
     def offer(self, now: float) -> None:
         """Freeze the first one for the open round, if nothing is."""
@@ -34,14 +35,14 @@ class Offering:
         if session.branching.active:
             return session.branching.offer(now)
         if machine and machine.contribution is None and not machine.open.applying and (given := self._first()) is not None:
-            cid, samples, vector = given
+            cid, samples, vector, reading = given
             session.ports.exchange.freeze(session.log, machine.round, cid, vector)
-            machine.contribute(now, cid, samples)
+            machine.contribute(now, cid, samples, reading)
         return None
 
     def take(self) -> Given:
         """Give up the first one: it is decided, refused, or a branch's from now on."""
-        return self._waiting.popleft()[:3]
+        return self._waiting.popleft()[0]
 
     def take_fresh(self) -> Given | None:
         """The first one, for the branch; None where there is none."""
@@ -51,23 +52,23 @@ class Offering:
         """One that comes too late is refused."""
         if not self._waiting:
             return None
-        (cid, samples, vector, base), session, why = self._waiting[0], self.session, ""
+        (given, base), session, why = self._waiting[0], self.session, ""
         at, rounds = session.completed, session.settings.rounds
         if base is not None and base != at:
             why = f"it was made on the anchor of round {base}, the run is at {at}"
         elif rounds is not None and at >= rounds:
             why = f"the run is complete after {rounds} rounds"
         if not why:
-            return cid, samples, vector
+            return given
         self._waiting.popleft()
-        return session.ports.emit(ev.ContributionRefused(cid, why))
+        return session.ports.emit(ev.ContributionRefused(given[0], why))
 
     def refuse(self, now: float, cid: bytes) -> None:
         """The data plane found NaN, infinity, or what its codec cannot hold, in a contribution: it is in no round. Why is told once known."""
         session, machine, replica = self.session, self.session.machine, self.session.replica
         flat = session.branching.refuse(cid)
         if flat is None and machine and machine.contribution and machine.contribution[0] == cid and not session.branching.active:
-            machine.contribution, (_, _, flat) = None, self.take()
+            machine.contribution, (_, _, flat, _) = None, self.take()
         if flat is not None and machine and replica:
             session.ports.offload(
                 lambda: why_refused(flat, replica.layout, machine.shape.codec),

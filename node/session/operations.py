@@ -66,7 +66,7 @@ class Operations:
     @property
     def under_way(self) -> bool:
         """Whether any operation is."""
-        return any(operation.under_way for operation in self.by_key.values())
+        return any(operation.under_way for operation in reversed(self.by_key.values()))  # it is one of the newest
 
     # ---- the script
     def prepare(self, now: float, call: Call, numel: int) -> Operation:
@@ -257,7 +257,7 @@ class Operations:
         return operation is not None
 
     def _planned(self, plan_id: bytes) -> Operation | None:
-        for operation in self.by_key.values():
+        for operation in reversed(self.by_key.values()):  # it is one of the newest, and a plan's name is a hash
             plan = operation.machine.open.plan
             if plan is not None and plan.plan_id == plan_id:
                 return operation

@@ -18,6 +18,8 @@ def look_s(session: Session) -> float:
 def resting(session: Session) -> bool:
     """Whether nothing is under way as far as this member knows, no round, no operation and no transfer, and it waits for nobody."""
     machine, transfer = session.machine, session.transfer
+    if session.operations.under_way:  # the likeliest, asked for every message
+        return False
     if session.branching.after_s is not None:  # whether a quorum is in sight must be seen soon
         return False
     if machine is None or machine.stateless or not machine.is_member or machine.leaving or machine.engaged:
@@ -28,4 +30,4 @@ def resting(session: Session) -> bool:
         return False
     if session.recertifying.view() is not None:
         return False
-    return not (session.installing.busy or transfer.fetching or transfer.seeking_state or session.operations.under_way)
+    return not (session.installing.busy or transfer.fetching or transfer.seeking_state)

@@ -28,7 +28,7 @@ def result_hashes(entry: Entry, data: memoryview) -> list[bytes]:
 
 def grid_of(entry: Entry) -> Grid:
     """How the result of an entry lies in its bytes."""
-    return Grid(entry.codec, entry.numel, entry.chunk_elements)
+    return Grid(entry.codec, entry.numel, entry.chunk_elements).results
 
 
 @dataclass(eq=False)

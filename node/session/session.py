@@ -17,7 +17,7 @@ from torch import Tensor
 from ...collectives import exchange as x
 from ...collectives import messages as m
 from ...collectives.errors import LocalProtocolError, OutOfDateError, RemoteProtocolError
-from ...collectives.group import Certified, Entry, Member
+from ...collectives.group import NO_READING, Certified, Entry, Member, Reading
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import Layout
 from ...collectives.round import BRANCH, RoundMachine, Shape, Timing, check_genesis, rounds_in
@@ -203,7 +203,9 @@ class Session:
             self.machine.set_idle(now, True)
         self._drain(now)
 
-    def contribute(self, now: float, cid: bytes, samples: int, vector: Tensor, base: int | None = None) -> None:
+    def contribute(
+        self, now: float, cid: bytes, samples: int, vector: Tensor, base: int | None = None, reading: Reading = NO_READING
+    ) -> None:  # fmt: skip
         """Offer ``vector`` (float32, (numel,), untouched until RoundCommitted) to the open round, or to the next one.
 
         With ``base``, the rounds in the anchor it was made on, it is refused (ContributionRefused) once that anchor is no longer current.
@@ -213,7 +215,7 @@ class Session:
             raise OutOfDateError("the run's state is not here yet")
         if vector.numel() != self.machine.shape.numel:
             raise LocalProtocolError(f"contribution of {vector.numel()} elements to a run of {self.machine.shape.numel}")
-        self.offering.put(cid, samples, vector, base)
+        self.offering.put((cid, samples, vector, reading), base)
         self.offering.offer(now)
         self._drain(now)
 

@@ -109,7 +109,7 @@ class Transfer:
         name = entry.hash()
         known = self.fetching.get(name)
         if known is None:
-            bounds = Grid(entry.codec, entry.numel, entry.chunk_elements).bounds
+            bounds = Grid(entry.codec, entry.numel, entry.chunk_elements).results.bounds
             self.fetching[name] = known = Fetching(name, [], entry=entry, round=entry.round, bounds=bounds)
         fresh = [peer for peer in holders if peer not in known.sources]
         known.sources.extend(fresh)

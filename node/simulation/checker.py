@@ -268,9 +268,9 @@ class Checker:
             if frozen is None or frozen.peer != contributor.member.peer or frozen.weight != contributor.weight:
                 raise Violation("honest outcome", f"entry {entry.round} names a contribution that {contributor.member.peer} did not freeze")
         grid = Grid(entry.codec, entry.numel, entry.chunk_elements)
-        result = bytearray(grid.nbytes)
+        result = bytearray(grid.results.nbytes)
         hashes: list[bytes] = []
-        for chunk, view in enumerate(grid.views(memoryview(result))):
+        for chunk, view in enumerate(grid.results.views(memoryview(result))):
             self._reduce_chunk(grid, entry, chunk, view)
             hashes.append(chunk_hash(view))
         for part, digest in zip(entry.parts, entry.part_digests, strict=True):
@@ -280,12 +280,12 @@ class Checker:
 
     def _reduce_chunk(self, grid: Grid, entry: Entry, chunk: int, out: memoryview) -> None:
         codec, first, elements = grid.codec(chunk), chunk * entry.chunk_elements, grid.elements(chunk)
-        wires = {c.cid: grid.wire(memoryview(bytearray(len(out))), chunk) for c in entry.contributors}
+        wires = {c.cid: grid.wire(memoryview(bytearray(grid.wire_bytes(chunk))), chunk) for c in entry.contributors}
         for cid, wire in wires.items():
             codec.encode(self.frozen[cid].vector[first : first + elements], wire)
         if entry.topology.kind == "butterfly":
             factors = MEAN.factors([c.weight for c in entry.contributors])
-            codec.weighted_mean(list(wires.values()), factors.multipliers, factors.divisor, grid.wire(out, chunk))
+            codec.weighted_mean(list(wires.values()), factors.multipliers, factors.divisor, grid.results.wire(out, chunk))
             return
         tree = next(tree for part, tree in zip(entry.parts, trees_of(entry, MEAN), strict=True) if part.first <= chunk < part.stop)
 
@@ -301,6 +301,6 @@ class Checker:
     def _outer(self, entry: Entry, result: bytes, before: Tensor, momentum: Tensor) -> tuple[Tensor, Tensor]:
         anchor, momentum = before.clone(), momentum.clone()
         if result:
-            means = Grid(entry.codec, entry.numel, entry.chunk_elements).decode(memoryview(bytearray(result)))
-            self._step.run(before, means, momentum, anchor)
+            means = Grid(entry.codec, entry.numel, entry.chunk_elements).results.decode(memoryview(bytearray(result)))
+            self._step.run(before, means, momentum, anchor, [(c.weight, c.reading) for c in entry.contributors])
         return anchor, momentum

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from ...collectives.errors import StorageError
@@ -35,16 +34,27 @@ def save(folder: Path, layout: Layout, saved: Saved, *, run_id: str, entry_hash:
     path, temporary = folder / "state.safetensors", folder / "state.safetensors.new"
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        save_file({"anchor": saved.anchor, "momentum": saved.momentum}, temporary, metadata=meta)
+        _write(temporary, {"anchor": saved.anchor, "momentum": saved.momentum}, meta)
         os.replace(temporary, path)
-    except SafetensorError as error:
-        temporary.unlink(missing_ok=True)
-        raise storage_error(path, OSError(str(error))) from error
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise storage_error(path, error) from error
     document = {"schema": 1, **meta, **counts, "layout": msgspec.to_builtins(layout)}
     write_atomically(folder / "atoll.json", json.dumps(document).encode())
+
+
+def _write(path: Path, tensors: dict[str, Tensor], meta: dict[str, str]) -> None:
+    """Float32 vectors as safetensors, from where they lie: the library's own way copies them first. Raises OSError."""
+    header: dict[str, object] = {"__metadata__": meta}
+    at = 0
+    for name, tensor in tensors.items():
+        header[name] = {"dtype": "F32", "shape": [tensor.numel()], "data_offsets": [at, at := at + 4 * tensor.numel()]}
+    head = json.dumps(header).encode()
+    head += b" " * (-len(head) % 8)
+    with path.open("wb") as file:
+        file.write(len(head).to_bytes(8, "little") + head)
+        for tensor in tensors.values():
+            file.write(tensor.numpy().data.cast("B"))
 
 
 def load(folder: Path, numel: int, state_numel: int | None = None, *, alone: bool = False) -> Saved | None:

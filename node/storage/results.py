@@ -46,9 +46,8 @@ class ResultFiles:
         except OSError as error:
             raise storage_error(folder, error) from error
         self._lock = threading.Lock()
-        self._mapped: dict[int, weakref.ref[mmap.mmap]] = {}  # file number -> mapping in use
+        self._mapped: dict[int, weakref.ref[mmap.mmap]] = {}  # file number -> mapping in use: what is only kept is not mapped
         self._index: dict[str, tuple[int, int, int]] = {}  # entry hash -> round, file number, bytes
-        self._views: dict[str, memoryview] = {}
         self._load()
 
     def _path(self, number: int) -> Path:
@@ -104,13 +103,10 @@ class ResultFiles:
             except StorageError:
                 del self._index[name]  # not kept: whoever votes on these bytes must not
                 raise
-            self._views[name] = data
         return None
 
     def kept(self, name: str) -> memoryview | None:
         """Bytes kept under a name."""
-        if name in self._views:
-            return self._views[name]
         found = self._index.get(name)
         if found is None:
             return None
@@ -121,8 +117,9 @@ class ResultFiles:
         except OSError:
             return None
         with self._lock:
-            self._views[name] = memoryview(self._map(number, nbytes))[:nbytes]
-        return self._views[name]
+            reference = self._mapped.get(number)
+            memory = reference() if reference is not None else None
+            return memoryview(memory if memory is not None else self._map(number, nbytes))[:nbytes]
 
     def forget(self, before: int, keep: set[str]) -> None:
         """Names of older rounds are dropped, except ``keep``; their files are used again once nobody reads them."""
@@ -131,7 +128,6 @@ class ResultFiles:
             with self._lock:
                 for name in old:
                     del self._index[name]
-                    self._views.pop(name, None)
                 self._save()
 
     def drop(self, name: str) -> None:
@@ -139,20 +135,17 @@ class ResultFiles:
         if name in self._index:
             with self._lock:
                 del self._index[name]
-                self._views.pop(name, None)
                 self._save()
 
     def clear(self) -> None:
         """Forget everything."""
         with self._lock:
             self._index.clear()
-            self._views.clear()
             self._save()
 
     def close(self) -> None:
         """Let go of all mappings: each ends with its last reader. What is kept on disk stays."""
         with self._lock:
-            self._views.clear()
             self._mapped.clear()
 
     def _save(self) -> None:

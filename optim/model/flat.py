@@ -7,7 +7,7 @@ buffers, which are constants or a peer's own. A tensor used in several places (t
 name. Later changes of ``requires_grad`` do not change the vector. Where the run's settings give tensors codecs of their own, those of one
 codec are neighbours, parameters and statistics each for themselves.
 
-Values cross in segments of about a million elements through one small scratch, so no second copy of the model is made. Models
+Values cross in segments through one small scratch, so no second copy of the model is made. Models
 of float16 and bfloat16 have a float32 vector: progress is measured against what the live tensors really started from, the
 anchor rounded to their type (`FlatVector.round_to_live`). float64 crosses as float32.
 """
@@ -28,6 +28,7 @@ from ...collectives.layout import MAX_DIMS, MAX_TENSORS, Layout, Role, TensorSpe
 from ...collectives.swarm import RunSettings
 
 SEGMENT_ELEMENTS = 1 << 20
+HOST_ELEMENTS = 1 << 17  # of a segment on the CPU: as fast as longer ones, and its scratch is no part of a model
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")  # torch.compile and activation checkpointing put these into names
 
@@ -121,7 +122,7 @@ class FlatVector:
         return parts
 
     def segments(self) -> Iterator[Segment]:
-        """The vector cut into segments of at most `SEGMENT_ELEMENTS` elements, or one tensor that is not contiguous."""
+        """The vector cut into segments of at most `SEGMENT_ELEMENTS` elements (`HOST_ELEMENTS` on the CPU), or one tensor that is not contiguous."""
         pieces: list[Piece] = []
         begin = end = 0
         for spec, tensor in zip(self.layout.tensors, self.tensors, strict=True):
@@ -129,10 +130,11 @@ class FlatVector:
             whole = not live.is_contiguous()
             done = 0
             while done < spec.numel:
-                if pieces and (whole or end - begin == SEGMENT_ELEMENTS or pieces[0].live.device != live.device):
+                longest = SEGMENT_ELEMENTS if live.is_cuda else min(HOST_ELEMENTS, SEGMENT_ELEMENTS)
+                if pieces and (whole or end - begin == longest or pieces[0].live.device != live.device):
                     yield Segment(begin, end, tuple(pieces))
                     pieces, begin = [], end
-                count = spec.numel if whole else min(spec.numel - done, SEGMENT_ELEMENTS - (end - begin))
+                count = spec.numel if whole else min(spec.numel - done, longest - (end - begin))
                 part = live if whole else live.view(-1)[done : done + count]
                 pieces.append(Piece(end - begin, end - begin + count, part))
                 done += count

@@ -4,13 +4,15 @@ Files, lowest first:
 
     presets   outer values that are known to work, and their sources
     rules     one class an optimizer: Nesterov, SGD, Adam, Yogi, Adagrad, CO2; what it does to a range
-    governor  a jump of the update's norm: momentum restarts, the rate is halved for some rounds
+    readings  what contributors say of their norms and losses, and what follows from it
+    governor  a jump of the update's norm or of the loss: momentum restarts, the rate is halved for some rounds
     step      OuterStep: a rule over a whole round, statistics averaged
 """
 
 from __future__ import annotations
 
 from .presets import outer_preset
+from .readings import reading_of
 from .step import BLOCK_ELEMENTS, OuterStep, effective_outer
 
-__all__ = ["BLOCK_ELEMENTS", "OuterStep", "effective_outer", "outer_preset"]
+__all__ = ["BLOCK_ELEMENTS", "OuterStep", "effective_outer", "outer_preset", "reading_of"]

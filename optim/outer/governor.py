@@ -1,47 +1,63 @@
-"""The governor: when the update's norm jumps, momentum restarts and the rate is halved for some rounds.
+"""The governor: when the update's norm or the loss jumps, momentum restarts and the rate is halved for some rounds.
 
-A function of the log alone, so that all members act alike: it sees the norm of each committed mean and keeps what it remembers in the
-state vector beside the momentum, which is transferred, checked and stored with it.
+A function of the log alone, so that all members act alike: it sees the norm of each committed mean and the median of the losses that its
+contributors told, and keeps what it remembers in the state vector beside the momentum, which is transferred, checked and stored with it.
 """
 
 from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from ...collectives.telemetry import Event
 
-WINDOW = 15  # norms remembered
+WINDOW = 15  # values remembered
 LEAST = 5  # before so many were seen nothing is a jump
 DEVIATIONS = 3 * 1.4826  # three standard deviations, by the median absolute deviation of normal values
-SHARE = 0.5  # of the median that a jump exceeds it by at least: norms of a quiet run hardly differ
+SHARES = {"norm": 0.5, "loss": 0.1}  # of the median that a jump exceeds it by at least: in a quiet run values hardly differ
 CALM_ROUNDS = 8
-NUMBERS = WINDOW + 2  # norms, newest first (0: none yet), rounds left at half rate, how often it acted
+NUMBERS = 2 * (1 + WINDOW) + 2  # of norms, then of losses: how many, and these, newest first; rounds left at half rate; how often it acted
+
+Kind = Literal["norm", "loss"]
 
 
 @dataclass(frozen=True, slots=True)
 class Governed(Event):
-    """The outer step restarted its momentum and halves its rate: ``norm`` of the mean is far above the ``median`` of the last rounds."""
+    """The outer step restarted its momentum and halves its rate: a round's ``value`` of ``what`` is far above the ``median`` of the last rounds."""
 
-    norm: float
+    what: Kind
+    value: float
     median: float
 
 
-def judge(numbers: Tensor, norm: float) -> tuple[float, Governed | None]:
-    """What to do in a round whose mean has this norm: (factor of the rate, whether it jumped). ``numbers``: float32 (NUMBERS,), updated."""
+def judge(numbers: Tensor, norm: float, loss: float | None = None) -> tuple[float, Governed | None]:
+    """What to do in a round whose mean has this norm, and whose contributors told this loss: (factor of the rate, whether it jumped).
+
+    ``numbers``: float32 (NUMBERS,), updated.
+    """
     values = numbers.tolist()
-    norms, calm, acted = [value for value in values[:WINDOW] if value > 0], values[WINDOW], values[WINDOW + 1]
-    event = None
-    if len(norms) >= LEAST:
-        median = statistics.median(norms)
-        deviation = statistics.median(abs(value - median) for value in norms)
-        if norm > median + max(DEVIATIONS * deviation, SHARE * median):
-            event, calm, acted = Governed(norm, median), float(CALM_ROUNDS), acted + 1
-            norm = median  # so that what is usual does not follow a jump
+    norms, losses, (calm, acted) = values[: 1 + WINDOW], values[1 + WINDOW : -2], values[-2:]
+    seen: tuple[tuple[Kind, list[float], float | None], ...] = (("norm", norms, norm), ("loss", losses, loss))
+    jumps = [event for what, window, value in seen if value is not None and (event := _see(what, window, value)) is not None]
+    if jumps:
+        calm, acted = float(CALM_ROUNDS), acted + 1
     factor = 0.5 if calm else 1.0
-    kept = [norm, *values[: WINDOW - 1], max(0.0, calm - 1), acted]
-    numbers.copy_(torch.tensor(kept, dtype=torch.float32, device="cpu"))
-    return factor, event
+    numbers.copy_(torch.tensor([*norms, *losses, max(0.0, calm - 1), acted], dtype=torch.float32, device="cpu"))
+    return factor, jumps[0] if jumps else None
+
+
+def _see(what: Kind, window: list[float], value: float) -> Governed | None:
+    """Remember a value; whether it is a jump. What is usual does not follow a jump: then the median is remembered."""
+    count, event = int(window[0]), None
+    known = window[1 : 1 + count]
+    if count >= LEAST:
+        median = statistics.median(known)
+        deviation = statistics.median(abs(each - median) for each in known)
+        if value > median + max(DEVIATIONS * deviation, SHARES[what] * abs(median)):
+            event, value = Governed(what, value, median), median
+    window[:] = [min(count + 1, WINDOW), value, *window[1:WINDOW]]
+    return event

@@ -5,6 +5,7 @@ See `rules` for why. The ranges in which a step is applied do not change a bit e
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Sequence
 
@@ -16,7 +17,10 @@ from ...collectives.layout import Layout, Role
 from ...collectives.swarm import OuterSettings, RunSettings
 from ...collectives.telemetry import emit
 from . import governor
+from .readings import Said, median_loss, stretch
 from .rules import RULES, as_float32, norm
+
+logger = logging.getLogger("atoll")
 
 BLOCK_ELEMENTS = 65_536  # four float32 arrays of it are 1 MiB: they stay in the L2 cache between the operations of a rule
 
@@ -29,7 +33,7 @@ def effective_outer(settings: RunSettings) -> OuterSettings:
 
 
 class OuterStep:
-    """The rule of ``settings`` on the anchor (`rules.RULES`), with its governor if it has one.
+    """The rule of ``settings`` on the anchor (`rules.RULES`), on a mean that is stretched first and with a governor, where the settings say so.
 
     Ranges of running statistics (see `Layout`) take ``θ ← θ - g`` whatever the rule: they are averaged, since momentum would
     carry a variance past zero. A variance is held at or above zero, which a lossy codec could miss.
@@ -58,7 +62,7 @@ class OuterStep:
     @property
     def whole(self) -> bool:
         """Whether a step needs all of the mean at once (`apply`), and ranges do not do."""
-        return self._rule.whole or self.settings.governor
+        return self._rule.whole or self.settings.governor or self.settings.stretch
 
     def state_numel(self, numel: int) -> int:
         """Length of the state of an anchor of ``numel`` elements."""
@@ -70,8 +74,11 @@ class OuterStep:
         """Length of anchor and state together, in bytes."""
         return 4 * (numel + self.state_numel(numel))
 
-    def run(self, anchor_in: Tensor, means: Iterable[tuple[int, Tensor]], state: Tensor, anchor_out: Tensor) -> None:
-        """The step of a round whose mean comes in pieces: (first element, float32 values), which cover the vector in order."""
+    def run(
+        self, anchor_in: Tensor, means: Iterable[tuple[int, Tensor]], state: Tensor, anchor_out: Tensor, said: Said = ()
+    ) -> None:  # fmt: skip
+        """The step of a round whose mean comes in pieces: (first element, float32 values), which cover the vector in order. ``said``: what its
+        contributors say."""
         if not self.whole:
             for start, mean in means:
                 self.apply_range(anchor_in, mean, state, anchor_out, start, start + mean.numel())
@@ -79,23 +86,30 @@ class OuterStep:
         mean = torch.empty(anchor_in.numel(), dtype=torch.float32, device="cpu")
         for start, part in means:
             mean[start : start + part.numel()].copy_(part)
-        self.apply(anchor_in, mean, state, anchor_out)
+        self.apply(anchor_in, mean, state, anchor_out, said)
 
     @torch.no_grad()
-    def apply(self, anchor_in: Tensor, mean: Tensor, state: Tensor | None, anchor_out: Tensor) -> None:
-        """One step on whole vectors, all float32, contiguous, on the CPU; see `apply_range`."""
+    def apply(self, anchor_in: Tensor, mean: Tensor, state: Tensor | None, anchor_out: Tensor, said: Said = ()) -> None:
+        """One step on whole vectors, all float32, contiguous, on the CPU; see `apply_range` and `run`. A ``mean`` to be stretched is scaled
+        in place."""
         numel = anchor_in.numel()
         if not self.whole:
             return self.apply_range(anchor_in, mean, state, anchor_out, 0, numel)
         assert state is not None
         lr, tail = self._lr, max(1, self._rule.vectors) * numel
+        length = self._norm(mean) if self.settings.governor or self.settings.stretch else 0.0
+        if self.settings.stretch and (factor := as_float32(stretch(said, length))) != 1.0:
+            length *= factor
+            for first, last, role in self._pieces(0, numel):
+                if role == "parameter":
+                    mean[first:last].mul_(factor)
         if self.settings.governor:
-            numbers = state[tail : tail + governor.NUMBERS]
-            tail += governor.NUMBERS
-            factor, event = governor.judge(numbers, self._norm(mean))
-            lr = as_float32(factor * lr)
+            factor, event = governor.judge(state[tail : tail + governor.NUMBERS], length, median_loss(said))
+            lr, tail = as_float32(factor * lr), tail + governor.NUMBERS
             if event is not None:
                 state[: self._rule.vectors * numel].zero_()
+                logger.warning("the %s jumped to %.4g, usual is %.4g: the outer momentum restarts, its lr is halved for %d rounds",
+                               event.what, event.value, event.median, governor.CALM_ROUNDS)  # fmt: skip
                 emit(event)
         if self._rule.whole:
             return self._apply_tensors(anchor_in, mean, state, anchor_out, tail, lr)
@@ -143,8 +157,9 @@ class OuterStep:
         return [(spec.offset, spec.offset + spec.numel) for spec in self._tensors] or [(0, numel)]
 
     def _norm(self, mean: Tensor) -> float:
-        """The norm of the parameters' part, tensor by tensor."""
-        return math.sqrt(sum(norm(mean[first:last]) ** 2 for first, last in self._whole_tensors(mean.numel())))
+        """The norm of the parameters' part, tensor by tensor. (`sum` of floats adds otherwise in Python 3.12 than before.)"""
+        norms = [norm(mean[first:last]) for first, last in self._whole_tensors(mean.numel())]
+        return math.sqrt(math.fsum(each * each for each in norms))
 
     def _pieces(self, start: int, stop: int) -> list[tuple[int, int, Role]]:
         """[start, stop) cut where the role changes."""

@@ -14,6 +14,7 @@ from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import Layout
 from ...collectives.swarm import AnchorView, Call, Outcome, PeerView, Pending, RunSettings, Swarm, Tally
 from ..data.shard import Shard
+from ..model.feedback import has_feedback
 from ..model.flat import FlatVector
 from .slices import RankVector, Slices, reshard, slice_model
 from .talk import Ranks
@@ -103,7 +104,7 @@ class RankSwarm:
         for refused, what, who, key in (
             (settings.fragments > 1, "fragments", several, "$.exchange.fragments"),
             (settings.method == "gradient_averaging", "gradient averaging", several, "$.train.method"),
-            (settings.feedback and not self._slices.whole, "error feedback", cut, "$.exchange.feedback"),
+            (has_feedback(settings) and not self._slices.whole, "error feedback", cut, "$.exchange.feedback"),
         ):
             if refused:
                 raise ConfigError(
@@ -126,9 +127,11 @@ class RankSwarm:
         view = self._at_rank_0_or_none(lambda swarm: swarm.anchor())
         return self._lease(view)
 
-    def contribute(self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None) -> RankPending:
+    def contribute(
+        self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None, loss: float | None = None
+    ) -> RankPending:
         """See Swarm; ``write`` fills the vector of this rank's slices, ``samples`` are those of all ranks."""
-        pending = self._written(lambda whole: self._at_rank_0.contribute(samples=samples, write=whole, base=base), write)
+        pending = self._written(lambda whole: self._at_rank_0.contribute(samples=samples, write=whole, base=base, loss=loss), write)
         return RankPending(self.ranks, pending)
 
     @property

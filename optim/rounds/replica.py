@@ -21,7 +21,7 @@ from torch import Tensor
 from ...collectives.errors import SwarmClosedError
 from ...collectives.layout import Layout
 from ...collectives.swarm import AnchorView, Outcome, Pending, RunSettings
-from ..model.feedback import Feedback
+from ..model.feedback import Feedback, has_feedback
 from ..model.flat import FlatTensor, FlatVector
 from ..model.pseudograd import write_pseudo_gradient
 from ..model.reconcile import adopt, expect, mix, rebase
@@ -61,7 +61,9 @@ class Log(Protocol):
         """See Swarm."""
         ...
 
-    def contribute(self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None) -> Pending[Outcome]:
+    def contribute(
+        self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None, loss: float | None = None
+    ) -> Pending[Outcome]:
         """See Swarm."""
         ...
 
@@ -85,7 +87,8 @@ class Replica:
         self.unsent = 0
         self.frozen: Frozen | None = None
         self.settings = settings or RunSettings()
-        self.feedback = Feedback(flat.layout, self.settings) if self.settings.feedback else None
+        self.feedback = Feedback(flat.layout, self.settings) if has_feedback(self.settings) else None
+        self.loss: float | None = None  # mean of the inner steps that are contributed next
         self.members = 1
         self.own: Tensor | None = None  # eager: the momentum of one's own contributions
         self.share = 0.0  # of the samples, in the last round that counted
@@ -195,7 +198,7 @@ class Replica:
 
     def _offer(self, deadline_s: float, decidable: Callable[[], bool]) -> Turn:
         started, samples, base = self._clock(), self.unsent, self.base
-        pending = self.swarm.contribute(samples=samples, write=self._write, base=base.round)
+        pending = self.swarm.contribute(samples=samples, write=self._write, base=base.round, loss=self.loss)
         frozen = self.frozen = Frozen(pending, samples)
         self.unsent = 0
         decided = False

@@ -33,9 +33,11 @@ class FragmentLog:
         """See Log."""
         return self._swarm.fragment_anchor(self._fragment)
 
-    def contribute(self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None) -> Pending[Outcome]:
+    def contribute(
+        self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None, loss: float | None = None
+    ) -> Pending[Outcome]:
         """See Log."""
-        return self._swarm.contribute_fragment(self._fragment, samples=samples, write=write, base=base)
+        return self._swarm.contribute_fragment(self._fragment, samples=samples, write=write, base=base, loss=loss)
 
 
 class Bases:
@@ -99,8 +101,9 @@ class Strand:
         frozen = self.replica.frozen
         return self.replica.unsent + self.since.settle().samples + (frozen.samples if frozen is not None else 0)
 
-    def collect(self) -> None:
-        """The round's samples are the replica's to contribute."""
+    def collect(self, loss: float | None = None) -> None:
+        """The round's samples are the replica's to contribute; ``loss`` is what it says of them."""
+        self.replica.loss = loss
         self.replica.collect(self.since.settle().samples)
         self.since.clear()
 

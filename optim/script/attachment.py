@@ -210,8 +210,9 @@ class Attachment:
         """A boundary of these strands: adopt what was decided and contribute; or, some steps into a round, adopt only."""
         self._collect()
         if not only_settle:
+            loss = self._lookout.so_far("loss") if self.swarm.settings.outer.governor else None
             for strand in strands:
-                strand.collect()
+                strand.collect(loss)
         turns: list[Turn] = []
         failure: AtollError | None = None
         try:
@@ -384,7 +385,7 @@ class Attachment:
         """Tell the node about training, such as ``loss=loss``: a number or a tensor of one element.
 
         Tensors are summed where they are and read once a round, so this never waits for a device. The mean of each over the round is
-        what `atoll status` shows and `stats`["metrics"] holds. Raises ConfigError for anything else.
+        what `atoll status` shows and `stats`["metrics"] holds; that of ``loss`` is what a run's governor goes by. Raises ConfigError for anything else.
         """
         for name, value in metrics.items():
             self._lookout.add(name, value)

@@ -142,6 +142,8 @@ def _is_compiled(optimizer: Optimizer) -> bool:
     step: Any = optimizer.step
     while step is not None:
         if hasattr(step, "_torchdynamo_orig_callable"):
-            return True
+            return not getattr(
+                step, "_torchdynamo_disable", False
+            )  # torch.compile itself wraps some optimizers (LBFGS) so as never to compile them
         step = getattr(step, "__wrapped__", None)
     return False

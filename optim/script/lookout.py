@@ -38,6 +38,11 @@ class Lookout:
         total, count = self._sums.get(name, (0.0, 0))
         self._sums[name] = (total + value, count + 1)
 
+    def so_far(self, name: str) -> float | None:
+        """The mean of what was added of a metric since the last round; None where nothing was."""
+        total, count = self._sums.get(name, (0.0, 0))
+        return float(total) / count if count else None
+
     def mean(self) -> None:
         """The metrics are the means of what was added since the last time."""
         self.metrics = {name: float(total) / count for name, (total, count) in self._sums.items()} or self.metrics

@@ -3,6 +3,7 @@
 import { createInterface } from 'node:readline'
 import { noise } from '@chainsafe/libp2p-noise'
 import { yamux } from '@chainsafe/libp2p-yamux'
+import { circuitRelayServer, circuitRelayTransport } from '@libp2p/circuit-relay-v2'
 import { identify } from '@libp2p/identify'
 import { kadDHT, passthroughMapper } from '@libp2p/kad-dht'
 import { ping } from '@libp2p/ping'
@@ -20,12 +21,13 @@ Promise.withResolvers ??= function () { // Node 20 has none
 
 const node = await createLibp2p({
   addresses: { listen: ['/ip4/127.0.0.1/tcp/0'] },
-  transports: [tcp()],
+  transports: [tcp(), circuitRelayTransport()],
   connectionEncrypters: [noise()],
   streamMuxers: [yamux()],
   services: {
     identify: identify(),
     ping: ping(),
+    relay: circuitRelayServer(),
     dht: kadDHT({
       protocol: process.argv[2],
       clientMode: false,
@@ -42,6 +44,11 @@ const cid = key => CID.createV1(0x55, multihash(bytes(key)))
 const signal = () => AbortSignal.timeout(20_000)
 
 const actions = {
+  keep: async ({ address }) => { // a place at a relay
+    await node.components.transportManager.listen([multiaddr(`${address}/p2p-circuit`)])
+    return node.getMultiaddrs().map(String).filter(own => own.includes('p2p-circuit'))
+  },
+  places: async () => node.services.relay.reservations.size,
   connect: async ({ address }) => (await node.dial(multiaddr(address), { signal: signal() })).remotePeer.toString(),
   ping: async ({ address }) => await node.services.ping.ping(multiaddr(address), { signal: signal() }),
   identify: async ({ address }) => {

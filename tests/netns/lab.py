@@ -89,22 +89,27 @@ def run(command: Sequence[str], text: str = "") -> str:
     return found.stdout
 
 
+def enter(namespace: str) -> None:
+    """This thread is in a namespace from now on. Raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(FOLDER / namespace, "rb") as handle:
+        if libc.setns(handle.fileno(), CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"cannot enter the namespace {namespace}")
+
+
 def inside(namespace: str, work: Callable[[], T]) -> T:
     """Do something in a namespace: in a thread that enters it and ends afterwards. Sockets made there stay there."""
     done: list[T] = []
     failed: list[BaseException] = []
 
-    def enter() -> None:
+    def work_there() -> None:
         try:
-            libc = ctypes.CDLL(None, use_errno=True)
-            with open(FOLDER / namespace, "rb") as handle:
-                if libc.setns(handle.fileno(), CLONE_NEWNET):
-                    raise OSError(ctypes.get_errno(), f"cannot enter the namespace {namespace}")
+            enter(namespace)
             done.append(work())
         except BaseException as error:
             failed.append(error)
 
-    thread = threading.Thread(target=enter, name=f"in {namespace}")
+    thread = threading.Thread(target=work_there, name=f"in {namespace}")
     thread.start()
     thread.join()
     if failed:

@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
-PATIENCE_S = 60.0  # a bound for hangs
+PATIENCE_S = 120.0  # a bound for hangs
+STORY_LINES = 60
 PROGRAM = Path(__file__).with_name("reach_peer.py")
 
 
@@ -29,14 +30,19 @@ class Place(Protocol):
 class Node:
     """One peer. ``events``: everything it said so far."""
 
+    alive: ClassVar[list[Node]] = []
+    """All that were started and not ended, whose stories a failure tells."""
+
     def __init__(self, place: Any, **start: Any) -> None:
         self.process = subprocess.Popen(
             place.command([sys.executable, str(PROGRAM)]),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
+        self.place = place
         self.events: list[dict[str, Any]] = []
         self._lines: queue.Queue[str] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
+        self.alive.append(self)
         self.tell(**start)
 
     def _read(self) -> None:
@@ -68,7 +74,20 @@ class Node:
             self.events.append(event)
             if key in event and holds(event[key]):
                 return event[key]
-        raise AssertionError(f"no {key} in {patience_s:g} s; last: {self.events[-6:]}")
+        raise AssertionError(f"{self.name}: no {key} in {patience_s:g} s\n" + self.stories())
+
+    @property
+    def name(self) -> str:
+        """Where it is, for people."""
+        return f"the peer at {self.place.address}"
+
+    def stories(self) -> str:
+        """What all peers that are alive said, but for status documents: the last lines of each, a line each."""
+        told: list[str] = []
+        for node in self.alive:
+            lines = [json.dumps(event) for event in node.events if "status" not in event]
+            told += [f"--- {node.name}", *lines[-STORY_LINES:]]
+        return "\n".join(told)
 
     def status_when(self, holds: Callable[[dict[str, Any]], bool], *, patience_s: float = PATIENCE_S) -> dict[str, Any]:
         """Its status document, asked for again and again until it ``holds``."""
@@ -85,7 +104,7 @@ class Node:
             if holds(found):
                 return found
             if time.monotonic() > end:
-                raise AssertionError(f"not within {patience_s:g} s: {found}")
+                raise AssertionError(f"{self.name}: not within {patience_s:g} s: {found}\n" + self.stories())
 
     @property
     def peer(self) -> str:
@@ -100,6 +119,8 @@ class Node:
 
     def close(self) -> None:
         """End it. Idempotent."""
+        if self in self.alive:
+            self.alive.remove(self)
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.kill()

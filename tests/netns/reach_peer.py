@@ -4,12 +4,13 @@ First line of stdin: {"listen": [...], "bootstrap": [...], "seed": n, "announce"
 "only_upnp": bool, "limits": {}, "lan": bool, "lies": [addresses that it gives its lane listener, before the true ones]}.
 Then {"send": peer}, {"add": [peer, addresses]}, {"status": null}, {"connect": peer}, {"lane": peer}, {"forget": null}.
 Out: {"up": addresses}, {"told": addresses}, {"path": [peer, path]}, {"member": [peer, addresses]}, {"got": [peer, text]}, {"status": ...},
-{"connected": [peer, error]}, {"lane": [peer, path]}.
+{"connected": [peer, error]}, {"lane": [peer, path]}, {"log": a line of the log of the network}. Each has {"at": its clock in seconds}.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import random
 import socket
 import sys
@@ -28,6 +29,13 @@ from atoll.security.identity import Identity
 
 def say(**what: Any) -> None:
     print(json.dumps({**what, "at": round(trio.current_time(), 3)}), flush=True)
+
+
+class Log(logging.Handler):
+    """The network's log as events."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say(log=record.getMessage()[:300])
 
 
 async def main() -> None:
@@ -97,5 +105,7 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
+    logging.getLogger("atoll.net").addHandler(Log())
+    logging.getLogger("atoll.net").setLevel(logging.DEBUG)
     trio.run(main)
     sys.exit(0)

@@ -93,9 +93,10 @@ def test_a_router_that_is_asked_opens_a_port(town: Town, hidden: list[Node], ind
     assert status["addresses"] == [f"{address}/p2p/{node.peer}"]
 
 
-@pytest.mark.parametrize(("a", "b"), [(0, 1), (2, 4)])
+@pytest.mark.parametrize(("a", "b"), [(0, 1), (2, 4), (4, 3)])
 def test_two_hidden_peers_meet_directly(hidden: list[Node], a: int, b: int) -> None:
-    """Through a relay first; then without: at the same moment (0, 1), or since one of them can be dialled (2, 4)."""
+    """Through a relay first; then without: at the same moment (0, 1), or since one of them can be dialled, by the one who speaks first (2, 4) or
+    by the one who was called (4, 3). Both ends say so."""
     for node in (hidden[a], hidden[b]):
         node.until("told")
     hidden[a].status_when(lambda found: bool(found["addresses"]))

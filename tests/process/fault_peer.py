@@ -23,14 +23,15 @@ from atoll.node import join
 from atoll.node.lifecycle import read_node_file
 from atoll.node.paths import find_paths
 
+PERIOD = 262_144  # elements: no shorter than a chunk
+
 
 def contribution(seed: int, numel: int, out: torch.Tensor) -> None:
-    """Fill ``out`` (float32, (numel,)) with the contribution of a seed: cheap, not constant, the same everywhere."""
-    base = torch.arange(1024, dtype=torch.float32).mul_(0.001 * (seed % 13 + 1)).sub_(0.5)
-    whole = numel // 1024 * 1024
-    out[:whole].view(-1, 1024).copy_(base.expand(whole // 1024, 1024))
-    out[whole:] = base[: numel - whole]
-    out[::4096] += 0.01 * (seed % 7)
+    """Fill ``out`` (float32, (numel,)) with the contribution of a seed: cheap, the same everywhere, and noise, which no lane can pack."""
+    noise = torch.rand(min(numel, PERIOD), generator=torch.Generator().manual_seed(seed)).sub_(0.5)
+    whole = numel - numel % len(noise)
+    out[:whole].view(-1, len(noise)).copy_(noise.expand(whole // len(noise), len(noise)))
+    out[whole:] = noise[: numel - whole]
 
 
 def say(**fields: Any) -> None:

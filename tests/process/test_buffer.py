@@ -52,7 +52,7 @@ def counted(swarms: list[RunSwarm], outcome: Outcome) -> list[int]:
     return sorted(peers.index(share.peer) for share in outcome.contributors)
 
 
-@pytest.mark.parametrize("codec", ["fp32", "int8", "bf16"])
+@pytest.mark.parametrize("codec", ["fp32", "int8", "bf16", "stat2", "sparse64"])
 def test_the_same_bits_as_of_an_ordinary_tensor(swarms: list[RunSwarm], codec: str) -> None:
     values = [torch.randn(NUMEL, generator=torch.Generator().manual_seed(index)) for index in range(3)]
     plain = [flat.clone() for flat in values]

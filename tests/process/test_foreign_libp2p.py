@@ -19,11 +19,14 @@ from typing import Any
 
 import pytest
 import trio
+from swarm_kit import free_port
 
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.node.net.dht import records
 from atoll.node.net.dht.node import PROTOCOL
 from atoll.node.net.network import PeerNetwork
+from atoll.node.net.reach.ledger import RelayLimits
+from atoll.node.net.reach.reach import ReachSettings
 from atoll.security.identity import Identity
 
 ROOT = Path(__file__).parents[2]
@@ -110,9 +113,11 @@ def run(main: Callable[[trio.Nursery, Foreign], Awaitable[None]], folder: Path) 
     trio.run(bounded, strict_exception_groups=True)
 
 
-async def node(nursery: trio.Nursery, *bootstrap: str) -> PeerNetwork:
+async def node(nursery: trio.Nursery, *bootstrap: str, relays: bool = False) -> PeerNetwork:
     """A running node of ours."""
-    ours = PeerNetwork(Identity.generate(), listen=LISTEN, bootstrap=bootstrap)
+    listen = [f"/ip4/127.0.0.1/tcp/{free_port()}"] if relays else LISTEN
+    settings = ReachSettings(relay=RelayLimits(open_to_all=True), port_mapping=False)
+    ours = PeerNetwork(Identity.generate(), listen=listen, bootstrap=bootstrap, announce=listen if relays else (), reach=settings)
     await nursery.start(ours.run)
     return ours
 
@@ -192,5 +197,51 @@ def test_whom_one_provides_the_other_finds(folder: Path) -> None:
         other = records.run_key(RunId("another"))
         await js.do("provide", key=other)
         assert js.peer in dict(await ours.dht.find_providers(other))
+
+    run(main, folder)
+
+
+async def place(ours: PeerNetwork, relay: PeerId) -> str:
+    """Where ``ours``, which believes to be behind a NAT, is called through ``relay``."""
+    while not ours.connected(relay):
+        await trio.sleep(0.02)
+    ours.reach.manager.observed("11.1.0.1", "/ip4/11.0.0.7/tcp/4001", trio.current_time())
+    assert await ours.reach.circuits.reserve(relay)
+    (circuit,) = ours.reach.circuits.addresses()
+    return f"{circuit}/p2p/{ours.peer}"
+
+
+def test_it_relays_for_us(folder: Path) -> None:
+    async def main(nursery: trio.Nursery, js: Foreign) -> None:
+        hidden, caller = await node(nursery, js.address), await node(nursery)
+        got = list[tuple[PeerId, bytes]]()
+        hidden.on_message("run", lambda peer, data: got.append((peer, data)))
+        caller.on_message("run", lambda peer, data: None)
+        caller.add_addresses(hidden.peer, [await place(hidden, js.peer)])
+        assert await js.do("places") == 1
+        await caller.connect(hidden.peer)
+        assert (caller.path(hidden.peer), hidden.path(caller.peer)) == ("relay", "relay")
+        caller.send("run", hidden.peer, b"through it")
+        while not got:
+            await trio.sleep(0.02)
+        assert got == [(caller.peer, b"through it")]
+
+    run(main, folder)
+
+
+def test_we_relay_for_it(folder: Path) -> None:
+    """It keeps a place with us, and is called there; and it calls somebody who keeps one."""
+
+    async def main(nursery: trio.Nursery, js: Foreign) -> None:
+        relay = await node(nursery, relays=True)
+        hidden, caller = await node(nursery, *relay.addresses()), await node(nursery)
+        (circuit,) = await js.do("keep", address=relay.addresses()[0])
+        caller.add_addresses(js.peer, [circuit])
+        assert await caller.ping(js.peer) > 0
+        assert caller.path(js.peer) == "relay"
+        assert await js.do("ping", address=await place(hidden, relay.peer)) >= 0
+        assert hidden.path(js.peer) == "relay"
+        assert relay.reach.status()["relaying"]["circuits"] == 2
+        assert relay.reach.status()["relaying"]["reservations"] == 2
 
     run(main, folder)

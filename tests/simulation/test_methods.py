@@ -12,9 +12,11 @@ from torch import nn
 
 from atoll.collectives.layout import make_layout
 from atoll.collectives.swarm import OuterSettings, RunSettings
+from atoll.collectives.telemetry import subscribe
 from atoll.node.local import LocalSwarm
 from atoll.node.local_member import LocalMember
 from atoll.optim import attach
+from atoll.optim.outer.governor import Governed
 
 H, ROUNDS = 4, 10
 BASE = RunSettings(sync_every=H, rounds=ROUNDS, codec="fp32", outer=OuterSettings(lr=0.7, momentum=0.5))
@@ -27,6 +29,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "streaming, delayed and mixed": {"fragments": 3, "overlap": "late", "delay": 1, "mixing": 0.5},
     "int4 with feedback": {"codec": "int4", "feedback": True},
     "eager, int4 with feedback": {"codec": "int4", "feedback": True, "overlap": "eager"},
+    "2 bits": {"codec": "stat2"},
+    "sparse": {"codec": "sparse256", "feedback_kept": 0.95, "outer": OuterSettings(kind="sgd", lr=1.0)},
+    "streaming, sparse, late": {"codec": "sparse256", "fragments": 2, "overlap": "late", "outer": OuterSettings(kind="sgd", lr=1.0)},
     "post-local": {"method": "local_sgd", "local_after": 3},
 }
 
@@ -159,3 +164,54 @@ def test_late_members_train_on_from_their_own_values_and_get_the_others_a_round_
         for r in range(rounds - 1):
             anchor = -0.5 * deltas[:r].mean(1).sum(0) if r else np.zeros(5)
             assert np.allclose(seen[peer][r], anchor - deltas[r, peer], atol=2e-5)
+
+
+@pytest.mark.parametrize("peers", [2, 4])
+def test_a_stretched_step_is_as_long_in_a_swarm_of_two_as_in_one_of_four(peers: int) -> None:
+    """Each contributes 2 along an axis of its own: the mean is 2/√k long, the outer step lr · 2."""
+    settings = msgspec.structs.replace(BASE, rounds=1, outer=OuterSettings(kind="sgd", lr=0.5, stretch=True))
+
+    def script(member: LocalMember) -> np.ndarray:
+        member.open(make_layout([("weight", (4,))]), lambda initial: None).release()
+        while len(member.members()) < peers:
+            member.sleep(0.1)
+        axis = torch.eye(4)[member.index]
+        assert member.contribute(samples=member.index + 1 if peers == 2 else 3, write=lambda out: out.copy_(2 * axis)).wait(60).counted
+        anchor = torch.empty(4)
+        member.anchor().copy_into(anchor)
+        return anchor.numpy()
+
+    anchors = LocalSwarm(peers, settings=settings, latency_s=0.001).run(script)
+    assert all(np.array_equal(anchor, anchors[0]) for anchor in anchors)
+    if peers == 4:
+        assert np.allclose(anchors[0], -0.5 * np.ones(4))  # norm 0.5 · 2
+    else:  # weights 1 and 2: the mean is 2 · (1, 2) / 3, shorter than 2 by √5 / 3
+        assert np.allclose(anchors[0], [-1 / np.sqrt(5), -2 / np.sqrt(5), 0, 0])
+
+
+def test_a_jump_of_the_loss_is_seen_by_all_members_in_one_round() -> None:
+    """All log the loss of their inner steps; in round 7 it doubles for most of them."""
+    seen: list[object] = []
+    off = subscribe(seen.append)
+    settings = msgspec.structs.replace(BASE, sync_every=2, rounds=9, outer=OuterSettings(lr=1.0, momentum=0.5, governor=True))
+
+    def script(member: LocalMember) -> np.ndarray:
+        model = nn.Linear(4, 1, bias=False)
+        nn.init.zeros_(model.weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        member.open(make_layout([("weight", (1, 4))]), lambda initial: None).release()
+        while len(member.members()) < 3:
+            member.sleep(0.1)
+        attachment = attach(model, optimizer, member, clock=member.clock)
+        while not attachment.done:
+            attachment.log(loss=2.0 if attachment.round == 6 and member.index else 1.0)
+            model.weight.grad = torch.ones_like(model.weight)
+            optimizer.step()
+        anchor = torch.empty(4)
+        member.anchor().copy_into(anchor)
+        return anchor.numpy()
+
+    anchors = LocalSwarm(3, settings=settings, latency_s=0.001).run(script, step_s=0.25)
+    off()
+    assert [event for event in seen if isinstance(event, Governed)] == [Governed("loss", value=2.0, median=1.0)] * 3
+    assert all(np.array_equal(anchor, anchors[0]) for anchor in anchors)

@@ -99,6 +99,8 @@ def test_a_compiled_model_trains_to_the_same_bits_under_the_same_names() -> None
         assert attachment.round == 2
         assert names(attachment) == ["0.weight", "0.bias", "2.weight", "2.bias"]
     assert all(torch.equal(*pair) for pair in zip(plain.parameters(), inside.parameters(), strict=True))
+    other = net()  # torch.compile has wrapped the step of this optimizer by now, so as never to compile it
+    attach(other, torch.optim.LBFGS(other.parameters()), SoloSwarm(SETTINGS)).detach()
 
 
 def test_a_bfloat16_model_has_a_float32_anchor_that_moves_by_less_than_it_can_hold() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import click
 import pytest
 
-from atoll.collectives.codecs.names import BYTES_PER_VALUE, CODECS
+from atoll.collectives.codecs.names import CODECS, round_bytes_per_value
 from atoll.collectives.errors import AtollError, ConfigError
 from atoll.node.cli import COMMANDS, cli, run
 from atoll.node.cli.child import Child
@@ -128,7 +128,7 @@ def test_validate_knows_all_codecs(atoll: Cli, tmp_path: Path, codec: str) -> No
     (tmp_path / "run.toml").write_text(RUN + f'[exchange]\ncodec = "{codec}"\n[exchange.codecs]\n"*.norm.*" = "fp16"\n')
     found = atoll.json("validate", "run.toml")
     assert (found["codec"], found["codecs"]) == (codec, {"*.norm.*": "fp16"})
-    assert found["bytes_up_per_round"] == round(2 * found["parameters"] * BYTES_PER_VALUE[codec])
+    assert found["bytes_up_per_round"] == round(2 * found["parameters"] * round_bytes_per_value(codec))
     assert atoll("validate", "run.toml") == 0
     assert f"({codec}, fp16 for *.norm.*)" in atoll.out
     assert atoll("new", "--example") == 0
@@ -462,3 +462,52 @@ def test_child_output_and_status() -> None:
     assert sorted(lines) == ["err", "out"]
     with pytest.raises(ConfigError, match="cannot start"):
         Child(["/nonexistent"], {}, None, to_stderr=False)
+
+
+# ── plan ──
+
+
+def test_a_plan_says_settings_and_why(atoll: Cli, tmp_path: Path) -> None:
+    arguments = ["plan", "run.toml", "--step-ms", "200", "--parameters", "10000000", "--peers", "8", "--up", "20Mbit/s"]
+    found = atoll.json(*arguments)
+    assert found["settings"] == {
+        "train": {"sync_every": 65, "overlap": "late", "delay": 8, "mixing": 0.5},
+        "exchange": {"codec": "int8", "fragments": 8},
+    }
+    assert found["reached"] is True
+    assert found["predicted"]["bound"] == "p0's uplink"
+    assert 0.95 < found["predicted"]["training_share"] < 1
+    assert found["present"]["training_share"] > 0.5  # of the manifest as it is: 100 steps, waiting
+    assert atoll(*arguments) == 0
+    tables = atoll.out[atoll.out.index("[train]") :].rpartition("as run.toml is")[0]
+    assert parse_manifest(RUN + tables).train.delay == 8  # what it prints can be pasted
+    assert "int4, waiting for each round" not in atoll.out
+    assert atoll(*arguments, "--explain") == 0
+    assert "int4, waiting for each round" in atoll.out
+
+
+def test_a_plan_of_unequal_peers(atoll: Cli) -> None:
+    rows = ["--peer", "100Mbit/s/100Mbit/s", "--peer", "20 Mbit/s/12.5MB/s/250", "--peer", "0.5Mbit/s/5Mbit/s"]
+    found = atoll.json("plan", "run.toml", "--step-ms", "200", "--parameters", "10000000", *rows)
+    assert [(peer["up"], peer["down"], peer["step_s"]) for peer in found["peers"]] == [
+        (12_500_000, 12_500_000, 0.2), (2_500_000, 12_500_000, 0.25), (62_500, 625_000, 0.2)
+    ]  # fmt: skip
+    assert found["group"] == ["p0", "p1"]
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ([], "step"),
+        (["--step-ms", "0"], "step"),
+        (["--step-ms", "9", "--peers", "0"], "peers"),
+        (["--step-ms", "9", "--up", "fast"], "up"),
+        (["--step-ms", "9", "--peer", "20Mbit/s"], "peer"),
+        (["--step-ms", "9", "--peer", "20Mbit/s/20Mbit/s/soon"], "peer"),
+        (["--step-ms", "9", "--share", "1"], "share"),
+        (["--step-ms", "9", "--parameters", "-1"], "parameters"),
+    ],
+)
+def test_what_cannot_be_planned_is_a_coded_error(atoll: Cli, options: list[str], key: str) -> None:
+    error = atoll.json("plan", "run.toml", *options, status=78)["error"]
+    assert (error["code"], error["key"].removeprefix("$.")) == ("E400", key)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from atoll.collectives.codec import CODECS, DEFAULT_CHUNK_ELEMENTS, get_codec
-from atoll.collectives.codecs.names import BYTES_PER_VALUE, chunk_elements
+from atoll.collectives.codecs.names import BYTES_PER_VALUE, RESULTS, chunk_elements
 from atoll.collectives.errors import ConfigError
 
 BLOCKS = {"int8": 256, "int8_fp16": 256, "int4": 64}
@@ -68,6 +68,8 @@ def test_error_of_every_value(name, x):
     wire = fresh(codec, len(x))
     codec.encode(torch.from_numpy(x), wire)
     error = np.abs(decoded(codec, wire).numpy().astype(np.float64) - x)
+    if name in RESULTS:
+        return two_levels(x, decoded(codec, wire).numpy(), reference.keep_of(name))
     if name in BLOCKS:
         floor = np.abs(x).max() * (0 if name == "int8" else 2.0**-14)  # no scale is smaller than that share of the largest
         for start in range(0, len(x), BLOCKS[name]):
@@ -81,6 +83,20 @@ def test_error_of_every_value(name, x):
         assert abs(total) <= 1e-5 * len(x) * sigma + 1e-29  # the sum is kept
     else:
         assert (error <= np.abs(x) * {"fp32": 0, "fp16": 2**-10, "bf16": 2**-8}[name] + (6e-5 if name == "fp16" else 0)).all()
+
+
+def two_levels(x, y, keep):
+    """y holds the largest values of each tile of x (all of a block, where ``keep`` is 0), with their signs, and the sum of their magnitudes."""
+    size = 4096 if keep else 256
+    for at in range(0, len(x), size):
+        values, found = x[at : at + size].astype(np.float64), y[at : at + size].astype(np.float64)
+        kept = -(-keep * len(values) // 4096) if keep else len(values)
+        order = np.argsort(-np.abs(values), kind="stable")
+        assert (found[order[kept:]] == 0).all()
+        values, found = values[order[:kept]], found[order[:kept]]
+        assert (found * values >= 0).all()
+        assert len(set(np.abs(found))) <= 2
+        assert abs(np.abs(found).sum() - np.abs(values).sum()) <= kept * 2**-19 * np.abs(values).max() + 1e-35
 
 
 @pytest.mark.parametrize("name", CODECS)
@@ -100,7 +116,7 @@ def test_accumulate_and_weighted_mean(name, data, n, count, divisor):
         manual = y if manual is None else manual + y
     assert np.array_equal(acc.numpy(), manual)
     before = [bytes(w.data) for w in wires]
-    out = fresh(codec, n)
+    out = fresh(codec.results, n)
     assert codec.weighted_mean(wires, weights, divisor, out)
     assert bytes(out.data) == reference.mean(name, before, weights, divisor, n)
     assert [bytes(w.data) for w in wires] == before
@@ -118,7 +134,7 @@ def test_not_finite_is_always_noticed(name, n, bad, where):
     assert not codec.finite(wire)
     good = fresh(codec, n)
     codec.encode(torch.ones(n), good)
-    assert not codec.weighted_mean([good, wire], [1.0, 1.0], 2.0, fresh(codec, n))
+    assert not codec.weighted_mean([good, wire], [1.0, 1.0], 2.0, fresh(codec.results, n))
 
 
 @pytest.mark.parametrize("name", CODECS)
@@ -171,14 +187,15 @@ def result_error(name, peers, n, outliers):
         large[97 + seed * (n // outliers)] = True
     wires = [fresh(codec, n) for _ in vectors]
     assert all(codec.encode(vector, wire) for vector, wire in zip(vectors, wires, strict=True))
-    out = fresh(codec, n)
+    out = fresh(codec.results, n)
     assert codec.weighted_mean(wires, [1.0] * peers, float(peers), out)
     mean = torch.stack(vectors).sum(0) / peers
-    return ((decoded(codec, out) - mean)[~large].norm() / mean[~large].norm()).item()
+    return ((decoded(codec.results, out) - mean)[~large].norm() / mean[~large].norm()).item()
 
 
 @pytest.mark.parametrize(("name", "limit"), [
     ("fp32", 1e-6), ("fp16", 4e-4), ("bf16", 2.5e-3), ("int8", 1.1e-2), ("int8_fp16", 1.1e-2), ("codebook8", 2.5e-2), ("int4", 0.17),
+    ("stat2", 0.4), ("sparse256", 0.9),
 ])  # fmt: skip
 def test_error_of_a_result(name, limit):
     n = 1 << 20
@@ -204,6 +221,11 @@ def test_length(name):
     ("int8_fp16", "cda6b5d95382760f"),
     ("int4", "dbaed639c2ecfe58"),
     ("codebook8", "042b6a11a65c30c1"),
+    ("stat2", "ed897190cc9df3c6"),
+    ("sparse32", "c08fe02846410a42"),
+    ("sparse64", "26dd196d638c0662"),
+    ("sparse128", "d4c7a8ca0a8b5241"),
+    ("sparse256", "ca23bcd4367c9fa3"),
 ])  # fmt: skip
 def test_a_format_never_changes_under_its_name(name, digest):
     """If this fails, old and new members of a run no longer understand each other: give the new format a new name."""
@@ -236,8 +258,9 @@ def test_a_gpu_makes_the_same_bits(name, n):
     codec, x = get_codec(name), gaussian(n)
     x[::1000] *= 100
     x[: n // 8] = 0
-    here, there = fresh(codec, n), [torch.zeros(codec.wire_bytes(n), dtype=torch.uint8, device="cuda") for _ in range(2)]
-    wires = [codec.wire(data, n) for data in there]
+    both = (codec, codec.results)
+    here, there = fresh(codec, n), [torch.zeros(made.wire_bytes(n), dtype=torch.uint8, device="cuda") for made in both]
+    wires = [made.wire(data, n) for made, data in zip(both, there, strict=True)]
     assert codec.encode(x, here)
     assert codec.encode(x.cuda(), wires[0])
     assert bytes(here.data) == there[0].cpu().numpy().tobytes()
@@ -245,7 +268,7 @@ def test_a_gpu_makes_the_same_bits(name, n):
     codec.accumulate(here, 3.0, acc)
     codec.accumulate(wires[0], 3.0, acc_there)
     assert torch.equal(acc, acc_there.cpu())
-    mean = fresh(codec, n)
+    mean = fresh(codec.results, n)
     assert codec.weighted_mean([here, here], [1.0, 2.0], 3.0, mean)
     assert codec.weighted_mean([wires[0], wires[0]], [1.0, 2.0], 3.0, wires[1])
     assert bytes(mean.data) == there[1].cpu().numpy().tobytes()
@@ -254,5 +277,5 @@ def test_a_gpu_makes_the_same_bits(name, n):
 def test_chunks_are_shorter_where_a_vector_has_few():
     lengths = {numel: chunk_elements("int8", numel) for numel in (1_000, 4_000_000, 1 << 23, 1 << 24, 25_000_000, 100_000_000)}
     assert list(lengths.values()) == [16_384, 16_384, 65_536, 262_144, 262_144, 262_144]
-    assert chunk_elements("fp32", 25_000_000) == 131_072
+    assert chunk_elements("fp32", 25_000_000) == 262_144
     assert chunk_elements("codebook8", 1_000) == 131_072

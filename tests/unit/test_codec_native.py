@@ -1,4 +1,4 @@
-"""The compiled kernels of int8 and fp32 give the bits of torch's, for every length, weight and kind of value. Compiled here, whatever is installed."""
+"""The compiled kernels give the bits of torch's, for every length, weight and kind of value. Compiled here, whatever is installed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ import pytest
 import torch
 from house import ROOT
 
+from atoll.collectives.codec import get_codec
 from atoll.collectives.codecs.blocks import BLOCK, BlockCodec
 from atoll.collectives.codecs.floats import FloatCodec
+from atoll.collectives.codecs.levels import LevelsCodec
 from atoll.collectives.codecs.native import Kernels, load
+from atoll.collectives.codecs.sparse import SparseCodec
 from atoll.collectives.codecs.wire import Codec, Wire
 
-LENGTHS = (1, 2, 3, 5, 255, 256, 257, 511, 512, 1000, 131_072 + 7)
+LENGTHS = (1, 2, 3, 5, 255, 256, 257, 511, 512, 1000, 4095, 4097, 131_072 + 7)
 WEIGHTS = (((1.0, 1.0, 1.0, 1.0), 4.0), ((1.0, 2.0, 3.0, 5.0), 11.0), ((0.1, 0.7, 1e5, 3.0), 7.0))
 
 OTHER = find_spec("msgspec._core")  # a library, but not ours
@@ -37,9 +40,15 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     return Kernels(path)
 
 
-@pytest.fixture(params=["int8", "fp32"])
+@pytest.fixture(params=["int8", "fp32", "stat2", "sparse32", "sparse256"])
 def codecs(request: pytest.FixtureRequest, library: Kernels) -> tuple[Codec, Codec]:
     """A codec with the compiled kernels, and without."""
+    name, results = request.param, get_codec("int4")
+    if name == "stat2":
+        return LevelsCodec(name, results, compiled=library), LevelsCodec(name, results, compiled=None)
+    if name.startswith("sparse"):
+        keep = int(name.removeprefix("sparse"))
+        return SparseCodec(name, keep, results, compiled=library), SparseCodec(name, keep, results, compiled=None)
     if request.param == "fp32":
         return FloatCodec("fp32", torch.float32, compiled=library), FloatCodec("fp32", torch.float32, compiled=None)
     return BlockCodec("int8", BLOCK, compiled=library), BlockCodec("int8", BLOCK, compiled=None)
@@ -69,8 +78,10 @@ def test_the_bits_are_those_of_torch(codecs: tuple[Codec, Codec], magnitude: flo
                 for cold in (False, True):
                     codec.decode(wire, decoded.fill_(-7.0), cold=cold)
                     bits.append(decoded.numpy().tobytes())
+                codec.accumulate(wire, 3.0, decoded)
+                bits.append(decoded.numpy().tobytes())
             for weights, divisor in WEIGHTS:
-                (out,) = wires(codec, elements, 1)
+                (out,) = wires(codec.results, elements, 1)
                 assert codec.weighted_mean(encoded, weights, divisor, out)
                 bits.append(bytes(out.data))
             found.append(bits)
@@ -81,7 +92,7 @@ def test_the_bits_are_those_of_torch(codecs: tuple[Codec, Codec], magnitude: flo
 def test_what_cannot_be_encoded_is_found(codecs: tuple[Codec, Codec], bad: float) -> None:
     for codec in codecs:
         for place in (0, 300, 999):
-            vector, (wire, out) = torch.randn(1000), wires(codec, 1000, 2)
+            vector, (wire,), (out,) = torch.randn(1000), wires(codec, 1000, 1), wires(codec.results, 1000, 1)
             assert codec.encode(vector, wire)
             assert codec.finite(wire)
             vector[place] = bad
@@ -90,6 +101,7 @@ def test_what_cannot_be_encoded_is_found(codecs: tuple[Codec, Codec], bad: float
             assert not codec.weighted_mean([wire], (1.0,), 1.0, out)
 
 
+@pytest.mark.parametrize("codecs", ["int8", "fp32"], indirect=True)
 def test_a_mean_beyond_the_range_is_found(codecs: tuple[Codec, Codec]) -> None:
     for codec in codecs:
         large, out = wires(codec, 700, 1)[0], wires(codec, 700, 1)[0]
@@ -98,6 +110,7 @@ def test_a_mean_beyond_the_range_is_found(codecs: tuple[Codec, Codec]) -> None:
         assert not codec.weighted_mean([large, large], (1.0, 1.0), 1.0, out)
 
 
+@pytest.mark.parametrize("codecs", ["int8", "fp32"], indirect=True)
 @pytest.mark.parametrize("elements", [256, 257, 1001])
 def test_chunks_that_lie_one_after_another_are_one_step_with_the_same_bytes(codecs: tuple[Codec, Codec], elements: int) -> None:
     compiled, plain = codecs

@@ -24,6 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.collectives.codec import CODECS
+from atoll.collectives.codecs.mixtures import has_partial_sums
 from atoll.collectives.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from atoll.collectives.exchange import NonFinite, PartReduced, Report
 from atoll.collectives.exchange import header as wire_header
@@ -65,12 +66,12 @@ def plans(draw: st.DrawFn) -> tuple[int, Plan]:
     numel, chunk = draw(st.integers(1, 900)), draw(st.integers(1, 300))
     givers = peers[: draw(st.integers(1, n))]
     weights = draw(st.lists(st.integers(1, draw(st.sampled_from([1, 9, 1 << 30]))), min_size=len(givers), max_size=len(givers)))
+    codec = draw(st.sampled_from([*CODECS, "fp16:300+int8", "sparse64:300+fp16"]) if numel > 300 else st.sampled_from(CODECS))
     groups = draw(st.sampled_from([(), tuple(draw(st.lists(st.integers(0, 2), min_size=len(givers), max_size=len(givers))))]))
     owners = draw(st.permutations(peers))[: draw(st.integers(1, n))]
     plan = make_plan(
         [(peer, cid_of(peers_of(n).index(peer)), weight) for peer, weight in zip(givers, weights, strict=True)], owners, numel, chunk,
-        draw(st.sampled_from([*CODECS, "fp16:300+int8"])) if numel > 300 else draw(st.sampled_from(CODECS)),
-        topology=Topology(draw(st.sampled_from(KINDS)), groups),
+        codec, topology=Topology(draw(st.sampled_from(KINDS if has_partial_sums(codec) else KINDS[:1])), groups),
     )  # fmt: skip
     return n, plan
 

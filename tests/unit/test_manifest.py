@@ -52,7 +52,9 @@ manifests = st.builds(
         overlap=st.sampled_from(["late", "eager"]),
         delay=st.none() | st.integers(0, 19),
         mixing=st.none() | st.floats(0, 1),
-        outer=st.builds(m.OuterTable, lr=floats, momentum=st.floats(0, 0.99), beta2=st.floats(0, 0.99), governor=st.booleans()),
+        outer=st.builds(
+            m.OuterTable, lr=floats, momentum=st.floats(0, 0.99), beta2=st.floats(0, 0.99), governor=st.booleans(), stretch=st.booleans()
+        ),
     ),
     exchange=st.builds(
         m.ExchangeTable,
@@ -77,12 +79,14 @@ def test_defaults_and_settings() -> None:
     assert (timed.sync_every, timed.round_s) == (None, 2.5)
     counted = m.parse_manifest('schema = 1\nname = "x"\ntrain = { target_samples = 512 }').settings()
     assert (counted.sync_every, counted.round_s, counted.target_samples) == (None, None, 512)
+    sparse = m.parse_manifest('schema = 1\nname = "x"\nexchange = { codec = "sparse64", feedback_kept = 0.95 }').settings()
+    assert (sparse.codec, sparse.feedback_kept) == ("sparse64", 0.95)
     late = m.parse_manifest('schema = 1\nname = "x"\ntrain = { overlap = "late", delay = 3, mixing = 0.5 }\nexchange = { feedback = true }')
     assert [getattr(late.settings(), name) for name in ("overlap", "delay", "mixing", "feedback")] == ["late", 3, 0.5, True]
     adam = m.parse_manifest(
-        'schema = 1\nname = "x"\ntrain.outer = { optimizer = "adam", lr = 0.1, beta2 = 0.5, governor = true }'
+        'schema = 1\nname = "x"\ntrain.outer = { optimizer = "adam", lr = 0.1, beta2 = 0.5, governor = true, stretch = true }'
     ).settings()
-    assert adam.outer == OuterSettings("adam", 0.1, 0.9, 0.5, governor=True)
+    assert adam.outer == OuterSettings("adam", 0.1, 0.9, 0.5, governor=True, stretch=True)
 
 
 @pytest.mark.parametrize(("text", "key"), [
@@ -91,6 +95,8 @@ def test_defaults_and_settings() -> None:
     ("train = { overlap = 'late', sync_every = 4, delay = 4 }", "$.train.delay"),
     ("train = { sync_every = 4, target_samples = 9 }", "$.train.target_samples"),
     ("train = { outer = { optimizer = 'yogi' } }\nno_quorum = { policy = 'branch' }", "$.train.outer.optimizer"),
+    ("train = { method = 'local_sgd', outer = { stretch = true } }", "$.train.outer.stretch"),
+    ("train = { method = 'gradient_averaging', outer = { stretch = true } }", "$.train.outer.stretch"),
     ("train = { outer = { governor = true } }\nno_quorum = { policy = 'branch' }", "$.train.outer.optimizer"),
 ])  # fmt: skip
 def test_training_settings_that_mean_nothing_together(text: str, key: str) -> None:
@@ -103,9 +109,13 @@ def test_training_settings_that_mean_nothing_together(text: str, key: str) -> No
     ("exchange = { fragments = 0 }", "$.exchange.fragments"),
     ("exchange = { fragments = 17 }", "$.exchange.fragments"),
     ("exchange = { fragments = 8 }\ntrain = { sync_every = 7 }", "$.exchange.fragments"),
+    ("exchange = { codec = 'stat2', plan = 'ring' }", "$.exchange.plan"),
+    ("exchange = { codec = 'int8', codecs = { x = 'sparse64' }, plan = 'two-level' }", "$.exchange.plan"),
+    ("exchange = { codec = 'int4', feedback_kept = 0.9 }", "$.exchange.feedback_kept"),
+    ("exchange = { codec = 'stat2', feedback_kept = 1.5 }", "$.exchange.feedback_kept"),
     ("exchange = { fragments = 2 }\nmodel = { entry = 'local:x' }\nno_quorum = { policy = 'branch' }", "$.no_quorum.policy"),
 ])  # fmt: skip
-def test_fragments_that_cannot_be(text: str, key: str) -> None:
+def test_an_exchange_that_cannot_be(text: str, key: str) -> None:
     with pytest.raises(ConfigError) as caught:
         m.parse_manifest(f'schema = 1\nname = "x"\n{text}')
     assert caught.value.key == key
@@ -227,10 +237,12 @@ codec = "fp16"
 
 @pytest.mark.parametrize("form", EARLIER, ids=lambda form: f"{form['settings']}, {form['added']}")
 def test_a_run_made_by_an_earlier_release_can_be_joined(form: dict[str, str], tmp_path: Path) -> None:
-    """And means what it did: no default has changed since."""
+    """And means what it did: since then only the number of lanes has another default."""
     data = base64.b64decode(form["bytes"])
     manifest = m.decode_manifest(data)
-    assert manifest == m.parse_manifest({"plain": PLAIN, "rich": RICH}[form["settings"]])
+    now = m.parse_manifest({"plain": PLAIN, "rich": RICH}[form["settings"]])
+    lanes = msgspec.structs.replace(now.lanes, **msgspec.msgpack.decode(data).get("lanes", {}))
+    assert manifest == msgspec.structs.replace(now, lanes=lanes)
     organiser, paths = Identity.generate(), find_paths(tmp_path)
     signed = m.SignedManifest(data, organiser.peer, organiser.sign(m.DOMAIN, data))
     paths.ensure()

@@ -100,6 +100,7 @@ def test_running_statistics_are_averaged_and_a_variance_stays_at_or_above_zero()
 PROBE = """
 import numpy as np, torch
 from blake3 import blake3
+from atoll.collectives.group import Reading
 from atoll.collectives.swarm import OuterSettings
 from atoll.optim import OuterStep
 torch.set_num_threads({threads})
@@ -107,10 +108,11 @@ digest = blake3()
 rng = np.random.default_rng(3)
 anchor, mean = (torch.from_numpy(rng.standard_normal(300_001, dtype=np.float32)) for _ in range(2))
 for kind in ("nesterov", "sgd", "adam", "yogi", "adagrad", "co2"):
-    step = OuterStep(OuterSettings(kind=kind, governor=kind == "nesterov"))
+    step = OuterStep(OuterSettings(kind=kind, governor=kind == "nesterov", stretch=kind in ("nesterov", "co2")))
+    said = [(3, Reading(2.5, 0.7 * 300_001**0.5)), (5, Reading(2.25, 1.9 * 300_001**0.5)), (2, Reading())]
     state, out = torch.zeros(step.state_numel(300_001)), torch.empty_like(anchor)
     for _ in range(3):
-        step.apply(anchor, mean, state, out)
+        step.apply(anchor, mean.clone(), state, out, said)
         anchor, out = out, anchor
         digest.update(anchor.numpy().tobytes() + state.numpy().tobytes())
 print(torch.backends.cpu.get_cpu_capability(), digest.hexdigest())
@@ -249,7 +251,7 @@ def test_a_jump_restarts_momentum_and_halves_the_rate_for_a_while() -> None:
     assert seen == []
     step.apply(anchor, torch.full((4,), 50.0), state, out)
     off()
-    assert seen == [Governed(norm=100.0, median=2.0)]
+    assert seen == [Governed("norm", value=100.0, median=2.0)]
     assert (anchor - out).tolist() == [0.5 * 1.5 * 50.0] * 4
     rates = []
     for _ in range(9):

@@ -63,9 +63,11 @@ def start(swarm: Any, seed: int = 0) -> tuple[nn.Sequential, torch.optim.AdamW, 
 
 
 @pytest.mark.parametrize("saved_at", [2 * H, 2 * H + 3])
-def test_exact_resume_by_hash_through_distributed_checkpoint(tmp_path: Path, saved_at: int) -> None:
-    """Saved at a boundary and in the middle of a round; resumed in a fresh model, optimizer and swarm."""
-    model, optimizer, attachment = start(SoloSwarm(SETTINGS))
+@pytest.mark.parametrize("codec", ["fp32", "stat2", "sparse256"])
+def test_exact_resume_by_hash_through_distributed_checkpoint(tmp_path: Path, saved_at: int, codec: str) -> None:
+    """Saved at a boundary and in the middle of a round; resumed in a fresh model, optimizer and swarm. With a residual where there is one."""
+    settings = msgspec.structs.replace(SETTINGS, codec=codec)
+    model, optimizer, attachment = start(SoloSwarm(settings))
     assert isinstance(attachment, Stateful)
     train(model, optimizer, range(saved_at))
     state = {"model": model.state_dict(), "optimizer": get_optimizer_state_dict(model, optimizer), "atoll": attachment}
@@ -73,7 +75,7 @@ def test_exact_resume_by_hash_through_distributed_checkpoint(tmp_path: Path, sav
         patch.setattr("warnings.warn", lambda *args, **kwargs: None)  # torch's own, about running without a process group
         dcp.save(state, checkpoint_id=tmp_path / "checkpoint")
         train(model, optimizer, range(saved_at, 5 * H))
-        again, other, resumed = start(SoloSwarm(SETTINGS), seed=5)
+        again, other, resumed = start(SoloSwarm(settings), seed=5)
         loaded = {"model": again.state_dict(), "optimizer": get_optimizer_state_dict(again, other), "atoll": resumed}
         assert resumed.stats["steps"] == 0  # making the optimizer's state took a step of learning rate 0: no inner step
         dcp.load(loaded, checkpoint_id=tmp_path / "checkpoint")
@@ -81,6 +83,11 @@ def test_exact_resume_by_hash_through_distributed_checkpoint(tmp_path: Path, sav
     set_optimizer_state_dict(again, other, loaded["optimizer"])
     assert resumed.stats["steps"] == saved_at
     train(again, other, range(saved_at, 5 * H))
+    residual, before = (one.state_dict()["strands"]["0"].get("residual") for one in (resumed, attachment))
+    assert (residual is not None) == (codec != "fp32")
+    if residual is not None:
+        assert torch.equal(residual, before)
+        assert residual.abs().max() > 0
     assert digest(again, other, resumed) == digest(model, optimizer, attachment)
 
 

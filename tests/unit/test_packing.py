@@ -10,7 +10,8 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.collectives.engine.lane import Lane, PeerFaultError
+from atoll.collectives.engine import lane as engine_lane
+from atoll.collectives.engine.lane import SEGMENT_BYTES, Lane, PeerFaultError
 from atoll.collectives.engine.packing import FASTEST, TRY_EVERY, Packer, full_length, unpack
 from atoll.collectives.engine.plain import PlainLane
 from atoll.collectives.errors import RemoteProtocolError
@@ -142,7 +143,11 @@ class Records:
 
 
 @pytest.mark.parametrize(("make", "cipher"), [(Lane, DEFAULT_CIPHER), (PlainLane, PLAIN)])
-def test_a_slow_lane_carries_packed_records_and_hands_out_unpacked_ones(make: type[Lane], cipher: str) -> None:
+@pytest.mark.parametrize("segment", [64, SEGMENT_BYTES])
+def test_a_slow_lane_carries_packed_records_and_hands_out_unpacked_ones(
+    monkeypatch: pytest.MonkeyPatch, make: type[Lane], cipher: str, segment: int
+) -> None:
+    monkeypatch.setattr(engine_lane, "SEGMENT_BYTES", segment)
     ends = socket.socketpair()
     for end in ends:
         end.setblocking(False)

@@ -9,9 +9,10 @@ import pytest
 from engine_kit import WAIT_S, drain, keys, link, pull_until_complete, start, swarm
 from exchange_kit import LOG, Net, cid_of, make_plan, ref_result, vector
 
+from atoll.collectives.engine import lane as engine_lane
 from atoll.collectives.exchange import BlobComplete, LaneDown, LaneUp, PeerFault, Report, ResultComplete
 from atoll.collectives.exchange import header as wire_header
-from atoll.collectives.record_layer import PLAIN, Sealer
+from atoll.collectives.record_layer import DEFAULT_CIPHER, PLAIN, Sealer
 
 
 def narrow():
@@ -256,11 +257,12 @@ def test_a_closed_round_and_a_forgotten_blob_take_their_places_back():
 # ---- the lane
 
 
-@pytest.mark.parametrize("codec", ["fp32", "int8"])
-def test_records_in_many_steps_plans_that_change_and_lanes_that_break_change_no_bit(swarm, codec):
-    peers = swarm(3, make=narrow, cipher=PLAIN)
+@pytest.mark.parametrize(("codec", "cipher"), [("fp32", PLAIN), ("int8", PLAIN), ("fp32", DEFAULT_CIPHER), ("int8", DEFAULT_CIPHER)])
+def test_records_in_many_steps_plans_that_change_and_lanes_that_break_change_no_bit(swarm, monkeypatch, codec, cipher):
+    monkeypatch.setattr(engine_lane, "SEGMENT_BYTES", 10_000)
+    peers = swarm(3, make=narrow, cipher=cipher)
     a, b, _ = peers
-    link(a, b, narrow, number=3, index=1, cipher=PLAIN)
+    link(a, b, narrow, number=3, index=1, cipher=cipher)
     numel, names = 1_000_000, [p.engine.me for p in peers]
     vectors = {cid_of(i): vector(numel, i) for i in range(3)}
     first = make_plan([(name, cid_of(i), 1) for i, name in enumerate(names)], names, numel, 40_000, codec)
@@ -274,7 +276,7 @@ def test_records_in_many_steps_plans_that_change_and_lanes_that_break_change_no_
     for _ in range(2):
         assert a.wait(LaneDown).peer == b.engine.me
         assert b.wait(LaneDown).peer == a.engine.me
-    link(a, b, narrow, number=7, cipher=PLAIN)
+    link(a, b, narrow, number=7, cipher=cipher)
     pull_until_complete(peers, plan, {cid_of(i): p for i, p in enumerate(peers)})
     want = ref_result(plan, vectors)
     for peer in peers:
@@ -282,14 +284,15 @@ def test_records_in_many_steps_plans_that_change_and_lanes_that_break_change_no_
         assert not [event for event in drain(peer) if isinstance(event, PeerFault)]
 
 
-def test_a_vector_may_change_as_soon_as_it_is_released_though_a_record_of_it_is_half_sent(swarm):
-    a, b = swarm(2, make=narrow, cipher=PLAIN)
+@pytest.mark.parametrize("cipher", [PLAIN, DEFAULT_CIPHER])
+def test_a_vector_may_change_as_soon_as_it_is_released_though_a_record_of_it_is_half_sent(swarm, cipher):
+    a, b = swarm(2, make=narrow, cipher=cipher)
     chunk, names = 1 << 20, [a.engine.me, b.engine.me]
     vectors = {cid_of(i): vector(chunk, i) for i in range(2)}
     want_part = vectors[cid_of(0)].clone()
     plan = make_plan([(name, cid_of(i), 1) for i, name in enumerate(names)], [b.engine.me], chunk, chunk, "fp32")
     start([a, b], plan, vectors)
-    while not (sent := a.engine.stats()[b.engine.me].bytes_sent - 64) > 0:
+    while not (sent := a.engine.stats()[b.engine.me].bytes_sent) > 4_096:  # more than heartbeats
         assert a.engine.sync(WAIT_S)
     a.engine.exchange.release(cid_of(0))
     assert a.engine.sync(WAIT_S)

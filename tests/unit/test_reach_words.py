@@ -11,8 +11,20 @@ import pytest
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.identifiers import PeerId
 from atoll.node.cli import run
+from atoll.node.cli.alone import alone_rows
 from atoll.node.cli.names import name_of
-from atoll.node.cli.reach_views import advice, clock_row, flow_row, lan_row, netcheck_lines, outcome, reach_text
+from atoll.node.cli.reach_views import (
+    advice,
+    clock_row,
+    flow_row,
+    lan_row,
+    netcheck_lines,
+    network_advice,
+    network_error,
+    network_rows,
+    outcome,
+    reach_text,
+)
 from atoll.node.cli.reaching import find_peer, pong
 from atoll.node.cli.views import path_text, peers_table, rates_text, status_text
 from atoll.node.net.measuring import Flow
@@ -69,6 +81,88 @@ def test_who_reached_which_address() -> None:
 def test_refusals_of_relays_are_named() -> None:
     reach = {**document(wan={"11.1.0.1": False}), "relays_refused": {RELAY: "is full"}}
     assert netcheck_lines(reach)[-1][::2] == ("warn", f"{name_of(RELAY)} …{RELAY[-8:]} is full")
+
+
+REFUSED = f"cannot reach {PEER}: /ip4/11.0.0.9/tcp/4150: [Errno 111] Connection refused"
+SILENT = f"cannot reach {PEER}: no answer in 10 s from /ip4/11.0.0.9/tcp/4150, /ip4/11.0.0.8/tcp/4150"
+NO_WAY = f"cannot reach {PEER}: /ip4/11.0.0.9/tcp/4150: [Errno 101] Network is unreachable"
+NO_NAME = "the name boot.example.org is not known"
+
+
+@pytest.mark.parametrize(
+    ("state", "says"),
+    [
+        (REFUSED, f"{name_of(PEER)} …{PEER[-8:]}  /ip4/11.0.0.9/tcp/4150 refused: that machine is there, but no node listens at that port"),
+        (SILENT, f"{name_of(PEER)} …{PEER[-8:]}  /ip4/11.0.0.9/tcp/4150 no answer: it is off, has moved, or a firewall is in between"),
+        (NO_WAY, f"{name_of(PEER)} …{PEER[-8:]}  /ip4/11.0.0.9/tcp/4150 no way there: this machine's network does not lead to it"),
+        (NO_NAME, f"{name_of(PEER)} …{PEER[-8:]}  {NO_NAME}"),
+        ("connecting", f"{name_of(PEER)} …{PEER[-8:]}  is being tried"),
+    ],
+)
+def test_how_each_bootstrap_address_was_tried(state: str, says: str) -> None:
+    assert ("warn", "entry", says) in network_rows({"connected": [], "bootstrap": {PEER: state}}, [])
+
+
+@pytest.mark.parametrize(
+    ("bootstrap", "level", "code", "why", "hint"),
+    [
+        ({PEER: REFUSED, "/dnsaddr/boot.example.org": NO_NAME}, "fail", "E110", "Training goes on alone", "atoll invite new"),
+        ({PEER: NO_WAY}, "fail", "E110", "no network that leads there", "Connect it"),
+        ({PEER: REFUSED, OTHER: "connecting"}, "warn", None, "", "Ask again in a few seconds"),
+        ({}, "warn", None, "", "atoll up --bootstrap ADDRESS"),
+    ],
+)
+def test_nobody_was_met(bootstrap: dict[str, str], level: str, code: str | None, why: str, hint: str) -> None:
+    network = {
+        "connected": [],
+        "bootstrap": bootstrap,
+        "reach": document(),
+        "lan": {"on": True, "trouble": "", "found": {}},
+        "remembered": 3,
+    }
+    first, *entries, last = network_rows(network, [])
+    assert first[:2] == (level, "reach")
+    assert len(entries) == len(bootstrap)
+    assert last[2].startswith("nobody found in the house (multicast DNS); none of 3 remembered peers answers; the DHT")
+    error = network_error(network, [])
+    assert (error and error.code) == code
+    assert why in (error.why if error else "")
+    assert hint in (error.hint if error else network_advice(network))
+    if len(bootstrap) == 2 and error:
+        assert error.message == "none of 2 bootstrap addresses answers; this is not a ban and your key is fine"
+    if error:
+        assert error.exit_code == 69
+
+
+def test_how_the_house_was_searched() -> None:
+    assert "network.lan_discovery is off; no other peers are remembered" in alone_rows({"connected": [], "lan": {"on": False}})[-1][2]
+    trouble = {"on": True, "trouble": "no such device"}
+    assert "cannot be searched (multicast DNS): no such device" in alone_rows({"connected": [], "lan": trouble})[-1][2]
+
+
+def test_what_keeps_a_node_from_taking_part_is_an_error() -> None:
+    assert network_error({"connected": [PEER], "reach": document(public=True, wan={"11.1.0.1": True})}, clocks(0.1)) is None
+    wrong = network_error({"connected": [PEER], "reach": document(public=True)}, clocks(900.0, 901.0))
+    assert wrong is not None
+    assert (wrong.code, wrong.exit_code) == ("E120", 75)
+    assert "timedatectl" in wrong.hint
+    reach = {**document(wan={"11.1.0.1": False}), "relays_refused": {RELAY: "relays only for peers of runs it knows"}}
+    cut_off = network_error({"connected": [PEER], "reach": reach, "addresses": [WAN]}, clocks(0.1))
+    assert cut_off is not None
+    assert (cut_off.code, cut_off.exit_code) == ("E130", 69)
+    assert "relays only for peers of runs it knows" in cut_off.why
+    assert cut_off.hint.startswith("Join a run: its relays know this node then. Or forward TCP 4150 on your router to 192.168.1.2,")
+
+
+def test_what_the_router_said() -> None:
+    def mapping(**more: Any) -> list[str]:
+        return [text for _, what, text in netcheck_lines({**document(wan={"11.1.0.1": False}, relays=True), **more}) if what == "mapping"]
+
+    assert mapping(mappings={"upnp": WAN}) == [f"{WAN} by upnp"]
+    assert mapping(port_mapping="none") == ["the router opens no port when it is asked (NAT-PMP, UPnP)"]
+    assert "network.port_mapping is off" in mapping(port_mapping="off")[0]
+    assert "is being asked" in mapping(port_mapping="")[0]
+    assert mapping() == []  # a node of an older version
 
 
 def test_an_older_node_says_nothing_and_nothing_is_made_up() -> None:

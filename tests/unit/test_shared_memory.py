@@ -198,3 +198,30 @@ def test_what_was_leased_when_the_script_went_is_never_written_again() -> None:
         view.copy_into(seen)
         assert seen.eq(value).all()
     slots.close()
+
+
+def test_slots_that_nobody_needs_give_their_memory_back() -> None:
+    """Two generations hold something: the current one and that the next one replaces."""
+    slots = AnchorSlots(1 << 18)
+
+    def publish(round_: int) -> int:
+        slot = slots.next_slot()
+        slots.tensor(slot).fill_(float(round_))
+        slots.publish(slot, round_, "")
+        return slot
+
+    def held() -> list[int]:
+        return [slot for slot in range(4) if os.fstat(slots.reader_fds()[slot]).st_blocks]
+
+    assert [publish(1), publish(2), publish(3)] == [0, 1, 0]
+    assert held() == [0, 1]
+    leased = slots.lease()
+    assert [publish(4), publish(5)] == [1, 2]  # a script that is slow
+    assert held() == [0, 2]
+    assert float(slots.tensor(leased.slot)[-1]) == 3.0
+    slots.lease()
+    slots.release(leased.slot)
+    assert publish(6) == 0
+    assert held() == [0, 2]
+    assert (float(slots.tensor(2)[0]), float(slots.tensor(0)[-1])) == (5.0, 6.0)
+    slots.close()

@@ -11,6 +11,7 @@ drive (:278); after three tries it never tries again.
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable, Sequence
 
@@ -40,6 +41,8 @@ SETTLE_S = 5.0
 MAX_ADDRESSES = 4
 SERVED_PER_MINUTE = 12
 
+log = logging.getLogger("atoll.net")
+
 
 class Puncher:
     """Used from the trio thread only."""
@@ -53,12 +56,10 @@ class Puncher:
         seen_at: Callable[[], Sequence[str]],
         lan: Callable[[], Sequence[str]],
         known: Callable[[PeerId], Sequence[str]],
-        done: Callable[[PeerId], None],
     ) -> None:
-        """``seen_at()``: our addresses as public peers see them; ``lan()``: those of our interfaces; ``known(peer)``: where a peer may be dialled;
-        ``done(peer)`` is called when a path has become direct."""
+        """``seen_at()``: our addresses as public peers see them; ``lan()``: those of our interfaces; ``known(peer)``: where a peer may be dialled."""
         self._host, self._faults, self._rng = host, faults, rng
-        self._seen_at, self._lan, self._known, self._done = seen_at, lan, known, done
+        self._seen_at, self._lan, self._known = seen_at, lan, known
         self._driving: set[PeerId] = set()
         self._served: dict[PeerId, tuple[float, int]] = {}
         self._nursery: trio.Nursery | None = None
@@ -97,8 +98,8 @@ class Puncher:
             except RemoteProtocolError:
                 self._faults.count(peer, trio.current_time())
                 return False
-            except NetworkError:
-                pass
+            except NetworkError as error:
+                log.debug("punching to %s: %s", peer, error)
             if self._host.path(peer) != "relay":
                 break
             await trio.sleep(self._rng.uniform(0.1, 0.5))
@@ -136,6 +137,7 @@ class Puncher:
         assert self._nursery is not None, "hole punching is not running"
         until = trio.current_time() + PUNCH_S
         public = [address for address in theirs if is_internet(address)]
+        log.debug("punching to %s at %s", peer, public)
         for address in public[:MAX_ADDRESSES]:
             self._nursery.start_soon(self._punch, peer, address, initiator, until)
         return bool(public) and await self._host.wait_direct(peer, PUNCH_S)
@@ -146,7 +148,6 @@ class Puncher:
     async def _settle(self, peer: PeerId) -> None:
         if self._host.path(peer) in ("", "relay"):
             return
-        self._done(peer)
         await trio.sleep(SETTLE_S)
         if self._host.path(peer) not in ("", "relay"):
             await self._host.close_relayed(peer)

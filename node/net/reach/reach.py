@@ -87,7 +87,6 @@ class Reach:
             seen_at=lambda: self.manager.seen_at(trio.current_time()),
             lan=self.manager.lan,
             known=lambda peer: [address for address in known(peer) if is_direct(address) and self.may_dial(address)],
-            done=self._path_changed,
         )  # fmt: skip
         self.mapper = PortMapper(rng, mine=self.manager.lan, told=self._mapped)
         self._look = trio.Event()
@@ -133,14 +132,15 @@ class Reach:
         """A connection came or went."""
         self.relay.link_changed(peer, up)
         self.circuits.link_changed(peer, up)
-        self._path_changed(peer)
+        self.path_changed(peer)
         self._look.set()
 
     def runs_changed(self) -> None:
         """We joined a run: relays may think otherwise of us."""
         self.circuits.again()
 
-    def _path_changed(self, peer: PeerId) -> None:
+    def path_changed(self, peer: PeerId) -> None:
+        """Connections of a peer came or went: whichever end made them, both must know the path they have now."""
         path = self._host.path(peer)
         if self._paths.get(peer, "") != path:
             self._paths[peer] = path
@@ -258,6 +258,7 @@ class Reach:
             **self.manager.status(trio.current_time()),
             "servers": len(self._servers()),
             "enough_servers": ENOUGH,
+            "port_mapping": self.mapper.answer if self.settings.port_mapping else "off",
             "relays": {relay: list(held.addresses) for relay, held in self.circuits.held.items()},
             "relays_refused": dict(self.circuits.refused),
             "relaying": {

@@ -1,0 +1,91 @@
+"""A node that has met nobody, in words: what was tried, how each try ended, what that means and what to type."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...collectives.errors import NetworkError
+from .output import short_peer
+
+Document = Mapping[str, Any]
+Row = tuple[str, str, str]
+
+_MEANINGS = {
+    "refused": "refused: that machine is there, but no node listens at that port",
+    "no answer in": "no answer: it is off, has moved, or a firewall is in between",
+    "unreachable": "no way there: this machine's network does not lead to it",
+    "no route": "no way there: this machine's network does not lead to it",
+}
+"""By what the system or the network says."""
+
+
+def alone(network: Document) -> bool:
+    """Whether the node is connected to nobody. A document that does not tell says no."""
+    return "connected" in network and not network["connected"]
+
+
+def alone_rows(network: Document) -> list[Row]:
+    """What was tried. The first row fails where there was somebody to try, and all tries have failed."""
+    entries: Document = network.get("bootstrap") or {}
+    if not entries:
+        text = "nobody was met; no bootstrap address is known, so others must come to this node"
+    elif _failed(network):
+        text = "nobody was met, so nobody can tell how this node is reached"
+    else:
+        text = "nobody was met yet: bootstrap addresses are being tried"
+    rows = [("fail" if _failed(network) else "warn", "reach", text)]
+    rows += [("warn", "entry", f"{_name(str(entry))}  {entry_text(str(state))}") for entry, state in entries.items()]
+    lan: Document = network.get("lan") or {}
+    house = "nobody found in the house (multicast DNS)" if lan.get("on") else "the house is not searched: network.lan_discovery is off"
+    if lan.get("trouble"):
+        house = f"the house cannot be searched (multicast DNS): {lan['trouble']}"
+    count = int(network.get("remembered") or 0)
+    past = f"none of {count} remembered peers answers" if count else "no other peers are remembered"
+    return [*rows, ("ok", "besides", f"{house}; {past}; the DHT is asked through peers only")]
+
+
+def alone_error(network: Document) -> NetworkError | None:
+    """E110, where addresses were tried and none answered."""
+    if not alone(network) or not _failed(network):
+        return None
+    count = len(network["bootstrap"])
+    which = f"none of {count} bootstrap addresses answers" if count > 1 else "the bootstrap address does not answer"
+    why = "Training goes on alone. The node keeps trying, and tells all that was learned when it meets somebody."
+    hint = "Another way in: any member prints an invite with fresh addresses (atoll invite new), then here: atoll join INVITE"
+    if offline(network):
+        why, hint = f"This machine has no network that leads there. {why}", "Connect it (cable, Wi-Fi, VPN), then: atoll netcheck"
+    return NetworkError(f"{which}; this is not a ban and your key is fine", code="E110", why=why, hint=hint)
+
+
+def alone_advice(network: Document) -> str:
+    """What to do where it is no error (yet)."""
+    if network.get("bootstrap"):
+        return "Ask again in a few seconds: atoll netcheck"
+    return "Alone is fine for the first node of a run: others come with its invite (atoll invite new). Else: atoll up --bootstrap ADDRESS"
+
+
+def entry_text(state: str) -> str:
+    """How the try of a bootstrap address ended: what the network said, and what that means."""
+    if state == "connecting":
+        return "is being tried"
+    head, _, tried = state.partition(": ")
+    text = tried if head.startswith("cannot reach") else state
+    meaning = next((words for key, words in _MEANINGS.items() if key in text.lower()), "")
+    address = next((word.rstrip(":,;") for word in text.split() if word.startswith("/")), "")
+    return f"{address} {meaning}" if meaning and address else text
+
+
+def offline(network: Document) -> bool:
+    """Whether nothing that was tried is on a network that this machine is on."""
+    states = [str(state) for state in (network.get("bootstrap") or {}).values()]
+    return bool(states) and all("unreachable" in state for state in states)
+
+
+def _failed(network: Document) -> bool:
+    states = list((network.get("bootstrap") or {}).values())
+    return bool(states) and "connecting" not in states
+
+
+def _name(entry: str) -> str:
+    return entry if entry.startswith("/") else short_peer(entry)

@@ -1,0 +1,54 @@
+"""What a member says of its contribution beside the vector, and what an outer step makes of it.
+
+The log records each contributor's word (`group.Reading`), so that all members know the same of a round. A word may be false. What comes of it
+is therefore bounded: a stretch lies between 1 and √k, of losses the median counts.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ...collectives.group import Reading
+from ...collectives.layout import Layout
+from ...collectives.swarm import OuterSettings
+
+Said = Sequence[tuple[int, Reading]]
+"""Weight and reading of each counted contribution of a round, in the order of reduction."""
+
+LARGEST = 1e30
+
+
+def reading_of(vector: Tensor, layout: Layout, outer: OuterSettings, loss: float | None) -> Reading:
+    """What the run's outer step wants to know of a contribution, float32 (numel,); nothing of what it does not ask for."""
+    norm = None
+    if outer.stretch:
+        pieces = [vector[spec.offset : spec.offset + spec.numel] for spec in layout.tensors if spec.role == "parameter" and spec.numel]
+        norm = _sayable(math.hypot(*(float(torch.linalg.vector_norm(piece)) for piece in pieces)))
+    return Reading(_sayable(loss) if outer.governor else None, norm)
+
+
+def _sayable(value: float | None) -> float | None:
+    return value if value is not None and abs(value) <= LARGEST else None  # neither NaN nor infinity
+
+
+def stretch(said: Said, norm: float) -> float:
+    """By what a mean of this norm is to be multiplied, so that it is as long as the contributions are on average (by samples).
+
+    At least 1; at most √k for k contributions: what they need that stand at right angles to one another.
+    """
+    told = [(weight, reading.norm) for weight, reading in said if reading.norm is not None]
+    if not told or not norm > 0:
+        return 1.0
+    typical = math.fsum(weight * length for weight, length in told) / sum(weight for weight, _ in told)
+    return min(max(1.0, typical / norm), math.sqrt(len(said)))
+
+
+def median_loss(said: Said) -> float | None:
+    """The median of the losses that were told."""
+    losses = [reading.loss for _, reading in said if reading.loss is not None]
+    return statistics.median(losses) if losses else None

@@ -1,0 +1,12 @@
+"""The planner: from step time, rates and round-trip times to the settings of a run. Pure functions, without torch.
+
+conditions   what is known of the peers, checked
+estimate     how long a round of given settings takes, and what share of the time is training
+planner      which settings: the ladder, and why in words
+"""
+
+from .conditions import Conditions, Peer
+from .estimate import Choice, Estimate, estimate
+from .planner import Plan, plan
+
+__all__ = ["Choice", "Conditions", "Estimate", "Peer", "Plan", "estimate", "plan"]

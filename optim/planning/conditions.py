@@ -1,0 +1,87 @@
+"""What a plan is made from: the model's size, the peers' steps and links. Checked on construction."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ...collectives.errors import ConfigError
+from ...collectives.group import MAX_MEMBERS
+
+MAX_PARAMETERS = 1 << 40
+LARGE = 100_000_000  # parameters
+MAX_STEPS, MAX_STEPS_SMALL = 500, 100
+"""The longest round, in inner steps, of models above and below LARGE. The published runs lose about 3 % from H = 50 to 1000 (arXiv 2311.08105),
+and small models more: 2 % at 10, 3 % at 20, 4 to 5 % at 50 (measured on 42k parameters)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One peer: bytes/s that its link carries to and from all others together, and seconds that its inner step takes."""
+
+    name: str
+    up: float
+    down: float
+    step_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """``rtt_s``: the longest round trip between two peers. ``share``: of wall time to be spent on training. ``max_steps``: the longest round
+    that the model's quality allows, in inner steps (None: by its size). ``links``: bytes/s of single links (from, to), where one carries less
+    than its ends do, such as a relayed one.
+
+    Raises ConfigError with the argument's name in ``key``.
+    """
+
+    parameters: int
+    peers: tuple[Peer, ...]
+    rtt_s: float = 0.0
+    share: float = 0.95
+    max_steps: int | None = None
+    links: Mapping[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "peers", tuple(sorted(self.peers, key=lambda peer: peer.name)))  # in whatever order they were named
+        _check("parameters", self.parameters, 1, MAX_PARAMETERS)
+        _check("rtt", self.rtt_s, 0, 3600)
+        if not 0 < self.share < 1:
+            raise ConfigError(
+                f"a training share of {self.share:g}", key="share", why="It is the part of the time spent on training, below 1.",
+                hint="For example 0.95",
+            )  # fmt: skip
+        if self.max_steps is not None:
+            _check("max_steps", self.max_steps, 1, 1_000_000)
+        if not 1 <= len(self.peers) <= MAX_MEMBERS:
+            raise ConfigError(f"{len(self.peers)} peers", key="peers", why=f"A run has 1 to {MAX_MEMBERS} members.")
+        names = {peer.name for peer in self.peers}
+        if len(names) < len(self.peers):
+            raise ConfigError("two peers have the same name", key="peers")
+        for peer in self.peers:
+            _check("step", peer.step_s, 1e-9, 86_400)
+            _check("up", peer.up, 1, 1e15)
+            _check("down", peer.down, 1, 1e15)
+        for (one, other), rate in self.links.items():
+            if one == other or not {one, other} <= names:
+                raise ConfigError(f"there is no link from {one!r} to {other!r}", key="links", hint=f"The peers: {', '.join(sorted(names))}")
+            _check("links", rate, 1, 1e15)
+
+    @property
+    def longest(self) -> int:
+        """The longest round, in inner steps."""
+        return self.max_steps or (MAX_STEPS if self.parameters >= LARGE else MAX_STEPS_SMALL)
+
+    def only(self, names: set[str]) -> Conditions:
+        """The same with these peers only."""
+        links = {ends: rate for ends, rate in self.links.items() if set(ends) <= names}
+        peers = tuple(peer for peer in self.peers if peer.name in names)
+        return Conditions(self.parameters, peers, self.rtt_s, self.share, self.max_steps, links)
+
+
+def _check(key: str, value: float, low: float, high: float) -> None:
+    if not (math.isfinite(value) and low <= value <= high):
+        raise ConfigError(
+            f"{key} is {value:g}", key=key, why=f"A plan needs a value from {low:g} to {high:g}.",
+            hint="Measured values: atoll peers, atoll netcheck --bandwidth PEER; the step's time is your script's.",
+        )  # fmt: skip

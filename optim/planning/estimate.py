@@ -1,0 +1,128 @@
+"""How long a round takes, and what share of the time is training: the model of costs behind every plan.
+
+A round costs its member what the data plane moves, some round trips, and passes over memory:
+
+    transfer  the slowest of all peers' links: who owns the share p of the vector sends and receives 1 + (n-2)p encoded vectors
+              (`collectives/partition.py`, which divides by bandwidth; the same division is used here)
+    latency   ROUND_TRIPS between the furthest two: ready, plan, the first bytes, votes, decision
+    work      encoding, decoding and summing, hashing, the outer step: a time per value
+
+Waiting for a round costs all of it. With overlap a script waits for what is left when the result is due, and pays in any case for
+the passes over its own parameters.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from ...collectives.codecs.names import BYTES_PER_VALUE, chunk_elements
+from ...collectives.identifiers import PeerId
+from ...collectives.partition import comparable, parts_for
+from .conditions import Conditions
+
+EFFICIENCY = (
+    0.92  # of the line that payload gets: frames' heads take 4.4 %, records and the rest the others (measured, `scripts/bench_link.py`)
+)
+ROUND_TRIPS = 3.0
+WORK_S = 20e-9  # a value, in the node (measured, `scripts/bench_wan.py`)
+SCRIPT_S = 4e-9  # a value, in the script: making the contribution and taking over the anchor
+LATE_SHARE = 0.5  # of a step by which the others come after the fastest, on the mean
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The settings that a plan decides; names as in a run's manifest."""
+
+    sync_every: int
+    codec: str = "int8"
+    overlap: Literal["none", "late", "eager"] = "none"
+    delay: int | None = None
+    mixing: float | None = None
+    fragments: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one round of one fragment costs, in seconds; ``bound``: what decided the transfer; ``nbytes``: the most that one peer sends."""
+
+    transfer_s: float
+    latency_s: float
+    work_s: float
+    nbytes: int
+    bound: str
+
+    @property
+    def seconds(self) -> float:
+        """From the contribution to the new anchor."""
+        return self.transfer_s + self.latency_s + self.work_s
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What `sync_every` steps of training cost. ``share``: of the time that is training; ``busy``: of the time that links are in use."""
+
+    compute_s: float
+    round: Round
+    waiting_s: float
+    script_s: float
+    fragments: int
+
+    @property
+    def share(self) -> float:
+        """Of wall time that is training."""
+        return self.compute_s / (self.compute_s + self.waiting_s + self.script_s)
+
+    @property
+    def period_s(self) -> float:
+        """Seconds from one end of a fragment's round to the next."""
+        return self.compute_s + self.waiting_s + self.script_s
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the peer with the most to send sends, for all fragments; it receives as many."""
+        return self.round.nbytes * self.fragments
+
+    @property
+    def transfer_over_compute(self) -> float:
+        """Seconds of transfer to seconds of training."""
+        return self.round.transfer_s * self.fragments / self.compute_s
+
+
+def estimate(conditions: Conditions, choice: Choice) -> Estimate:
+    """What settings cost under these conditions."""
+    one = round_of(conditions, choice.codec, choice.fragments)
+    steps = [peer.step_s for peer in conditions.peers]
+    compute_s, script_s = choice.sync_every * min(steps), SCRIPT_S * conditions.parameters
+    if len(steps) == 1:
+        return Estimate(compute_s, one, 0.0, script_s, choice.fragments)
+    apart = LATE_SHARE * max(steps) if max(steps) > min(steps) else 0.0
+    waiting_s = apart + one.seconds
+    if choice.overlap != "none":
+        waiting_s = max(0.0, one.seconds - (choice.sync_every if choice.delay is None else choice.delay) * min(steps))
+    return Estimate(compute_s, one, choice.fragments * waiting_s, script_s, choice.fragments)
+
+
+def round_of(conditions: Conditions, codec: str, fragments: int = 1) -> Round:
+    """What one round of one of so many fragments costs."""
+    values, n = math.ceil(conditions.parameters / fragments), len(conditions.peers)
+    if n == 1:
+        return Round(0.0, 0.0, WORK_S * values, 0, "nothing is sent")
+    nbytes = values * BYTES_PER_VALUE[codec]
+    share = _shares(conditions, codec, values)
+    moved = {name: nbytes * (1 + (n - 2) * part) for name, part in share.items()}
+    times = [(moved[peer.name] / peer.up, f"{peer.name}'s uplink") for peer in conditions.peers]
+    times += [(moved[peer.name] / peer.down, f"{peer.name}'s downlink") for peer in conditions.peers]
+    times += [(nbytes * (share[a] + share[b]) / rate, f"the link from {a} to {b}") for (a, b), rate in conditions.links.items()]
+    slowest_s, bound = max(times, key=lambda row: row[0])
+    return Round(slowest_s / EFFICIENCY, ROUND_TRIPS * conditions.rtt_s, WORK_S * values, round(max(moved.values())), bound)
+
+
+def _shares(conditions: Conditions, codec: str, values: int) -> dict[str, float]:
+    """What part of the vector each peer reduces, as the convener of a round divides it."""
+    chunks = math.ceil(values / chunk_elements(codec, values))
+    rates = comparable([(round(peer.up), round(peer.down)) for peer in conditions.peers])
+    parts = parts_for(chunks, [(PeerId(peer.name), rate) for peer, rate in zip(conditions.peers, rates, strict=True)])
+    owned = {str(part.owner): (part.stop - part.first) / chunks for part in parts}
+    return {peer.name: owned.get(peer.name, 0.0) for peer in conditions.peers}

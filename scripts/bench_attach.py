@@ -1,0 +1,179 @@
+#!/usr/bin/env python3
+"""What being attached costs a script: time of a step between rounds, and memory of script and node beyond the model's own.
+
+Two peers on this machine, each a script with its node (`_attach_peer.py`). Memory is proportional set size (PSS, from smaps_rollup), which counts
+what processes share once; it is sampled every few milliseconds through rounds. Programs and libraries cost the same whatever the model's size, so
+figures a parameter are differences to a small model, and what those cost is told as ``fixed_mib``. Then one script trains a second, plain model
+and the attached one in turns, between rounds.
+
+step_ratio              median seconds of an attached step over those of a plain one; cpu_ratio: the same of the script's CPU seconds
+node_cpu_share          CPU seconds that the node took a second meanwhile
+bytes_per_param         script and node between rounds, beyond model, gradients and inner optimizer; most_: the most through rounds, beyond
+                        the most that the script had through plain steps
+script_bytes_per_param  of it in the script (what it shares with its node is halved)
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from _bench import CANNOT, ROOT, FailedError, emit, progress
+from _kits import Peer, Peers
+
+SMALL = 40_000  # parameters of the model that shows what programs cost
+SAMPLE_S = 0.005
+PATIENCE_S = 100.0
+
+TEXT = """\
+schema = 1
+name = "attach"
+[model]
+entry = "local:attach"
+[train]
+sync_every = 1000000
+[train.outer]
+lr = 0.9
+momentum = 0.6
+[exchange]
+codec = "{codec}"
+feedback = {feedback}
+"""
+
+
+def pss(pid: int) -> int:
+    """Proportional set size of a process, bytes."""
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) * 1024
+    raise FailedError(f"/proc/{pid}/smaps_rollup has no Pss")
+
+
+class Sampler:
+    """The most that a script and its node have while it runs; a context manager."""
+
+    def __init__(self, script: int, node: int) -> None:
+        self._pids = script, node
+        self.most = self.most_script = 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._sample)
+
+    def _sample(self) -> None:
+        while not self._over.wait(SAMPLE_S):
+            script, node = (pss(pid) for pid in self._pids)
+            self.most, self.most_script = max(self.most, script + node), max(self.most_script, script)
+
+    def __enter__(self) -> Sampler:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+def ask(among: list[Peer], do: str, **fields: Any) -> list[dict[str, Any]]:
+    """Have all do something at once; their answers."""
+    for peer in among:
+        peer.say(do=do, **fields)
+    return [peer.expect(do, PATIENCE_S) for peer in among]
+
+
+def measure(options: argparse.Namespace, folder: Path, numel: int, *, timed: bool) -> dict[str, Any]:
+    """Memory of one size, bytes beyond the model's own, and times."""
+    text = TEXT.format(codec=options.codec, feedback=str(options.feedback).lower())
+    with Peers(folder, 2, numel, ROOT / "scripts" / "_attach_peer.py", manifest=text) as swarm:
+        peer = swarm.all[0]
+        script, node = peer.process.pid, peer.node_pid
+        joined = pss(script)
+        made = ask(swarm.all, "make")[0]["numel"]
+        with Sampler(script, node) as plain:
+            ask(swarm.all, "make")
+        own = pss(script)
+        ask(swarm.all, "attach")
+        ask(swarm.all, "rounds", count=options.rounds, peers=2)  # until all slots have been written once
+        with Sampler(script, node) as seen:
+            whole = ask(swarm.all, "rounds", count=options.rounds, peers=2)[0]["whole"]
+        time.sleep(1.0)  # what a round leaves to tidy up
+        found = {
+            "numel": made, "own": own - joined, "most": seen.most - plain.most_script, "most_script": seen.most_script - plain.most_script,
+            "resting": pss(script) + pss(node) - own, "resting_script": pss(script) - own, "whole_rounds": whole,
+        }  # fmt: skip
+        if timed:
+            began, cpu = time.monotonic(), cpu_s(node)
+            peer.say(do="time", pairs=options.pairs)
+            found["time"] = peer.expect("time", PATIENCE_S)
+            found["node_cpu_share"] = (cpu_s(node) - cpu) / (time.monotonic() - began)
+    progress(f"{made:,} parameters: {found['resting'] / 2**20:.0f} MiB, {found['resting_script'] / 2**20:.0f} of them in the script")
+    return found
+
+
+def cpu_s(pid: int) -> float:
+    """CPU seconds of another process; its clock is ~pid * 8 + 2 on Linux."""
+    return time.clock_gettime((~pid << 3) | 2)
+
+
+def run(options: argparse.Namespace, folder: Path) -> int:
+    """Measure and print."""
+    small = measure(options, folder / "small", SMALL, timed=False)
+    large = measure(options, folder / "large", options.params, timed=True)
+    if min(small["whole_rounds"], large["whole_rounds"]) < options.rounds / 2:
+        raise FailedError("too few rounds counted both peers")
+    values = large["numel"] - small["numel"]
+    each = {key: round((large[key] - small[key]) / values, 2) for key in ("most", "most_script", "resting", "resting_script", "own")}
+    times = large.pop("time")
+    plain, attached = ([list(column) for column in zip(*times[name], strict=True)] for name in ("plain", "attached"))
+    ratios = [statistics.median(attached[row]) / statistics.median(plain[row]) for row in (0, 1)]
+    progress(f"a step takes {statistics.median(plain[0]) * 1e3:.2f} ms plain, {ratios[0]:.4f} of that attached, {ratios[1]:.4f} of the CPU")
+    emit(
+        "bench_attach", vars(options), [{"plain": times["plain"], "attached": times["attached"]}], step_ratio=round(ratios[0], 4),
+        cpu_ratio=round(ratios[1], 4), step_ms=round(statistics.median(plain[0]) * 1e3, 3), bytes_per_param=each["resting"],
+        script_bytes_per_param=each["resting_script"], most_bytes_per_param=each["most"],
+        most_script_bytes_per_param=each["most_script"], own_bytes_per_param=each["own"],
+        fixed_mib=round(small["resting"] / 2**20, 1), node_cpu_share=round(large["node_cpu_share"], 4), memory=[small, large],
+        cpu_ratio_to_hivemind=None, busy_ratio=None,
+    )  # fmt: skip
+    return 0
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--params", type=int, default=5_000_000, help="of the model (default 5,000,000)")
+    parser.add_argument("--codec", default="int8", help="default int8")
+    parser.add_argument("--feedback", action="store_true", help="carry what the codec loses into the next contribution")
+    parser.add_argument("--rounds", type=int, default=6, help="before memory is measured, and while it is (default 6)")
+    parser.add_argument("--pairs", type=int, default=150, help="plain and attached steps (default 150 of each)")
+    options = parser.parse_args()
+    if options.params < 10 * SMALL or min(options.rounds, options.pairs) < 1:
+        parser.error(f"--params is at least {10 * SMALL}, --rounds and --pairs at least 1")
+    return options
+
+
+def main() -> int:
+    """Exit code: 0 measured, 1 not, 64 cannot be done here."""
+    options = parse()
+    if not Path("/proc/self/smaps_rollup").exists():
+        progress("cannot do it: only Linux says what processes share (/proc/PID/smaps_rollup)")
+        return CANNOT
+    folder = Path(tempfile.mkdtemp(prefix="atoll-attach-"))
+    for name in ("small", "large"):
+        (folder / name).mkdir()
+    try:
+        return run(options, folder)
+    except (FailedError, AssertionError) as error:
+        progress(f"cannot measure: {error}")
+        return 1
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
