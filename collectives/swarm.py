@@ -162,6 +162,11 @@ class AnchorView(Protocol):
         ...
 
     @property
+    def samples(self) -> int:
+        """How many samples all members together have contributed to it: what learning-rate schedules follow."""
+        ...
+
+    @property
     def digest(self) -> str:
         """blake3 of its bytes, in hex; may be computed when first asked for."""
         ...

@@ -5,7 +5,7 @@
 loads neither trio nor libp2p nor torch. Rooms, lowest first:
 
     paths, bandwidth, config   where files lie, and settings
-    strict_toml, manifest, manifest_checks, manifest_form, invite   what a run is, and how one gets into it
+    strict_toml, manifest, manifest_checks, manifest_form, manifest_gpt, manifest_presets, invite   what a run is, and how one gets into it
     shared_memory      contribution and anchor, between node and script
     net/               libp2p, DHT, lanes
     membership_records, membership   who is there

@@ -220,7 +220,7 @@ class LocalMember:
         for view in views:
             view.copy_into(whole[start : start + view.numel])
             start += view.numel
-        return Lease(whole, min(view.round for view in views), lambda: None)
+        return Lease(whole, min(view.round for view in views), lambda: None, min(view.samples for view in views))
 
     def contribute(
         self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None, loss: float | None = None
@@ -249,7 +249,8 @@ class LocalMember:
             raise LocalProtocolError("open() the run first")
         slots = cast(PlainSlots, replica.slots)
         assert slots.current is not None
-        return Lease(slots.tensor(slots.current).clone(), session.rounds(replica.generation), lambda: None)
+        rounds, samples = session.rounds(replica.generation), session.samples(replica.generation)
+        return Lease(slots.tensor(slots.current).clone(), rounds, lambda: None, samples)
 
     def fragment_closing(self, fragment: int) -> int:
         """See FragmentSwarm."""

@@ -22,6 +22,8 @@ from ..collectives.layout import MAX_FRAGMENTS
 from ..collectives.swarm import OuterSettings, RunSettings
 from .manifest_checks import check_exchange, check_fragments, check_train
 from .manifest_form import canonical, stands_for
+from .manifest_gpt import gpt_config
+from .manifest_presets import take_wish, with_preset
 from .paths import Paths, make_private, storage_error, write_atomic
 from .strict_toml import convert, parse_toml
 
@@ -72,6 +74,7 @@ class InnerTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     beta2: Fraction = 0.99
     clip: Positive = 1.0
     batch: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = 8
+    samples: Natural | None = None  # of all members together, after which the schedule is over; None: it goes by steps
 
 
 class OuterTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -241,7 +244,9 @@ def is_run_id(text: str) -> bool:
 
 def parse_manifest(text: str, name: str = "manifest") -> Manifest:
     """The manifest of a TOML text, checked. Raises ConfigError with the path of the offending key."""
-    manifest = convert(parse_toml(text, name), Manifest, name)
+    table = parse_toml(text, name)
+    wish = take_wish(table, name)
+    manifest = convert(table, Manifest, name)
     if manifest.schema != SCHEMA:
         raise ConfigError(
             f"{name} has schema {manifest.schema}, this atoll reads schema {SCHEMA}",
@@ -260,6 +265,8 @@ def parse_manifest(text: str, name: str = "manifest") -> Manifest:
         )
     if not ends:
         manifest = msgspec.structs.replace(manifest, train=msgspec.structs.replace(train, sync_every=100))
+    if wish is not None:
+        manifest = with_preset(manifest, wish, name)
     _check(manifest, name)
     return manifest
 
@@ -340,46 +347,6 @@ def _check(manifest: Manifest, name: str) -> None:
         gpt_config(model, name)
     if len(manifest.encode()) > MAX_MANIFEST_BYTES:
         raise ConfigError(f"{name} is longer than {MAX_MANIFEST_BYTES} bytes")
-
-
-class GptConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[model] config`` of ``builtin:gpt``: a byte-level GPT. The defaults make 0.87 million parameters."""
-
-    width: Annotated[int, msgspec.Meta(ge=8, le=16_384)] = 128
-    layers: Annotated[int, msgspec.Meta(ge=1, le=256)] = 4
-    heads: Annotated[int, msgspec.Meta(ge=1, le=256)] = 4
-    context: Annotated[int, msgspec.Meta(ge=8, le=65_536)] = 64
-
-    @property
-    def parameters(self) -> int:
-        """Number of parameters of this model (`tests` compare it with the built one)."""
-        w = self.width
-        block = 12 * w * w + 9 * w  # qkv 3w², out w², mlp 8w² + 5w, two norms 4w
-        return 256 * w + self.context * w + self.layers * block + 2 * w + 256 * w
-
-
-def gpt_config(model: ModelTable, name: str = "manifest") -> GptConfig:
-    """The checked configuration of a ``builtin:gpt``. Raises ConfigError."""
-    try:
-        config = convert(dict(model.config), GptConfig, name)
-    except ConfigError as error:
-        key = error.key.replace("$", "$.model.config", 1)
-        raise ConfigError(error.message.replace(error.key, key), key=key, why=error.why, hint=error.hint.replace(error.key, key)) from None
-    if config.width % config.heads:
-        raise ConfigError(
-            f"{name}: $.model.config.heads {config.heads} does not divide width {config.width}",
-            key="$.model.config.heads",
-            why="Every head takes an equal slice of the width.",
-            hint=f"For example heads = {next(h for h in range(min(config.heads, config.width), 0, -1) if config.width % h == 0)}",
-        )
-    if model.parameters is not None and model.parameters != config.parameters:
-        raise ConfigError(
-            f"{name}: $.model.parameters says {model.parameters:,}, the model has {config.parameters:,}",
-            key="$.model.parameters",
-            why="The count does not fit the configuration.",
-            hint=f"Write parameters = {config.parameters}, or leave it out.",
-        )
-    return config
 
 
 class SignedManifest(msgspec.Struct, frozen=True, array_like=True):

@@ -63,10 +63,10 @@ class Done(Generic[T]):
 class Lease:
     """An AnchorView on one generation of an `AnchorStore`."""
 
-    def __init__(self, flat: Tensor, round_: int, give_back: Callable[[], None]) -> None:
+    def __init__(self, flat: Tensor, round_: int, give_back: Callable[[], None], samples: int = 0) -> None:
         self._flat: Tensor | None = flat
         self._give_back = give_back
-        self.round = round_
+        self.round, self.samples = round_, samples
         self.numel = flat.numel()
         self._digest = ""
 
@@ -103,7 +103,7 @@ class AnchorStore:
 
     def __init__(self, layout: Layout, settings: RunSettings, initial: Callable[[Tensor], None]) -> None:
         self.layout = layout
-        self.round = 0
+        self.round = self.samples = 0
         self._step = OuterStep(effective_outer(settings), layout)
         numel = self._step.state_numel(layout.numel)
         self.momentum = torch.zeros(numel, dtype=torch.float32, device="cpu") if self._step.needs_momentum else None
@@ -124,16 +124,18 @@ class AnchorStore:
                 if flat is not self.anchor:
                     self._free.append(flat)
 
-        return Lease(flat, self.round, give_back)
+        return Lease(flat, self.round, give_back, self.samples)
 
     def commit(self, mean: Tensor, said: Said = ()) -> None:
         """Apply the outer step with this mean, of whose contributions this is ``said``; the result is the newest generation."""
         old, new = self.anchor, self._spare()
         self._step.apply(old, mean, self.momentum, new, said)
+        self.samples += sum(weight for weight, _ in said)
         self._turn(new, self.round + 1)
 
-    def replace(self, anchor: Tensor, momentum: Tensor, round_: int) -> None:
+    def replace(self, anchor: Tensor, momentum: Tensor, round_: int, samples: int) -> None:
         """Make copies of these the newest state. An empty ``momentum`` is that of a run without any."""
+        self.samples = samples
         new = self._spare()
         new.copy_(anchor)
         if self.momentum is not None:
@@ -294,7 +296,7 @@ class SoloSwarm:
         """Round, samples, anchor and momentum (copies; an empty tensor where the outer step has none). Needs `open` first."""
         store = self._opened()
         momentum = store.momentum if store.momentum is not None else torch.empty(0, dtype=torch.float32, device="cpu")
-        return {"round": store.round, "samples": self._counted[-1], "anchor": store.anchor.clone(), "momentum": momentum.clone()}
+        return {"round": store.round, "samples": store.samples, "anchor": store.anchor.clone(), "momentum": momentum.clone()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go back or forward to a saved state. Raises OutOfDateError when it is of another model or outer optimizer."""
@@ -306,8 +308,8 @@ class SoloSwarm:
                 f"the saved state has {anchor.numel()} parameters and {momentum.numel()} momentum values, "
                 f"this run {store.layout.numel} and {expected}"
             )
-        store.replace(anchor, momentum, int(state_dict["round"]))
-        self._counted = array("Q", [0] * store.round + [int(state_dict["samples"])])
+        store.replace(anchor, momentum, int(state_dict["round"]), int(state_dict.get("samples", 0)))
+        self._counted = array("Q", [0] * store.round + [int(state_dict.get("samples", 0))])
 
     def _check_open(self) -> None:
         if self._closed:

@@ -17,15 +17,17 @@ from atoll.collectives.layout import cut
 from atoll.collectives.swarm import OuterSettings, RunSettings
 from atoll.node.local import LocalSwarm
 from atoll.node.local_member import LocalMember
-from atoll.node.manifest import GptConfig
+from atoll.node.manifest_gpt import GptConfig
 from atoll.node.recipes.data import batch, split, unique_paragraphs
 from atoll.node.recipes.gpt import GPT
-from atoll.optim import DiLoCo, LocalSGD
+from atoll.optim import DiLoCo, GradientAveraging, LocalSGD
 from atoll.optim.model.flat import FlatVector
+from atoll.optim.outer import presets
 
-SHORT = OuterSettings("nesterov", 0.9, 0.6)  # values that were tried for runs of few rounds
-STEP_S = 1.0  # virtual
-LATENCY_S = 0.05
+PRESETS = {preset.name: preset.outer for preset in presets.PRESETS}
+SHORT = PRESETS["short"]
+STEP_S = 0.1  # virtual; links are then faster than what a node needs to take part (`collectives/round/patience.py`)
+LATENCY_S = 0.005
 TRANSFER_SHARE = 0.3  # of a round's compute: how long an exchange in fp32 takes on the simulated links
 
 
@@ -57,7 +59,6 @@ class Method:
     reference: str = "ddp"
 
 
-LATE = OuterSettings("nesterov", 0.7, 0.3)
 METHODS = {
     "ddp": Method(),
     "solo": Method(),
@@ -68,16 +69,23 @@ METHODS = {
     "diloco_int4": Method({"codec": "int4"}, reference="diloco"),
     "diloco_int4_ef": Method({"codec": "int4", "feedback": True}, reference="diloco"),
     "diloco_2bit_ef": Method({"codec": "stat2"}, reference="diloco"),
-    "sparseloco": Method({"codec": "sparse64", "feedback_kept": 0.95, "outer": OuterSettings("sgd", 1.0)}),
+    "sparseloco": Method({"codec": "sparse128", "outer": OuterSettings("sgd", 2.0)}),
+    "sparseloco_published": Method({"codec": "sparse64", "feedback_kept": 0.95, "outer": OuterSettings("sgd", 1.0)}),
     "diloco_lost30": Method(lost=0.3, reference="diloco"),
     "adam": Method({"outer": OuterSettings("adam", 0.02, 0.6, 0.95)}),
     "local_sgd": Method({"method": "local_sgd"}),
     "streaming": Method({"fragments": 2}, reference="diloco"),
     "streaming_late": Method({"fragments": 2, "overlap": "late", "delay": 2, "mixing": 0.5, "codec": "int4"}),
-    "late": Method({"overlap": "late", "outer": LATE}),
-    "late_delay": Method({"overlap": "late", "delay": 3, "outer": SHORT}),
-    "co2": Method({"overlap": "late", "outer": OuterSettings("co2", 1.0, 0.5)}),
-    "eager": Method({"overlap": "eager", "outer": OuterSettings("nesterov", 0.7, 0.3)}),
+    "late": Method({"overlap": "late", "outer": PRESETS["short-late"]}),
+    "late_delay": Method({"overlap": "late", "delay": 3, "outer": PRESETS["short-delay"]}),
+    "co2": Method({"overlap": "late", "outer": PRESETS["co2"]}),
+    "eager": Method({"overlap": "eager", "outer": PRESETS["short-eager"]}),
+    "large_batch": Method(),
+    "gradient_averaging": Method(
+        {"method": "gradient_averaging", "sync_every": None, "outer": OuterSettings("adamw", 2e-3, 0.9, 0.99, 1e-8, 0.1)},
+        sync_every=1,
+        reference="large_batch",
+    ),
 }
 
 
@@ -124,12 +132,16 @@ class Task:
         """One inner step on a batch of each stream, at the cosine's rate."""
         for group in optimizer.param_groups:
             group["lr"] = self.size.lr * max(0.01, 0.5 * (1 + math.cos(math.pi * step / self.size.steps)))
-        parts = [batch(self.training, self.size.config.context, self.size.batch, stream) for stream in streams]
-        inputs, targets = (torch.cat(column) for column in zip(*parts, strict=True))
         optimizer.zero_grad()
-        model.loss(inputs, targets).backward()
+        self.backward(model, streams)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+
+    def backward(self, model: GPT, streams: list[torch.Generator]) -> None:
+        """The gradient of a batch of each stream."""
+        parts = [batch(self.training, self.size.config.context, self.size.batch, stream) for stream in streams]
+        inputs, targets = (torch.cat(column) for column in zip(*parts, strict=True))
+        model.loss(inputs, targets).backward()
 
     def worker(self, index: int) -> tuple[GPT, torch.optim.AdamW, torch.Generator]:
         """A worker's own model, optimizer and stream after the synchronous start."""
@@ -158,6 +170,21 @@ def alone(task: Task, workers: int) -> dict[str, Any]:
     return {"loss": task.evaluate(model), "bytes_per_param_step": 2 * (k - 1) / k * fp32 if workers > 1 else 0.0, "waiting_share": None}
 
 
+def large_batch(task: Task) -> dict[str, Any]:
+    """torch's AdamW on the batches of all workers, in one process: what `gradient_averaging` must come to."""
+    model, _, _ = task.worker(0)
+    outer = METHODS["gradient_averaging"].settings["outer"]
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=outer.lr, betas=(outer.momentum, outer.beta2), eps=outer.epsilon, weight_decay=outer.weight_decay
+    )
+    streams = [torch.Generator().set_state(stream.get_state()) for stream in task.streams]
+    for _ in range(task.size.synchronous, task.size.steps):
+        optimizer.zero_grad()
+        task.backward(model, streams)
+        optimizer.step()
+    return {"loss": task.evaluate(model), "bytes_per_param_step": None, "waiting_share": None}
+
+
 class Lossy:
     """A member some of whose contributions do not arrive: they are offered on an anchor that is nobody's."""
 
@@ -179,11 +206,15 @@ def cell(name: str, seed: int, size: Size) -> dict[str, Any]:
     task = Task(size, seed, method.peers)
     if name in ("ddp", "solo"):
         return alone(task, method.peers if name == "ddp" else 1)
+    if name == "large_batch":
+        return large_batch(task)
     steps = size.steps - size.synchronous
     rounds = steps // method.sync_every
     settings = msgspec.structs.replace(
         RunSettings(sync_every=method.sync_every, rounds=rounds, codec="fp32", outer=SHORT, deadline_s=60.0), **method.settings
     )
+    if settings.method == "gradient_averaging":
+        settings = msgspec.structs.replace(settings, target_samples=method.peers * size.batch)
     layout = FlatVector(task.model, settings).layout
     payload = 2 * (method.peers - 1) / method.peers * 4 * layout.numel
     swarm = LocalSwarm(
@@ -217,12 +248,22 @@ def worker(member: LocalMember, task: Task, method: Method, settings: RunSetting
     while len(member.members()) < method.peers:
         member.sleep(0.1)
     swarm: Any = Lossy(member, method.lost, Random(f"{task.seed}/{member.index}")) if method.lost else member
-    kind = LocalSGD if settings.method == "local_sgd" else DiLoCo
-    optimizer = kind(model.parameters(), inner, swarm=swarm, model=model, clock=member.clock)
+    optimizer: DiLoCo | LocalSGD | GradientAveraging
+    if settings.method == "gradient_averaging":
+        optimizer = GradientAveraging(model.parameters(), swarm=swarm, model=model, clock=member.clock)
+    else:
+        kind = LocalSGD if settings.method == "local_sgd" else DiLoCo
+        optimizer = kind(model.parameters(), inner, swarm=swarm, model=model, clock=member.clock)
     attachment, started, sent = optimizer.attachment, member.clock(), member.traffic()[0]
     for step in range(task.size.synchronous, task.size.steps):
         attachment.samples(task.size.batch)
-        task.step(model, optimizer, [stream], step)
+        if isinstance(optimizer, GradientAveraging):
+            optimizer.zero_grad()
+            task.backward(model, [stream])
+            member.sleep(STEP_S)
+            optimizer.step()
+        else:
+            task.step(model, optimizer, [stream], step)
     seconds = member.clock() - started
     tries = 0
     while not attachment.done and tries < 50:

@@ -59,7 +59,7 @@ def planned(options: argparse.Namespace) -> tuple[Conditions, Plan]:
     """The conditions of the laboratory, and the plan to measure."""
     rate = options.mbit * 1e6 / 8
     peers = tuple(Peer(f"p{index}", rate, rate, options.step_ms / 1000) for index in range(options.peers))
-    conditions = Conditions(options.parameters, peers, options.rtt_ms / 1000, max_steps=options.max_steps)
+    conditions = Conditions(options.parameters, peers, options.rtt_ms / 1000, options.share, options.max_steps)
     found = plan(conditions)
     if options.overlap == "off" and found.choice.overlap != "none":
         choice = Choice(found.choice.sync_every, found.choice.codec)
@@ -118,10 +118,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--mbit", type=float, default=100.0, help="rate of every peer, up and down (default 100)")
     parser.add_argument("--rtt-ms", type=float, default=50.0, help="round-trip time between any two (default 50)")
     parser.add_argument("--overlap", choices=["on", "off"], default="on", help="off: the same settings, but scripts wait (default on)")
-    parser.add_argument("--peers", type=int, default=4, help="default 4")
+    parser.add_argument("--peers", type=int, default=3, help="default 3")
     parser.add_argument("--parameters", type=int, default=4_000_000, help="of the model, rounded down to 32 tensors (default 4,000,000)")
+    parser.add_argument("--share", type=float, default=0.965, help="training share that the planner is asked for (default 0.965)")
     parser.add_argument("--step-ms", type=float, default=50.0, help="time of an inner step (default 50)")
-    parser.add_argument("--max-steps", type=int, default=40, help="the longest round the planner may choose (default 40: it must overlap)")
+    parser.add_argument(
+        "--max-steps", type=int, default=100, help="the longest round the planner may choose (default 100: it must overlap)"
+    )
     parser.add_argument("--rounds", type=int, default=10, help="rounds of the whole model that count (default 10)")
     options = parser.parse_args()
     if options.peers < 2 or min(options.mbit, options.step_ms, options.rounds, options.parameters - 32_000) <= 0:

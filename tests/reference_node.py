@@ -59,7 +59,7 @@ class ReferenceRun:
     def __init__(self, home: Path | None) -> None:
         self.home = home
         self.log: list[str] = []
-        self.samples: list[int] = []
+        self.weights: list[int] = []
         self.layout: Layout | None = None
         self.slots: AnchorSlots | None = None
         self.frozen: tuple[bytes, Tensor, int] | None = None
@@ -70,7 +70,7 @@ class ReferenceRun:
             import torch  # not before it is needed: a node that only starts and ends should do so quickly
 
             saved = json.loads((home / "log.json").read_text())
-            self.log, self.samples = saved["log"], saved["samples"]
+            self.log, self.weights = saved["log"], saved["weights"]
             self._publish(torch.frombuffer(bytearray((home / "anchor").read_bytes()), dtype=torch.float32))
 
     def _publish(self, anchor: Tensor) -> None:
@@ -83,7 +83,7 @@ class ReferenceRun:
     def _save(self, anchor: Tensor) -> None:
         if self.home is not None:
             (self.home / "anchor").write_bytes(anchor.numpy().tobytes())
-            (self.home / "log.json").write_text(json.dumps({"log": self.log, "samples": self.samples}))
+            (self.home / "log.json").write_text(json.dumps({"log": self.log, "weights": self.weights}))
 
     def anchor(self) -> Tensor:
         """A copy of the newest anchor."""
@@ -103,7 +103,7 @@ class ReferenceRun:
         (cid, vector, samples), self.frozen = self.frozen, None
         anchor = self.anchor() - vector
         self.log.append(cid.hex())
-        self.samples.append(samples)
+        self.weights.append(samples)
         self._save(anchor)
         self._publish(anchor)
         self.tell(cid, samples)
@@ -138,6 +138,9 @@ class ReferenceSession:
     def rounds(self, entry: int, fragment: int = 0) -> int:
         return entry  # nobody joins
 
+    def samples(self, entry: int, fragment: int = 0) -> int:
+        return sum(self.run.weights[:entry])
+
     async def found(self) -> None:
         if not self.founding:
             raise LocalProtocolError("the run is founded")
@@ -163,7 +166,7 @@ class ReferenceSession:
         return [PeerView(PEER, len(self.run.log), True, "self")]
 
     def tallies(self, first: int) -> Sequence[Tally]:
-        me, samples = Member(PEER, 0), self.run.samples
+        me, samples = Member(PEER, 0), self.run.weights
         return [Tally(at, at, ((me, samples[at - 1]),) if at else (), (me,)) for at in range(first, len(samples) + 1)]
 
     def report(self, metrics: Mapping[str, float]) -> None:

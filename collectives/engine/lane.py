@@ -176,7 +176,7 @@ class Lane:
         behind = count - len(self._pending)
         self._pending = self._pending[count:]
         if behind > 0:
-            self._borrowed = self._borrowed[behind:]
+            self._borrowed = self._borrowed[behind:] or EMPTY  # an empty view would keep the memory from being used again
         return True
 
     def _write(self, room: int) -> int:
@@ -249,12 +249,12 @@ class Lane:
         self._make_room(start, end)
         self._tx[start:body] = header
         self._sealer.seal(header, first, self._tx[body:end])
-        self._unsealed, self._under = payload[SEGMENT_BYTES:], header
+        self._unsealed, self._under = payload[SEGMENT_BYTES:] or EMPTY, header
         return end
 
     def _seal_on(self) -> bool:
         """The next segment of a long record; False where there is none."""
-        segment, self._unsealed = self._unsealed[:SEGMENT_BYTES], self._unsealed[SEGMENT_BYTES:]
+        segment, self._unsealed = self._unsealed[:SEGMENT_BYTES], self._unsealed[SEGMENT_BYTES:] or EMPTY
         if not segment:
             return False
         end = len(segment) + TAG_BYTES

@@ -215,11 +215,7 @@ class EngineThread:
         now = checked = time.monotonic()
         while not self._stopping:
             while self._commands:
-                command = self._commands.popleft()
-                if command[0] not in HARMLESS:
-                    for lane in self._order:
-                        lane.keep()
-                self._run(*command)
+                self._run(*self._commands.popleft())
             moved = False
             for lane in tuple(self._order):
                 if lane.can_write:
@@ -310,6 +306,9 @@ class EngineThread:
         return [other for other in self._order if (other.peer, other.index) == (lane.peer, lane.index) and other is not lane]
 
     def _run(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        if name not in HARMLESS:
+            for lane in self._order:
+                lane.keep()
         try:
             if name == "+lane":
                 self._add(*args)

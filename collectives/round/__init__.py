@@ -21,7 +21,7 @@ from .convener import Convening, Phase
 from .journal import Journal, MemoryJournal, SealRecord
 from .log import RECENT, SPAN, Log
 from .machine import RoundMachine
-from .merging import BRANCH, adopted_rounds, adopts, branch_log, rounds_in, tip_entry, unproposed
+from .merging import BRANCH, adopted_rounds, adopts, branch_log, rounds_in, samples_in, tip_entry, unproposed
 from .sealing import Sealing, gone
 from .state import OpenRound, RoundActions, Shape
 from .timing import Timing
@@ -50,6 +50,7 @@ __all__ = [
     "genesis_payload",
     "gone",
     "rounds_in",
+    "samples_in",
     "seal_payload",
     "sealed_payload",
     "tip_entry",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import overload
 
 from ..group import Certified, Member
-from .merging import rounds_in
+from .merging import rounds_in, samples_in
 
 RECENT = 128
 """Entries held in memory: several times the rounds whose results are kept (`Timing.keep_rounds`)."""
@@ -28,8 +28,8 @@ class Log(Sequence[Certified]):
         self._length = 0
         self._genesis: Certified | None = None
         self._recent = deque[Certified](maxlen=RECENT)
-        self._rounds = array("Q")  # in all entries before each span
-        self._last_rounds = 0  # in all entries
+        self._rounds, self._samples = array("Q"), array("Q")  # in all entries before each span
+        self._last_rounds = self._last_samples = 0  # in all entries
         self.removed = set[Member]()
         """Whom the organiser has removed in any entry: they never vote again."""
 
@@ -39,9 +39,11 @@ class Log(Sequence[Certified]):
             self._genesis = certified
         if self._length % SPAN == 0:
             self._rounds.append(self._last_rounds)
+            self._samples.append(self._last_samples)
         self._recent.append(certified)
         self._length += 1
         self._last_rounds += rounds_in(certified.entry)
+        self._last_samples += samples_in(certified.entry)
         self.removed.update(certified.removed)
 
     @property
@@ -57,6 +59,15 @@ class Log(Sequence[Certified]):
             return 0
         first = entry - entry % SPAN
         return self._rounds[first // SPAN] + sum(rounds_in(certified.entry) for certified in self._between(first, entry + 1))
+
+    def samples(self, entry: int) -> int:
+        """How many samples were contributed to the state after entry number ``entry``."""
+        if entry >= self._length - 1:
+            return self._last_samples
+        if entry < 0:
+            return 0
+        first = entry - entry % SPAN
+        return self._samples[first // SPAN] + sum(samples_in(certified.entry) for certified in self._between(first, entry + 1))
 
     def since(self, first: int) -> Iterator[Certified]:
         """The entries from number ``first`` on."""

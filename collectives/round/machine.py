@@ -286,7 +286,7 @@ class RoundMachine:
             return
         self._progress(now)
         self.open.plan, self.open.plan_sender, self.open.lacking, self.open.planned_at = plan, who.peer, None, now
-        self.open.senders = senders_of(plan, self.me.peer)
+        self.open.senders, self.open.cut = senders_of(plan, self.me.peer), set()
         self.actions.execute(plan, [member.peer for member in self.config])
 
     def _plan_fits(self, plan: Plan) -> bool:

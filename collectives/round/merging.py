@@ -41,6 +41,11 @@ def rounds_in(entry: Entry) -> int:
     return adopted_rounds(entry) or int(bool(entry.contributors))
 
 
+def samples_in(entry: Entry) -> int:
+    """How many samples are in an entry: those of its contributions, of all rounds of a branch that it adopts."""
+    return sum(contributor.weight for contributor in entry.contributors)
+
+
 def adopts(entry: Entry, shape: Shape) -> bool:
     """Whether an entry adopts a branch of a log of this shape."""
     grid = (entry.numel, entry.chunk_elements, entry.codec) == (2 * shape.numel, shape.chunk_elements, "fp32")

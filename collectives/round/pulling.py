@@ -33,6 +33,7 @@ def ask_again(
         opened.bulk_at = now
         machine.convening.bulk_progress(now)
     machine.convening.on_own_report(missing)
+    opened.cut.update(resumed)
     for peer in resumed:
         for source in (peer.encode(), *(cid for cid, peers in senders.items() if peer in peers)):
             opened.waiting[plan.plan_id, source] = (0, float("-inf"))
@@ -57,9 +58,14 @@ def on_missing(machine: RoundMachine, now: float, who: Member, body: m.Missing) 
 
 
 def on_the_way(machine: RoundMachine, now: float, entry: Entry) -> bool:
-    """Whether the plan under way still brings the bytes of an entry, so that fetching them from others would bring them twice."""
+    """Whether the plan under way still brings the bytes of an entry, so that fetching them from others would bring them twice.
+
+    Who knows the decision has closed the round: it sends what was queued for a lane that lasts, and nothing again over a new one.
+    """
     opened, plan = machine.open, machine.open.plan
     if plan is None or (plan.contributors, plan.parts, plan.topology) != (entry.contributors, entry.parts, entry.topology):
+        return False
+    if opened.decided is not None and opened.lacking_owners and opened.lacking_owners <= opened.cut:
         return False
     lost = any(machine.actions.suspected(part.owner) and opened.lacking_of(part.owner) for part in plan.parts)
     if plan.topology.kind != "butterfly":

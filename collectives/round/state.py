@@ -127,6 +127,7 @@ class OpenRound:
     lacking: int | None = None  # chunks not yet here, for progress; None before the first report
     bulk_at: float = 0.0  # when `lacking` last shrank
     lacking_owners: frozenset[PeerId] = frozenset()  # from whom result chunks have not come: owners, or who hands their results on
+    cut: set[PeerId] = field(default_factory=set[PeerId])  # whose lane was lost while the plan was carried out
     waiting: dict[tuple[bytes, bytes], tuple[int, float]] = field(default_factory=dict[tuple[bytes, bytes], tuple[int, float]])
     """By (plan, cid or owner): chunks outstanding from that source, and since when no fewer."""
     held: set[tuple[bytes, ...]] = field(default_factory=set[tuple[bytes, ...]])  # part digests of complete results

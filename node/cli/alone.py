@@ -35,7 +35,7 @@ def alone_rows(network: Document) -> list[Row]:
     else:
         text = "nobody was met yet: bootstrap addresses are being tried"
     rows = [("fail" if _failed(network) else "warn", "reach", text)]
-    rows += [("warn", "entry", f"{_name(str(entry))}  {entry_text(str(state))}") for entry, state in entries.items()]
+    rows += [("warn", "entry", f"{entry_name(str(entry))}  {entry_text(str(state))}") for entry, state in entries.items()]
     lan: Document = network.get("lan") or {}
     house = "nobody found in the house (multicast DNS)" if lan.get("on") else "the house is not searched: network.lan_discovery is off"
     if lan.get("trouble"):
@@ -87,5 +87,6 @@ def _failed(network: Document) -> bool:
     return bool(states) and "connecting" not in states
 
 
-def _name(entry: str) -> str:
+def entry_name(entry: str) -> str:
+    """A bootstrap peer, or the name that stands for some."""
     return entry if entry.startswith("/") else short_peer(entry)

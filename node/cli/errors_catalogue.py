@@ -86,6 +86,7 @@ it alone and ends with it.
 machines off, or a firewall may be in between. The node goes on trying with growing pauses and remembers every peer it
 ever reached.
 
+    atoll netcheck                       what was tried, how each try ended, and what that means
     atoll peers                          who is reached now
     atoll invite inspect INVITE          which addresses an invite carries
     atoll up --bootstrap ADDRESS         try another way in

@@ -40,7 +40,7 @@ steps = 2000                       # length of the cosine schedule
 batch = 8
 
 [train.outer]
-optimizer = "nesterov"
+optimizer = "nesterov"             # or  preset = "auto"  and  peers = 8  (how many you expect) in place of these three
 lr = 0.7
 momentum = 0.9
 
@@ -61,15 +61,22 @@ reconfigure_after_s = 120.0
 
 @click.command("validate")
 @click.argument("manifest", type=GivenPath(dir_okay=False, path_type=Path), metavar="RUN.toml")
+@click.option("--explain", is_flag=True, help="Say where the outer optimizer's values come from, too.")
+@click.option("--peers", default=4, show_default=True, type=click.IntRange(1, 100_000), help="How many peers you expect, for --explain.")
 @shared_options
-def validate_command(manifest: Path) -> None:
+def validate_command(manifest: Path, explain: bool, peers: int) -> None:
     """Check a run's manifest and say what it means."""
     from ..manifest import load_manifest
+    from ..manifest_presets import explain_outer
 
     terminal = current()
     found = load_manifest(manifest)
     head = terminal.style(f"{found.name}  {found.run_id}", sys.stdout, bold=True)
-    terminal.data("\n".join([head, *(f"  {line}" for line in describe_lines(found))]), {"valid": True, **describe(found)})
+    lines, described = describe_lines(found), {"valid": True, **describe(found)}
+    if explain:
+        described["explained"] = {"outer": explain_outer(found, peers)}
+        lines.append(f"why      outer values: {described['explained']['outer']}")
+    terminal.data("\n".join([head, *(f"  {line}" for line in lines)]), described)
 
 
 @click.command("new")

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..quorum import no_quorum, quorum_of
+from .alone import entry_name, entry_text
 from .output import Terminal, bytes_text, short_peer, span_text
 from .reach_views import outcome, reach_text
 
@@ -27,7 +28,9 @@ def status_text(terminal: Terminal, status: Document) -> str:
         count = len(network["connected"])
         lines.append(f"  network  connected to {count} peer{'' if count == 1 else 's'}")
     lines += [
-        f"  entry    {short_peer(str(peer))}: {state}" for peer, state in (network.get("bootstrap") or {}).items() if state != "connected"
+        f"  entry    {entry_name(str(peer))}  {entry_text(str(state))}"
+        for peer, state in (network.get("bootstrap") or {}).items()
+        if state != "connected"
     ]
     if reach := network.get("reach"):
         lines.append(f"  reach    {reach_text(reach)}{'   (atoll netcheck)' if outcome(reach) == 'cut-off' else ''}")

@@ -194,7 +194,7 @@ class RunSwarm(Manners):
             self._views.discard(view)
             at.link.post(p.Release(leased.slot, fragment), may_drop=False)
 
-        view = SlotView(at.memory, AnchorSlot(leased.slot, leased.round, leased.digest), give_back, fragment)
+        view = SlotView(at.memory, AnchorSlot(leased.slot, leased.round, leased.digest, leased.samples), give_back, fragment)
         self._views.add(view)
         return view
 

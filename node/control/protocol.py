@@ -320,12 +320,13 @@ class Opened(msgspec.Struct, frozen=True, tag="opened"):
 
 
 class Leased(msgspec.Struct, frozen=True, tag="leased"):
-    """Slot ``slot`` holds the anchor after ``round`` committed rounds and is not written until released."""
+    """Slot ``slot`` holds the anchor after ``round`` committed rounds of ``samples`` in all and is not written until released."""
 
     id: Id
     slot: int
     round: int
     digest: str
+    samples: int = 0
 
 
 class MemberList(msgspec.Struct, frozen=True, tag="members"):

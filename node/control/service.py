@@ -93,6 +93,10 @@ class ScriptSession(Protocol):
         """How many rounds are in the anchor after log entry ``entry``, as `anchors` number them: what the script is told."""
         ...
 
+    def samples(self, entry: int, fragment: int = 0) -> int:
+        """How many samples were contributed to it."""
+        ...
+
     async def found(self) -> None:
         """``contribution`` holds the initial parameters (copy them before returning). Afterwards ``current`` of all anchors is set.
 

@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...collectives.errors import ModelMismatchError
-from ..manifest import GptConfig, Manifest, gpt_config
+from ..manifest import Manifest
+from ..manifest_gpt import GptConfig, gpt_config
 
 VOCABULARY = 256
 

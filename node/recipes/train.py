@@ -71,8 +71,12 @@ class Member:
 
     @property
     def position(self) -> int:
-        """Where in the learning-rate schedule this member is: a late joiner enters where the run is."""
-        sync_every = self.swarm.settings.sync_every
+        """Where in the learning-rate schedule this member is: a late joiner enters where the run is.
+
+        With ``samples`` it goes by what all members together have trained on, however many they are."""
+        sync_every, inner = self.swarm.settings.sync_every, self.inner
+        if inner.samples is not None and inner.steps is not None:
+            return inner.steps * self.attachment.position // inner.samples
         return self.steps if sync_every is None else self.attachment.round * sync_every + self._since_round
 
     def finished(self, steps: int | None) -> bool:

@@ -107,6 +107,10 @@ class AttachedScript:
         """Rounds in the state of a fragment after a log entry."""
         return self.whole.sessions[fragment].rounds(entry)
 
+    def samples(self, entry: int, fragment: int = 0) -> int:
+        """Samples contributed to it."""
+        return self.whole.sessions[fragment].samples(entry)
+
     def members(self) -> Sequence[PeerView]:
         """The members of the configuration."""
         return [

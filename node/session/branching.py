@@ -67,7 +67,12 @@ class Branching:
     @property
     def rounds(self) -> int:
         """Uncertified rounds in the state that scripts see."""
-        return self.branch.tip_now.length if self.branch is not None and self.branch.tip_now is not None else 0
+        return tip.length if (tip := self.reached) is not None else 0
+
+    @property
+    def reached(self) -> m.Tip | None:
+        """The tip whose state it is."""
+        return self.branch.tip_now if self.branch is not None else None
 
     @property
     def active(self) -> bool:

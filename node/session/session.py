@@ -20,7 +20,7 @@ from ...collectives.errors import LocalProtocolError, OutOfDateError, RemoteProt
 from ...collectives.group import NO_READING, Certified, Entry, Member, Reading
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import Layout
-from ...collectives.round import BRANCH, RoundMachine, Shape, Timing, check_genesis, rounds_in
+from ...collectives.round import BRANCH, RoundMachine, Shape, Timing, check_genesis, rounds_in, samples_in
 from ...collectives.swarm import RunSettings, Share
 from ..membership import Membership
 from ..membership import Timing as MembershipTiming
@@ -117,6 +117,16 @@ class Session:
         applied = self.machine.journal.entries
         ahead = [certified.entry for certified in self.machine.frontier if len(applied) <= certified.entry.round <= entry]
         return applied.rounds(entry) + sum(map(rounds_in, ahead))
+
+    def samples(self, entry: int) -> int:
+        """How many samples were contributed to the state after log entry ``entry``, or to the newest of a branch."""
+        if self.machine is None:
+            return 0
+        if entry > self.round >= 0 and (tip := self.branching.reached) is not None:
+            return self.samples(self.round) + sum(contributor.weight for contributor in tip.contributors)
+        applied = self.machine.journal.entries
+        ahead = [certified.entry for certified in self.machine.frontier if len(applied) <= certified.entry.round <= entry]
+        return applied.samples(entry) + sum(map(samples_in, ahead))
 
     @property
     def completed(self) -> int:

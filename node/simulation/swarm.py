@@ -93,8 +93,10 @@ class SimSwarm:
         self.organiser = self.names[0]
         self.run_id = RunId(f"run{seed}")
         ways = self.world.stream("ways")
+        plain = self.rng.choice(("fp32", "int8"))
+        coarse = self.world.stream("codecs").choice((plain, plain, "stat2", "sparse64"))  # results travel in another codec
         self.settings = RunSettings(
-            codec=self.rng.choice(("fp32", "int8")),
+            codec=plain if plant is not None else coarse,
             outer=OuterSettings(lr=0.7, momentum=0.5),
             plan=self.options.plan or ways.choice(get_args(TopologyKind)),
             fragments=fragments,

@@ -104,7 +104,7 @@ class Shard:
         ledger = attachment.ledger
         if ledger.turns == self._turn:
             return False
-        round_, begun = attachment.position
+        round_, begun = attachment.begun
         self._turn = ledger.turns
         try:
             self._learn(list(self._news(round_)), begun, ledger)

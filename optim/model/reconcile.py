@@ -48,9 +48,7 @@ def mix(flat: FlatVector, new: Source, share: float) -> None:
     for segment, live in flat.pull():
         part = scratch.of(segment.numel)
         new.copy_into(part, segment.start)
-        live.mul_(share)
-        part.mul_(1 - share)
-        live.add_(part)
+        live.lerp_(part, 1 - share)
         flat.push(segment, live)
 
 

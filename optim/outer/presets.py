@@ -1,21 +1,88 @@
-"""Outer optimizer values that are known to work, and where they come from."""
+"""Outer values that are known to work, by what governs them: peers, inner steps a round, rounds; and where each comes from.
+
+Nesterov's first step moves lr·(1+μ) times the mean, and a constant mean is amplified lr/(1-μ) times, 7 times at 0.7/0.9: a short run has no
+time to damp that. So published values are for long runs, and those for short ones were tried (`scripts/bench_methods.py`; the table is in
+docs/benchmarks.md). The size of the model hardly matters (scaling laws of DiLoCo, arXiv 2503.09799).
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
 
 from ...collectives.swarm import OuterSettings
 
 FEW_ROUNDS = 50
+LONG_ROUND = 30  # inner steps: rounds as long as published runs with overlap had them
+
+Overlap = Literal["none", "late", "eager"]
 
 
-def outer_preset(rounds: int | None) -> OuterSettings:
-    """Outer values for a run of ``rounds`` rounds (None: open-ended).
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """Outer values under a name, the runs that they are for, and where they come from."""
 
-    * From 50 rounds on, and open-ended: Nesterov, lr 0.7, momentum 0.9, as published (DiLoCo, arXiv 2311.08105; INTELLECT-1,
-      arXiv 2412.01152, with H = 100).
-    * Below: Nesterov, lr 0.9, momentum 0.6. The first Nesterov step moves lr·(1+μ) times the mean and a constant mean is amplified
-      lr/(1-μ) times, 7 times at 0.7/0.9, which a short run has no time to damp: measured on a 42k-parameter GPT, 4 peers,
-      15 rounds, 0.7/0.9 ended 5.1 % above synchronous training and 0.9/0.6 ended 2.0 % above.
-    """
-    if rounds is not None and rounds < FEW_ROUNDS:
-        return OuterSettings(kind="nesterov", lr=0.9, momentum=0.6)
-    return OuterSettings(kind="nesterov", lr=0.7, momentum=0.9)
+    name: str
+    outer: OuterSettings
+    source: str
+    overlap: tuple[Overlap, ...] = ("none",)
+    short: bool = False  # below FEW_ROUNDS
+    part: bool = False  # with overlap: results are adopted before half a round is over
+    peers: int = 1 << 30  # at most
+
+    def fits(self, *, rounds: int | None, peers: int, sync_every: int | None, overlap: Overlap, delay: int | None) -> bool:
+        """Whether it is for such runs."""
+        short = rounds is not None and rounds < FEW_ROUNDS
+        part = delay is not None and sync_every is not None and 2 * delay <= sync_every
+        return overlap in self.overlap and short == self.short and part >= self.part and peers <= self.peers
+
+
+PRESETS = (
+    Preset(
+        "alone", OuterSettings("nesterov", 0.7, 0.8), peers=1,
+        source="one peer, many rounds: as published for AdamW with one worker (arXiv 2505.23725)",
+    ),
+    Preset(
+        "published", OuterSettings("nesterov", 0.7, 0.9),
+        source="many rounds: as published (DiLoCo, 8 workers, H = 500, arXiv 2311.08105; INTELLECT-1, 14 peers, H = 100, arXiv 2412.01152)",
+    ),
+    Preset(
+        "published-overlap", OuterSettings("nesterov", 0.4, 0.9), overlap=("late", "eager"),
+        source="many rounds with overlap: as published (Streaming DiLoCo, H = 30 and 100, arXiv 2501.18512; eager updates, H = 30, arXiv 2502.12996)",
+    ),
+    Preset(
+        "short", OuterSettings("nesterov", 0.9, 0.6), short=True,
+        source="few rounds: best of the values tried with 2, 4 and 8 peers, H = 10 to 50, 6 to 30 rounds",
+    ),
+    Preset(
+        "short-delay", OuterSettings("nesterov", 0.9, 0.6), short=True, overlap=("late",), part=True,
+        source="few rounds, results adopted before half the next is over: as without overlap, tried with 4 peers, H = 10, delay = 3",
+    ),
+    Preset(
+        "short-late", OuterSettings("nesterov", 0.9, 0.2), short=True, overlap=("late",),
+        source="few rounds, results a whole round late: little momentum, best of the values tried with 4 peers, H = 10, 30 rounds",
+    ),
+    Preset(
+        "short-eager", OuterSettings("nesterov", 0.9, 0.0), short=True, overlap=("eager",),
+        source="few rounds with eager updates: no momentum, best of the values tried with 4 peers, H = 10, 30 rounds",
+    ),
+    Preset(
+        "co2", OuterSettings("co2", 1.0, 0.5), short=True, overlap=(),
+        source="results a whole round late, CO2: best of the values tried with 4 peers, H = 10, 30 rounds; take it by name",
+    ),
+)  # fmt: skip
+"""In the order in which they are looked through: the first that fits is taken."""
+
+
+def choose(
+    *, rounds: int | None, peers: int = 4, sync_every: int | None = None, overlap: Overlap = "none", delay: int | None = None
+) -> Preset:  # fmt: skip
+    """The preset for a run of so many rounds (None: open-ended) and peers, H = ``sync_every`` inner steps (None: it ends rounds otherwise)."""
+    return next(
+        preset for preset in PRESETS if preset.fits(rounds=rounds, peers=peers, sync_every=sync_every, overlap=overlap, delay=delay)
+    )
+
+
+def outer_preset(rounds: int | None, *, peers: int = 4, sync_every: int | None = None, overlap: Overlap = "none") -> OuterSettings:
+    """The values of `choose`."""
+    return choose(rounds=rounds, peers=peers, sync_every=sync_every, overlap=overlap).outer

@@ -17,7 +17,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from ...collectives.codecs.names import BYTES_PER_VALUE, chunk_elements
+from ...collectives.codecs.names import chunk_elements, round_bytes_per_value
 from ...collectives.identifiers import PeerId
 from ...collectives.partition import comparable, parts_for
 from .conditions import Conditions
@@ -28,6 +28,8 @@ EFFICIENCY = (
 ROUND_TRIPS = 3.0
 WORK_S = 20e-9  # a value, in the node (measured, `scripts/bench_wan.py`)
 SCRIPT_S = 4e-9  # a value, in the script: making the contribution and taking over the anchor
+LATE_S = 6e-9  # a value more with overlap: a snapshot when training goes on, and mixing two vectors instead of copying one
+ASK_S = 4e-3  # a round, in the script: what it asks its node (these three measured, `scripts/bench_wan.py`)
 LATE_SHARE = 0.5  # of a step by which the others come after the fastest, on the mean
 
 
@@ -94,7 +96,8 @@ def estimate(conditions: Conditions, choice: Choice) -> Estimate:
     """What settings cost under these conditions."""
     one = round_of(conditions, choice.codec, choice.fragments)
     steps = [peer.step_s for peer in conditions.peers]
-    compute_s, script_s = choice.sync_every * min(steps), SCRIPT_S * conditions.parameters
+    passes_s = SCRIPT_S if choice.overlap == "none" else SCRIPT_S + LATE_S
+    compute_s, script_s = choice.sync_every * min(steps), passes_s * conditions.parameters + ASK_S * choice.fragments
     if len(steps) == 1:
         return Estimate(compute_s, one, 0.0, script_s, choice.fragments)
     apart = LATE_SHARE * max(steps) if max(steps) > min(steps) else 0.0
@@ -109,7 +112,7 @@ def round_of(conditions: Conditions, codec: str, fragments: int = 1) -> Round:
     values, n = math.ceil(conditions.parameters / fragments), len(conditions.peers)
     if n == 1:
         return Round(0.0, 0.0, WORK_S * values, 0, "nothing is sent")
-    nbytes = values * BYTES_PER_VALUE[codec]
+    nbytes = values * round_bytes_per_value(codec)
     share = _shares(conditions, codec, values)
     moved = {name: nbytes * (1 + (n - 2) * part) for name, part in share.items()}
     times = [(moved[peer.name] / peer.up, f"{peer.name}'s uplink") for peer in conditions.peers]

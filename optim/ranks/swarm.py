@@ -33,8 +33,8 @@ class _Head(msgspec.Struct):
 class RankView:
     """One rank's slices of an anchor; an AnchorView. `digest` is the whole anchor's, and asked by all ranks."""
 
-    def __init__(self, ranks: Ranks, round_: int, values: Tensor, view: AnchorView | None) -> None:
-        self.round, self.numel = round_, values.numel()
+    def __init__(self, ranks: Ranks, round_: int, samples: int, values: Tensor, view: AnchorView | None) -> None:
+        self.round, self.samples, self.numel = round_, samples, values.numel()
         self._ranks, self._values, self._view = ranks, values, view
         self._digest = ""
 
@@ -243,7 +243,7 @@ class RankSwarm:
     def _lease(self, view: AnchorView | None) -> RankView:
         """A view of every rank's slices of rank 0's view; they travel once a round."""
         ranks, slices = self.ranks, self._sliced()
-        round_ = ranks.tell(lambda: view.round if view is not None else 0, int)
+        round_, samples = ranks.tell(lambda: (view.round, view.samples) if view is not None else (0, 0), tuple[int, int])
         if self._newest is None or self._newest[0] != round_:
             values = torch.empty(slices.mine.numel, dtype=torch.float32, device="cpu")
             if view is None:
@@ -255,7 +255,7 @@ class RankSwarm:
                     slices.cut(rank, view, theirs)
                     ranks.send(theirs, rank)
             self._newest = round_, values
-        return RankView(ranks, round_, self._newest[1], view)
+        return RankView(ranks, round_, samples, self._newest[1], view)
 
 
 def rank_swarm(swarm: Swarm | None, check: Callable[[object], None]) -> RankSwarm:

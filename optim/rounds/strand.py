@@ -48,6 +48,7 @@ class Bases:
     def __init__(self, views: Sequence[AnchorView]) -> None:
         self._views = views
         self.round, self.numel = min(view.round for view in views), sum(view.numel for view in views)
+        self.samples = min(view.samples for view in views)
 
     def copy_into(self, destination: Tensor, start: int = 0) -> None:
         """See AnchorView."""
@@ -100,6 +101,12 @@ class Strand:
         """Samples trained and in no decided contribution."""
         frozen = self.replica.frozen
         return self.replica.unsent + self.since.settle().samples + (frozen.samples if frozen is not None else 0)
+
+    @property
+    def position(self) -> int:
+        """Samples of all members together: those in the anchor, and what this member's undecided ones make by its share."""
+        share = self.schedule.share or 1 / max(1, self.schedule.members)
+        return self.replica.base.samples + round(self.unsent / share)
 
     def collect(self, loss: float | None = None) -> None:
         """The round's samples are the replica's to contribute; ``loss`` is what it says of them."""

@@ -32,7 +32,7 @@ from ..rounds.events import ProgressDropped, Reentered, RoundSeen, TrainingAlone
 from ..rounds.replica import Turn
 from ..rounds.schedule import Since, StepCounter, WaitBudget
 from ..rounds.strand import Bases, Strand, enter, make_strands
-from .checks import check_arguments, check_method, check_optimizer, check_swarm, in_job, innermost
+from .checks import check_arguments, check_method, check_optimizer, check_swarm, in_job, innermost, moves_nothing
 from .lookout import Lookout, reached
 from .resume import Resume, save
 from .state import Totals
@@ -162,7 +162,7 @@ class Attachment:
         self._finish_resume()
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not _moves_nothing(optimizer):
+        if not moves_nothing(optimizer):
             self._count(getattr(optimizer, "found_inf", None))
 
     def _count(self, found_inf: Tensor | None) -> None:
@@ -225,8 +225,8 @@ class Attachment:
         if not only_settle:
             for strand in strands:
                 strand.schedule.restart()
+            self._look_around()
         self.ledger.turns += 1
-        self._look_around()
         if self._on_round is not None:
             for turn in turns:
                 self._on_round(turn.outcome)
@@ -353,9 +353,18 @@ class Attachment:
         return min(strand.replica.base.round for strand in self._strands)
 
     @property
-    def position(self) -> tuple[int, int]:
-        """Committed rounds in the anchor the model started from, and samples trained since that no decided contribution counts; of a
-        run in fragments, the first's."""
+    def position(self) -> int:
+        """Samples that all members together have trained on, as far as is known here: those in the anchor that the model started from, and
+        for what is under way this member's samples over its share of the last round. What a learning-rate schedule should follow: it
+        keeps its pace whoever comes or goes, and a late joiner starts where the run is.
+
+            scheduler = LambdaLR(optimizer, lambda _: max(0.01, 1 - attachment.position / total_samples))
+        """
+        return min(strand.position for strand in self._strands)
+
+    @property
+    def begun(self) -> tuple[int, int]:
+        """Committed rounds in the model's anchor, and samples trained since that no decided contribution counts; of the first fragment."""
         self._finish_resume()
         return self._strands[0].replica.base.round, self._strands[0].unsent
 
@@ -485,12 +494,3 @@ def attachment_of(swarm: Swarm) -> Attachment | None:
     """What is attached to ``swarm``."""
     found = _attached.get(swarm)
     return found() if found is not None else None
-
-
-def _moves_nothing(optimizer: Optimizer) -> bool:
-    """Whether every learning rate is 0: such a step is how torch.distributed.checkpoint makes an optimizer's state, not training."""
-    for group in optimizer.param_groups:
-        lr = group.get("lr")
-        if lr is None or (isinstance(lr, Tensor) and lr.device.type != "cpu") or float(lr) != 0.0:
-            return False
-    return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...collectives.errors import ConfigError
@@ -147,3 +147,12 @@ def _is_compiled(optimizer: Optimizer) -> bool:
             )  # torch.compile itself wraps some optimizers (LBFGS) so as never to compile them
         step = getattr(step, "__wrapped__", None)
     return False
+
+
+def moves_nothing(optimizer: Optimizer) -> bool:
+    """Whether every learning rate is 0: such a step is how torch.distributed.checkpoint makes an optimizer's state, not training."""
+    for group in optimizer.param_groups:
+        lr = group.get("lr")
+        if lr is None or (isinstance(lr, Tensor) and lr.device.type != "cpu") or float(lr) != 0.0:
+            return False
+    return True

@@ -63,3 +63,10 @@ def test_a_table_of_faults_is_made_and_goes_on_where_it_was(tmp_path: Path) -> N
     assert first["table"][0] in again["table"]
     assert sorted(row["cell"] for row in again["table"]) == ["reset reduce convener", "reset reduce member", "reset reduce owner"]
     assert set(again["failing"]) == {row["cell"] for row in again["table"] if not row["passed"]}
+
+
+def test_a_plan_is_compared_with_what_comes_of_it() -> None:
+    result = printed("bench_wan.py", "--rounds", "1", "--peers", "2", "--parameters", "200000", "--step-ms", "20")
+    assert (result["name"], result["params"], result["choice"]["overlap"]) == ("bench_wan", 200_000, "late")
+    assert 0 < result["training_share"] < 1
+    assert 0.9 < result["predicted_share"] < 1

@@ -44,6 +44,27 @@ def test_a_fault_of_each_target_in_each_phase_is_survived(kind: Kind) -> None:
     assert struck > len(cells) / 2
 
 
+@pytest.mark.parametrize(("kind", "target"), [("corrupt", "member"), ("reset", "convener")])
+def test_who_loses_a_lane_while_the_others_decide_is_not_a_second_behind(kind: Kind, target: Target) -> None:
+    """Owners that know the decision send nothing again: the result is fetched from a holder, and not when the plan is found to stand still."""
+    behind = dict[int, float]()
+    for seed in range(16):
+        swarm = SimSwarm(seed, Options(peers=(4, 4), faults=(), rounds=8, plan="butterfly", fragments=1))
+        faults = Simulated(swarm, [fault(kind).of(target).during("gather")])
+
+        def look(swarm: SimSwarm = swarm, faults: Simulated = faults, seed: int = seed) -> None:
+            for struck in faults.struck:
+                machines = [member.process.session.machine for member in swarm.members.values() if member.process]
+                if any(machine is not None and machine.round <= struck.round for machine in machines):
+                    behind[seed] = swarm.world.now - struck.at_s
+            swarm.world.after(0.01, look)
+
+        look()
+        assert swarm.run().problem == ""
+    assert len(behind) >= 3
+    assert max(behind.values()) < 0.9, behind  # it was 1.0 to 1.1
+
+
 def test_a_script_strikes_in_order_and_once_each() -> None:
     script = [fault("kill").of("owner").during("reduce"), fault("stop").of("convener").during("decide"), fault("reset").during("gather")]
     swarm = SimSwarm(11, Options(peers=(5, 5), faults=(), rounds=30, horizon_s=20.0))

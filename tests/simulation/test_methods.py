@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import msgspec
@@ -11,11 +12,11 @@ import torch
 from torch import nn
 
 from atoll.collectives.layout import make_layout
-from atoll.collectives.swarm import OuterSettings, RunSettings
+from atoll.collectives.swarm import Outcome, OuterSettings, RunSettings
 from atoll.collectives.telemetry import subscribe
 from atoll.node.local import LocalSwarm
 from atoll.node.local_member import LocalMember
-from atoll.optim import attach
+from atoll.optim import SoloSwarm, attach
 from atoll.optim.outer.governor import Governed
 
 H, ROUNDS = 4, 10
@@ -215,3 +216,66 @@ def test_a_jump_of_the_loss_is_seen_by_all_members_in_one_round() -> None:
     off()
     assert [event for event in seen if isinstance(event, Governed)] == [Governed("loss", value=2.0, median=1.0)] * 3
     assert all(np.array_equal(anchor, anchors[0]) for anchor in anchors)
+
+
+def test_the_position_is_what_all_have_contributed_whoever_comes_or_goes() -> None:
+    """Members of unequal batches, one starts late and one is killed: a schedule by it has one rate a round, and a newcomer starts where the run is."""
+    decided: dict[int, int] = {}
+
+    def script(member: LocalMember) -> tuple[int, dict[int, int], list[int]]:
+        def on_round(outcome: Outcome) -> None:
+            if outcome.contributors:
+                decided[outcome.round] = sum(share.samples for share in outcome.contributors)
+
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        attachment = attach(model, optimizer, member, on_round=on_round, clock=member.clock)
+        first, anchors, own = attachment.position, dict[int, int](), list[int]()
+        while not attachment.done:
+            model(torch.ones(1, 6)).sum().backward()
+            attachment.samples(8 * (member.index + 1))
+            optimizer.step()
+            view = member.anchor()
+            anchors[view.round] = view.samples
+            view.release()
+            own.append(attachment.position)
+        return first, anchors, own
+
+    settings = msgspec.structs.replace(BASE, rounds=12)
+    results = LocalSwarm(3, settings=settings, latency_s=0.02).join_at(2, 8.0).crash_at(1, 12.0, back_after_s=1.0).run(script, step_s=0.25)
+    assert sorted(decided) == list(range(1, 13))
+    total = [sum(decided[r] for r in range(1, upto + 1)) for upto in range(13)]
+    assert len(set(decided.values())) > 2  # rounds of one, two and three members
+    for first, anchors, own in results:
+        assert anchors == {round_: total[round_] for round_ in anchors}
+        assert own[-1] >= total[12]  # more where its last contribution was not counted
+        assert first in total
+    assert results[0][0] == 0
+    assert results[2][0] > 0
+    assert min(own[-1] for _, _, own in results) == total[12]
+
+
+@pytest.mark.parametrize("peers", [2, 4])
+def test_members_that_do_the_same_equal_one_bit_for_bit_through_the_real_exchange(peers: int) -> None:
+    """Sums of two or four equal float32 numbers are exact, and so is their mean."""
+    settings = msgspec.structs.replace(BASE, rounds=5)
+
+    def script(swarm: Any) -> np.ndarray:
+        torch.manual_seed(5)
+        data = torch.randn(5 * H, 16, 6)
+        model = net()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+        member = swarm if isinstance(swarm, LocalMember) else None
+        attachment = attach(model, optimizer, swarm, clock=member.clock if member else time.monotonic)
+        while member is not None and len(member.members()) < peers:
+            member.sleep(0.1)
+        for x in data:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), x[:, :2]).backward()
+            attachment.samples(16)
+            optimizer.step()
+        assert attachment.done
+        return torch.cat([value.detach().reshape(-1) for value in model.parameters()]).numpy()
+
+    one = script(SoloSwarm(settings))
+    assert all(np.array_equal(each, one) for each in LocalSwarm(peers, settings=settings, latency_s=0.001).run(script, step_s=0.25))

@@ -135,6 +135,15 @@ def test_validate_knows_all_codecs(atoll: Cli, tmp_path: Path, codec: str) -> No
     assert codec in atoll.out
 
 
+def test_validate_explains_the_outer_values(atoll: Cli, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(RUN + '[train]\nsync_every = 20\nrounds = 500\n[train.outer]\npreset = "auto"\npeers = 1\n')
+    assert atoll("validate", "run.toml", "--explain", "--peers", "1") == 0
+    assert 'why      outer values: preset "alone", which is for 500 rounds, H = 20, overlap none, 1 peer' in atoll.out
+    found = atoll.json("validate", "run.toml", "--explain")
+    assert 'For 500 rounds, H = 20, overlap none, 4 peers there is the preset "published"' in found["explained"]["outer"]
+    assert "explained" not in atoll.json("validate", "run.toml")
+
+
 def test_validate_names_the_key(atoll: Cli, tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text(RUN + "[train.outer]\nlrr = 1.0\n")
     assert atoll("validate", "bad.toml") == 78

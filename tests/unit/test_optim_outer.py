@@ -17,7 +17,7 @@ from atoll.collectives.errors import ConfigError
 from atoll.collectives.layout import Layout, TensorSpec
 from atoll.collectives.swarm import OuterSettings, RunSettings
 from atoll.collectives.telemetry import subscribe
-from atoll.optim import OuterStep, outer_preset
+from atoll.optim import OuterStep
 from atoll.optim.outer import BLOCK_ELEMENTS, effective_outer
 from atoll.optim.outer.governor import Governed
 
@@ -107,7 +107,7 @@ torch.set_num_threads({threads})
 digest = blake3()
 rng = np.random.default_rng(3)
 anchor, mean = (torch.from_numpy(rng.standard_normal(300_001, dtype=np.float32)) for _ in range(2))
-for kind in ("nesterov", "sgd", "adam", "yogi", "adagrad", "co2"):
+for kind in ("nesterov", "sgd", "adam", "yogi", "adagrad", "co2", "adamw"):
     step = OuterStep(OuterSettings(kind=kind, governor=kind == "nesterov", stretch=kind in ("nesterov", "co2")))
     said = [(3, Reading(2.5, 0.7 * 300_001**0.5)), (5, Reading(2.25, 1.9 * 300_001**0.5)), (2, Reading())]
     state, out = torch.zeros(step.state_numel(300_001)), torch.empty_like(anchor)
@@ -260,8 +260,3 @@ def test_a_jump_restarts_momentum_and_halves_the_rate_for_a_while() -> None:
         step.apply(anchor, torch.ones(4), state, out)
         rates.append(round((anchor - out)[0].item() / 1.5, 3))
     assert rates == [0.5] * 7 + [1.0] * 2
-
-
-def test_presets() -> None:
-    assert outer_preset(49) == OuterSettings("nesterov", 0.9, 0.6)
-    assert outer_preset(50) == outer_preset(None) == OuterSettings("nesterov", 0.7, 0.9)

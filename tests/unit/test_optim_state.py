@@ -164,6 +164,31 @@ def resume(table: RoundTable, model_state: dict[str, Any], optimizer_state: dict
     return model, optimizer, attachment
 
 
+def test_a_residual_is_of_one_history_of_the_anchor() -> None:
+    """It comes back with a state whose anchor is the run's; after other rounds, or without the live values it belongs to, it is zero."""
+    table = RoundTable(["me"], msgspec.structs.replace(SETTINGS, codec="sparse256", outer=OuterSettings("sgd", 1.0)))
+    model, optimizer, attachment = start(table.member("me"))
+    train(model, optimizer, range(H))
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict(), attachment.state_dict()))
+    residual = saved[2]["strands"]["0"]["residual"]
+    assert residual.abs().max() > 0
+    attachment.detach()
+    *_, attachment = resume(table, *saved)
+    assert torch.equal(attachment.state_dict()["strands"]["0"]["residual"], residual)
+    attachment.detach()
+    model, optimizer, attachment = resume(table, *saved)
+    train(model, optimizer, range(H, 2 * H))
+    attachment.detach()
+    model, optimizer, attachment = resume(table, *saved)
+    assert attachment.state_dict()["strands"]["0"]["residual"].abs().max() == 0
+    train(model, optimizer, range(2 * H, 3 * H))
+    assert attachment.state_dict()["strands"]["0"]["residual"].abs().max() > 0
+    with torch.no_grad():
+        next(model.parameters()).fill_(torch.nan)
+    train(model, optimizer, range(3 * H, 4 * H))
+    assert attachment.state_dict()["strands"]["0"]["residual"].abs().max() == 0
+
+
 def test_a_state_with_a_log_holds_no_tensors_and_resumes_in_the_middle_of_a_round() -> None:
     table, *saved = saved_member(H + 2)
     assert [key for key, value in saved[2].items() if isinstance(value, torch.Tensor)] == []

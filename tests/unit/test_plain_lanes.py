@@ -301,6 +301,23 @@ def test_a_vector_may_change_as_soon_as_it_is_released_though_a_record_of_it_is_
     assert bytes(b.wait(ResultComplete).data) == ref_result(plan, vectors), f"{sent} bytes had gone"
 
 
+@pytest.mark.parametrize("cipher", [PLAIN, DEFAULT_CIPHER])
+def test_a_lane_lets_go_of_memory_once_it_is_sent(swarm, monkeypatch, cipher):
+    monkeypatch.setattr(engine_lane, "SEGMENT_BYTES", 10_000)
+    a, b = swarm(2, cipher=cipher)
+    for length in (9_000, 50_000):
+        data, out = bytearray(length), bytearray(b"x" * length)
+        a.engine.exchange.provide(b"state", memoryview(data), length)
+        b.engine.exchange.want(b"state", memoryview(out), length, (), [a.engine.me])
+        assert b.engine.sync(WAIT_S)
+        a.engine.exchange.send_blob(b.engine.me, b"state", [(0, 1)])
+        b.wait(BlobComplete)
+        a.engine.exchange.withdraw(b"state")
+        b.engine.exchange.unwant(b"state")
+        assert a.engine.sync(WAIT_S)
+        data.append(0)  # a BufferError while anybody has a view of it
+
+
 def plain_lane(a):
     """A lane of an engine whose other end is ours: the socket, and what makes a record's header and tag."""
     one, other = socket.socketpair()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from atoll.collectives.errors import ConfigError
 from atoll.node.manifest import parse_manifest
 from atoll.optim.planning import Choice, Conditions, Peer, Plan, estimate, plan
-from atoll.optim.planning.estimate import EFFICIENCY, ROUND_TRIPS, SCRIPT_S, WORK_S
+from atoll.optim.planning.estimate import ASK_S, EFFICIENCY, ROUND_TRIPS, SCRIPT_S, WORK_S
 from atoll.optim.planning.planner import LEAST_STEPS
 
 MBIT = 1e6 / 8
@@ -33,7 +33,7 @@ def test_a_round_of_equal_peers_is_what_a_butterfly_moves() -> None:
         assert found.round.transfer_s == pytest.approx(vectors * (1 << 22) * INT8 / (100 * MBIT) / EFFICIENCY)
         assert found.round.nbytes == round(vectors * (1 << 22) * INT8)
         waiting_s = found.round.transfer_s + ROUND_TRIPS * 0.05 + WORK_S * (1 << 22)
-        assert found.share == pytest.approx(5.0 / (5.0 + waiting_s + SCRIPT_S * (1 << 22)))
+        assert found.share == pytest.approx(5.0 / (5.0 + waiting_s + SCRIPT_S * (1 << 22) + ASK_S))
 
 
 def test_the_slowest_link_bounds_a_round_and_is_named() -> None:

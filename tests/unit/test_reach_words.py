@@ -176,6 +176,10 @@ def test_status_and_peers_show_the_paths() -> None:
     terminal = Terminal(no_color=True)
     network = {"addresses": [], "connected": [], "reach": document(public=True, wan={"11.1.0.1": True})}
     assert "  reach    others can dial this node" in status_text(terminal, {"peer": PEER, "network": network}).splitlines()
+    text = status_text(terminal, {"peer": PEER, "network": {**network, "bootstrap": {OTHER: REFUSED, RELAY: "connected"}}})
+    assert [line for line in text.splitlines() if "  entry " in line] == [
+        f"  entry    {name_of(OTHER)} …{OTHER[-8:]}  /ip4/11.0.0.9/tcp/4150 refused: that machine is there, but no node listens at that port"
+    ]
     rows = [
         {"peer": PEER, "path": "lan", "link": "lan", "rtt_ms": 0.4},
         {"peer": OTHER, "path": "stream", "link": "relay", "rtt_ms": 101.6},

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from round_table import RoundTable
 from tiny_run import TINY
 
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.swarm import OuterSettings, RunSettings
-from atoll.node.manifest import GptConfig, InnerTable, parse_manifest
+from atoll.node.manifest import InnerTable, parse_manifest
+from atoll.node.manifest_gpt import GptConfig
 from atoll.node.recipes import data, gpt, loop
 from atoll.node.recipes.train import Member, load_data
 from atoll.optim import SoloSwarm
@@ -146,3 +148,25 @@ def test_own_text_must_be_given() -> None:
     manifest = parse_manifest(TINY + '[data]\nsource = "local"')
     with pytest.raises(ConfigError, match="own text"):
         load_data(manifest, None)
+
+
+def test_a_schedule_by_samples_follows_what_all_members_have_contributed(corpus: data.Corpus) -> None:
+    """480 samples of all together are the whole cosine of 60 steps: another member's count as much as one's own."""
+    manifest = parse_manifest(TINY.replace("steps = 60", "steps = 60\nsamples = 480"))
+    table = RoundTable(
+        ["a", "b"], RunSettings(sync_every=10, codec="fp32", outer=OuterSettings(lr=0.9, momentum=0.6), deadline_s=0.0), auto=False
+    )
+    member, other = Member(table.member("a"), manifest, corpus), table.member("b")
+    assert table.store is not None
+    other.open(table.store.layout, lambda initial: None)
+    member.train(steps=10)
+    other.contribute(samples=160, write=lambda out: out.zero_())
+    table.decide(["a", "b"])
+    member.attachment.sync()
+    member.train(steps=11)
+    assert table.member("a").anchor().samples == 80 + 160
+    assert (
+        member.position == 60 * (240 + 3 * 8) // 480
+    )  # and of the round under way: own samples, of which it had a third of the last round's
+    member.train(steps=15)
+    assert member.position == 60 * (240 + 3 * 40) // 480
