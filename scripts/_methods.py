@@ -69,8 +69,8 @@ METHODS = {
     "diloco_int4": Method({"codec": "int4"}, reference="diloco"),
     "diloco_int4_ef": Method({"codec": "int4", "feedback": True}, reference="diloco"),
     "diloco_2bit_ef": Method({"codec": "stat2"}, reference="diloco"),
-    "sparseloco": Method({"codec": "sparse128", "outer": OuterSettings("sgd", 2.0)}),
-    "sparseloco_published": Method({"codec": "sparse64", "feedback_kept": 0.95, "outer": OuterSettings("sgd", 1.0)}),
+    "sparseloco": Method({"codec": "sparse128", "outer": PRESETS["short-sparse"]}),
+    "sparseloco_published": Method({"codec": "sparse64", "feedback_kept": 0.95, "outer": PRESETS["sparse"]}),
     "diloco_lost30": Method(lost=0.3, reference="diloco"),
     "adam": Method({"outer": OuterSettings("adam", 0.02, 0.6, 0.95)}),
     "local_sgd": Method({"method": "local_sgd"}),
@@ -186,18 +186,18 @@ def large_batch(task: Task) -> dict[str, Any]:
 
 
 class Lossy:
-    """A member some of whose contributions do not arrive: they are offered on an anchor that is nobody's."""
+    """A member whose contributions to some rounds do not arrive: they are offered on an anchor that is nobody's, however often it tries."""
 
     def __init__(self, member: LocalMember, share: float, rng: Random) -> None:
-        self.__dict__.update(_member=member, _share=share, _rng=rng)
+        self.__dict__.update(_member=member, _share=share, _rng=rng, _verdicts={})
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._member, name)
 
-    def contribute(self, *, samples: int, write: Any, base: int | None = None) -> Any:
+    def contribute(self, *, base: int | None = None, **rest: Any) -> Any:
         """See Swarm."""
-        lost = self._rng.random() < self._share
-        return self._member.contribute(samples=samples, write=write, base=1 << 40 if lost else base)
+        lost = self._verdicts.setdefault(base, self._rng.random() < self._share)
+        return self._member.contribute(base=1 << 40 if lost else base, **rest)
 
 
 def cell(name: str, seed: int, size: Size) -> dict[str, Any]:

@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""Lanes between two peers behind routers: how often they come up, by which way, and after how long. In a network laboratory.
+"""Two peers behind routers: how often their lanes, or their connections, come up, by which way, and after how long. In a network laboratory.
 
 Each try makes ``--lanes`` lanes at once and drops them. The two agree over a line through a public host (two ``--rtt-ms``), which stands in for
-a libp2p circuit; two public hosts observe ports and relay.
+a libp2p circuit; two public hosts observe ports and relay. With ``--connections`` each try is a pair of peers that never met: they talk through
+a circuit, and then without.
 
 lanes_direct  tries in which every lane is direct, of ``tries``
-median_s      from the wish to a lane that has authenticated, at the peer that drives: median over all lanes
-path          which way the lanes took: the commonest; ``paths``: all of them
-direct        null: whether libp2p itself comes to a direct connection is not measured here
+direct        with ``--connections``: pairs that came to a direct libp2p connection within ``PATIENCE_S``, of ``tries``; else null
+median_s      from the wish to a lane that has authenticated, at the peer that drives: median over all lanes; with ``--connections`` from the
+              relayed connection to the direct one
+path          which way lanes or connections took: the commonest; ``paths``: all of them
 valid         pings before and after were on target; times of a run that was not are void, counts are not
 """
 
@@ -23,11 +25,34 @@ from typing import Any
 from _bench import emit, progress
 from _kits import in_laboratory
 from netns.lane_kit import Pair
+from netns.meet_kit import Meetings
 from netns.nat import KINDS
+
+PATIENCE_S = 20.0
+
+
+def run_connections(options: argparse.Namespace) -> int:
+    """Measure connections and print."""
+    with Meetings(options.a, options.b, options.tries, rtt_ms=options.rtt_ms) as meetings:
+        before = meetings.lab.ping_ms()
+        found = meetings.meet(PATIENCE_S)
+        after = meetings.lab.ping_ms()
+        valid = meetings.lab.on_target(before) and meetings.lab.on_target(after)
+    seconds = [meeting.seconds for meeting in found if meeting.seconds is not None]
+    paths = Counter(meeting.path for meeting in found)
+    emit(
+        "bench_nat", vars(options), [meeting._asdict() for meeting in found], direct=sum(meeting.path != "relay" for meeting in found),
+        lanes_direct=None, tries=len(found), median_s=round(statistics.median(seconds), 4) if seconds else None,
+        max_s=max(seconds, default=None), path=paths.most_common(1)[0][0], paths=dict(paths), valid=valid,
+        ping_ms=[round(before, 3), round(after, 3)],
+    )  # fmt: skip
+    return 0
 
 
 def run(options: argparse.Namespace, folder: Path) -> int:
     """Measure and print."""
+    if options.connections:
+        return run_connections(options)
     runs: list[dict[str, Any]] = []
     with Pair(folder, options.a, options.b, rtt_ms=options.rtt_ms) as pair:
         before = pair.lab.ping_ms()
@@ -56,6 +81,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--b", choices=KINDS, default="port-restricted", help="the other (default port-restricted)")
     parser.add_argument("--rtt-ms", type=float, default=80.0, help="between any two hosts (default 80)")
     parser.add_argument("--lanes", type=int, default=1, help="1 to 8 at once (default 1)")
+    parser.add_argument("--connections", action="store_true", help="libp2p connections in place of lanes")
     parser.add_argument("--tries", type=int, default=20, help="default 20")
     options = parser.parse_args()
     if not 1 <= options.lanes <= 8 or options.tries < 1:

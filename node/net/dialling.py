@@ -28,8 +28,6 @@ from .addresses import host_and_port, is_public
 from .peer_stream import PeerStream
 
 PROBE_S = 3.0
-REFUSED_PAUSE_S = 0.1
-"""Between tries of a punch whose router refuses at once."""
 
 
 class _Pipe(ReadWriteCloser):
@@ -89,9 +87,10 @@ class Dialler:
             await trio.aclose_forcefully(stream)
             raise
 
-    async def punch(self, address: str, target: ID, *, initiator: bool, until: float) -> None:
+    async def punch(self, address: str, target: ID, *, initiator: bool, until: float, pause_s: Callable[[], float]) -> None:
         """Open a connection at the same moment as ``target`` does, from our listen port, until ``until``. Raises PeerUnreachableError.
 
+        ``pause_s()``: how long to wait after a router has refused.
         ``initiator``: which part we play in the handshake, since TCP gives both ends the same. As the other one it returns when the connection
         ends.
         """
@@ -103,7 +102,7 @@ class Dialler:
                 with contextlib.suppress(OSError):
                     stream = await _connect(host, port, source)
                 if stream is None:
-                    await trio.sleep(REFUSED_PAUSE_S)
+                    await trio.sleep(pause_s())
         if stream is None:
             raise PeerUnreachableError(f"no way through to {address}")
         if initiator:

@@ -95,6 +95,8 @@ class LaneListener:
         self._services: dict[bytes, Callable[[trio.socket.SocketType], Awaitable[None]]] = {}
         self._pending = 0
         self._announce: list[str] = []
+        self.outside: Callable[[], list[str]] = list
+        """Addresses of the internet that lead here through a router."""
 
     @property
     def host(self) -> str:
@@ -108,7 +110,12 @@ class LaneListener:
 
     def addresses(self) -> list[str]:
         """Where the listener can be dialled; empty before `run` has started."""
-        return self._announce
+        return [*self.outside(), *self._announce]
+
+    def look_again(self) -> None:
+        """This machine's addresses are others."""
+        if self._announce:
+            self._announce = expand(self._host, host_and_port(self._announce[0])[1])
 
     def expect(self, token: bytes, peer: PeerId, secrets: bytes) -> Expected:
         """From now on a hello with this token is accepted, once."""

@@ -101,8 +101,7 @@ class PeerNetwork:
         self.on_addresses: Callable[[], None] = lambda: None
         self.book = PeerBook(self.peer)
         self._given: set[str] = set()
-        self._faults = Faults()
-        self._texts = texts
+        self._faults, self._texts = Faults(), texts
         if cache is not None:
             self.book.load(cache)
         self._host = Host(identity, listen, announce=announce, max_connections=max_connections)
@@ -125,10 +124,11 @@ class PeerNetwork:
         self.reach = Reach(
             self._host, self._faults, self._rng, dataclasses.replace(reach or ReachSettings(), announce=tuple(announce)),
             first=lambda: self._bootstrap.peers, known=self.book.addresses,
-            runs_of=lambda peer: self._rendezvous.registry.runs_of(peer, trio.current_time()),
+            runs_of=lambda peer: self._rendezvous.registry.runs_of(peer, trio.current_time()), lanes=listener.addresses,
         )  # fmt: skip
         self.measuring = Measuring(self._host, lambda peer: bool(self._rendezvous.registry.runs_of(peer, trio.current_time())))
-        self.reach.changed, self.reach.turned = self._moved, self._lanes.moved
+        self.reach.changed, self.reach.turned, self.reach.moved = self._moved, self._lanes.moved, listener.look_again
+        listener.outside = self.reach.lanes_outside
         self.reach.on_path = lambda peer, path: self.on_path(peer, path)
         self._lan = LanDiscovery(self.peer, self._rng, mine=self.reach.manager.lan, found=self._neighbour, on=lan_discovery)
         self._runs: dict[RunId, trio.CancelScope] = {}

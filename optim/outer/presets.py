@@ -70,6 +70,14 @@ PRESETS = (
         "co2", OuterSettings("co2", 1.0, 0.5), short=True, overlap=(),
         source="results a whole round late, CO2: best of the values tried with 4 peers, H = 10, 30 rounds; take it by name",
     ),
+    Preset(
+        "sparse", OuterSettings("sgd", 1.0), overlap=(),
+        source="many rounds of sparse contributions, whose residual is the momentum: as published (SparseLoCo, arXiv 2508.15706); take it by name",
+    ),
+    Preset(
+        "short-sparse", OuterSettings("sgd", 2.0), short=True, overlap=(),
+        source="few rounds of sparse contributions: tried with 4 peers, H = 10, 30 rounds, 64 to 256 of each 4,096 values; take it by name",
+    ),
 )  # fmt: skip
 """In the order in which they are looked through: the first that fits is taken."""
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Protocol
 
-PATIENCE_S = 120.0  # a bound for hangs
+PATIENCE_S = 100.0  # a bound for hangs
 STORY_LINES = 60
 PROGRAM = Path(__file__).with_name("reach_peer.py")
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from netns.lab import Lab
-from netns.nat import Router
+from netns.meet_kit import Meetings
+from netns.nat import Kind, Router
 from netns.reach_kit import Node
 
 pytestmark = pytest.mark.netns
@@ -91,6 +92,14 @@ def test_a_router_that_is_asked_opens_a_port(town: Town, hidden: list[Node], ind
     address = f"/ip4/{town.lab.hosts[8].address}/tcp/{port}"
     assert status["reach"]["mappings"] == {means: address}
     assert status["addresses"] == [f"{address}/p2p/{node.peer}"]
+    at = node.status_when(lambda found: bool(found["reach"]["lanes_outside"]))["reach"]["lanes_outside"]
+    assert [where.split("/")[2] for where in at] == [town.lab.hosts[8].address]
+    caller = hidden[3]  # whom nobody else can give a lane but by a relay
+    caller.until("member", lambda member: member[0] == node.peer and member[1] == [address])
+    caller.tell(send=node.peer)
+    node.until("got", lambda got: got[0] == caller.peer)
+    caller.tell(lane=node.peer)
+    assert caller.until("lane", lambda lane: lane[0] == node.peer)[1] == "direct"
 
 
 @pytest.mark.parametrize(("a", "b"), [(0, 1), (2, 4), (4, 3)])
@@ -107,6 +116,15 @@ def test_two_hidden_peers_meet_directly(hidden: list[Node], a: int, b: int) -> N
     for node, other in ((hidden[a], hidden[b]), (hidden[b], hidden[a])):
         node.until("path", lambda path, peer=other.peer: path[0] == peer and path[1] in ("direct", "punched"))
         node.status_when(lambda found, peer=other.peer: found["paths"].get(peer) in ("direct", "punched"))
+
+
+@pytest.mark.slow  # the longer limit
+@pytest.mark.parametrize("kind", ["rst", "port-restricted"])
+def test_pairs_meet_at_a_distance(kind: Kind) -> None:
+    """Each time two that never met; a RST-ing router punishes who dials out of step, so one in ten may stay on its relay for now."""
+    with Meetings(kind, kind, 10, rtt_ms=80) as meetings:
+        found = meetings.meet(20.0)
+    assert sum(meeting.path in ("punched", "direct") for meeting in found) >= (9 if kind == "rst" else 10), found
 
 
 def test_two_symmetric_routers_leave_the_relay(hidden: list[Node]) -> None:

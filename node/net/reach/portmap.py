@@ -42,21 +42,30 @@ class PortMapper:
     def __init__(self, rng: random.Random, *, mine: Callable[[], list[str]], told: Callable[[str, str | None], None]) -> None:
         """``mine()``: our addresses in the house; ``told(means, address)``: a mapping came (or, None, went)."""
         self._rng, self._mine, self._told = rng, mine, told
+        self._wake = trio.Event()
         self.answer = ""
         """What came of it: "mapped", "none" (no router of this network opens a port), "" (not asked yet)."""
+
+    def look_again(self) -> None:
+        """Our addresses in the house are others, and so may be the router."""
+        self._wake.set()
 
     async def run(self) -> None:
         """Until cancelled; then what was mapped is unmapped, if the router answers at once."""
         held: Mapping | None = None
         try:
             while True:
+                self._wake = trio.Event()
                 found = await self._map()
                 if held is not None and (found is None or (found.means, found.address) != (held.means, held.address)):
                     self._told(held.means, None)
                 held, self.answer = found, "none" if found is None else "mapped"
                 if found is not None:
                     self._told(found.means, found.address)
-                await trio.sleep(AGAIN_S * self._rng.uniform(0.8, 1.2) if found is None else max(30.0, min(found.life_s, LIFE_S) / 2))
+                with trio.move_on_after(
+                    AGAIN_S * self._rng.uniform(0.8, 1.2) if found is None else max(30.0, min(found.life_s, LIFE_S) / 2)
+                ):
+                    await self._wake.wait()
         finally:
             if held is not None:
                 with trio.move_on_after(REMOVE_S, shield=True):

@@ -33,6 +33,8 @@ ANSWER_S = 5.0
 DIAL_S = 2.0
 LAN_S = 1.0
 PUNCH_S = 4.0
+RETRY_S, SPREAD_S = 0.03, 0.1
+"""After a router has refused: the pause, and its random part at least, as for lanes (`through.punch`)."""
 ATTEMPTS = 3
 AGAIN_FIRST_S, AGAIN_MAX_S = 4.0, 300.0
 """Pauses between rounds of attempts, as long as the connection stays relayed: packets of a round get lost, routers restart, people move."""
@@ -118,7 +120,7 @@ class Puncher:
                 return True
             await protobuf.send(stream, {1: SYNC})
             await trio.sleep(rtt_s / 2)
-            return await self._open(peer, theirs, initiator=False)
+            return await self._open(peer, theirs, rtt_s, initiator=False)
         finally:
             await stream.aclose()
 
@@ -132,18 +134,20 @@ class Puncher:
         addresses = [unpack(raw) for raw in found.get(2, [])[: 4 * MAX_ADDRESSES]]
         return list(dict.fromkeys(address for address in addresses if address and is_direct(address)))[: 2 * MAX_ADDRESSES]
 
-    async def _open(self, peer: PeerId, theirs: Sequence[str], *, initiator: bool) -> bool:
+    async def _open(self, peer: PeerId, theirs: Sequence[str], rtt_s: float, *, initiator: bool) -> bool:
         """Dial them, at the moment when they dial us. Addresses that are not the internet's are nobody's to name."""
         assert self._nursery is not None, "hole punching is not running"
         until = trio.current_time() + PUNCH_S
         public = [address for address in theirs if is_internet(address)]
         log.debug("punching to %s at %s", peer, public)
         for address in public[:MAX_ADDRESSES]:
-            self._nursery.start_soon(self._punch, peer, address, initiator, until)
+            self._nursery.start_soon(self._punch, peer, address, initiator, until, rtt_s)
         return bool(public) and await self._host.wait_direct(peer, PUNCH_S)
 
-    async def _punch(self, peer: PeerId, address: str, initiator: bool, until: float) -> None:
-        await self._host.punch(peer, address, initiator=initiator, until=until)
+    async def _punch(self, peer: PeerId, address: str, initiator: bool, until: float, rtt_s: float) -> None:
+        """Where a router answers with a RST, two that try again at equal times stay out of step for ever: so most of the pause is chance."""
+        spread_s = max(rtt_s, SPREAD_S)
+        await self._host.punch(peer, address, initiator=initiator, until=until, pause_s=lambda: RETRY_S + self._rng.uniform(0.0, spread_s))
 
     async def _settle(self, peer: PeerId) -> None:
         if self._host.path(peer) in ("", "relay"):
@@ -166,9 +170,10 @@ class Puncher:
             mine = list(self._seen_at())[:MAX_ADDRESSES]
             if {host_of(address) for address in mine} & {host_of(address) for address in theirs}:
                 mine += [address for address in self._lan() if not is_loopback(address)][:MAX_ADDRESSES]
+            answered_at = trio.current_time()
             await protobuf.send(stream, {1: CONNECT, 2: [pack(address) for address in mine]})
             await self._hear(stream, SYNC)
-            if await self._open(peer, theirs, initiator=True) and self._nursery is not None:
+            if await self._open(peer, theirs, trio.current_time() - answered_at, initiator=True) and self._nursery is not None:
                 self._nursery.start_soon(self._settle, peer)
         except RemoteProtocolError:
             self._faults.count(peer, trio.current_time())

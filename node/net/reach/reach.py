@@ -58,13 +58,17 @@ class Reach:
         first: Callable[[], Sequence[PeerId]],
         known: Callable[[PeerId], Sequence[str]],
         runs_of: Callable[[PeerId], Collection[str]],
+        lanes: Callable[[], list[str]],
     ) -> None:
-        """``first()``: peers to prefer as servers and relays; ``known(peer)``: its addresses; ``runs_of(peer)``: runs it is announced in."""
+        """``first()``: peers to prefer as servers and relays; ``known(peer)``: its addresses; ``runs_of(peer)``: runs it is announced in;
+        ``lanes()``: where our lane listener is."""
         self._host, self._faults, self._rng, self._first, self.settings = host, faults, rng, first, settings
         self.changed: Callable[[], None] = lambda: None
         self.turned: Callable[[], None] = lambda: None
         """Called when addresses are others, or what is known of the router."""
         self.on_path: Callable[[PeerId, str], None] = lambda peer, path: None
+        self.moved: Callable[[], None] = lambda: None
+        """Called when interfaces of this machine are others."""
         self.manager = AddressManager(settings.announce)
         self.autonat = AutoNat(host, faults)
         self.relay = Relay(
@@ -89,6 +93,8 @@ class Reach:
             known=lambda peer: [address for address in known(peer) if is_direct(address) and self.may_dial(address)],
         )  # fmt: skip
         self.mapper = PortMapper(rng, mine=self.manager.lan, told=self._mapped)
+        self.lane_mapper = PortMapper(rng, mine=lanes, told=self._lane_mapped)
+        self._lane_at: dict[str, str] = {}  # by the means
         self._look = trio.Event()
         self._asked: dict[tuple[str, str], float] = {}  # (server's host, address; "": observed): when
         self._told: tuple[str, ...] = ()
@@ -170,6 +176,10 @@ class Reach:
                 continue  # no network at all; it will come back
             if self.manager.interfaces(listening):
                 self._asked.clear()
+                self._lane_at.clear()
+                self.moved()
+                self.mapper.look_again()
+                self.lane_mapper.look_again()
                 self._update()
                 self._look.set()
                 await self._host.close_strays(assigned)
@@ -179,7 +189,9 @@ class Reach:
         if self.settings.port_mapping:
             while not self._wants_relays() or not self.manager.seen_at(trio.current_time()):
                 await trio.sleep(WATCH_S)
-            await self.mapper.run()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.mapper.run)
+                nursery.start_soon(self.lane_mapper.run)
 
     def _mapped(self, means: str, address: str | None) -> None:
         if self.manager.mapped(means, address):
@@ -187,6 +199,17 @@ class Reach:
                 del self._asked[key]
         self._update()
         self._look.set()
+
+    def _lane_mapped(self, means: str, address: str | None) -> None:
+        self._lane_at.pop(means, None)
+        if address is not None and is_internet(address):
+            self._lane_at[means] = address
+        self.turned()
+
+    def lanes_outside(self) -> list[str]:
+        """Where the router leads to our lane listener. Nobody tries that for us; so it is told while somebody has reached our other port there."""
+        reached = {host_of(address) for address in self.manager.direct(trio.current_time())}
+        return [address for address in self._lane_at.values() if host_of(address) in reached]
 
     def _servers(self) -> list[tuple[PeerId, str]]:
         """Connected peers of the internet and their hosts, one a host, bootstraps first."""
@@ -268,6 +291,7 @@ class Reach:
                 "refused": dict(ledger.refused),
             },
             "dial_backs": self.autonat.served,
+            "lanes_outside": self.lanes_outside(),
         }
 
 
