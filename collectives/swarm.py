@@ -7,14 +7,14 @@ else. All methods are called from one thread of the script and none of them need
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
 from .errors import ConfigError
-from .group import MAX_CODEC_NAME, TopologyKind
+from .group import MAX_CODEC_NAME, Config, Count, Member, TopologyKind
 from .groups import MAX_GROUP_NAME
 from .identifiers import PeerId, RunId
 from .layout import MAX_FRAGMENTS, Layout
@@ -77,6 +77,18 @@ class Share:
 
     peer: PeerId
     samples: int
+
+
+class Tally(msgspec.Struct, frozen=True, array_like=True):
+    """What one certified entry of the log says of the data: who was counted for how many samples, and who is a member from then on.
+
+    ``round``: committed rounds in the state after it.
+    """
+
+    entry: Count
+    round: Count
+    shares: tuple[tuple[Member, Count], ...]
+    members: Config
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +299,15 @@ class Swarm(Protocol):
 
     def members(self) -> Sequence[PeerView]:
         """The members of the run's current configuration."""
+        ...
+
+    def tallies(self, first: int) -> Sequence[Tally]:
+        """The certified entries from number ``first`` on, oldest first, the genesis being 0: some of them where there are many, none
+        where there is none yet. Of a run in fragments, those of the first. Raises SwarmClosedError without a node."""
+        ...
+
+    def shard(self, loader: Any) -> Iterable[Any]:
+        """The batches of ``loader`` that are this member's: see `atoll.optim.data.shard`."""
         ...
 
     def report(self, metrics: Mapping[str, float]) -> None:

@@ -127,6 +127,7 @@ class LocalSwarm:
         )  # fmt: skip
         self.peers = [_Peer(self, index) for index in range(count)]
         self._starts = [0.0] * count
+        self._away = 0  # killed peers that will be back
         self._faults: list[tuple[float, Callable[[Script], None]]] = []
 
     @property
@@ -148,7 +149,12 @@ class LocalSwarm:
         def strike(script: Script) -> None:
             self.peers[index].crash()
             if back_after_s is not None:
-                self.world.after(back_after_s, lambda: self.peers[index].restart(script))
+                self._away += 1
+                self.world.after(back_after_s, lambda: back(script))
+
+        def back(script: Script) -> None:
+            self._away -= 1
+            self.peers[index].restart(script)
 
         self._faults.append((when_s, strike))
         return self
@@ -196,7 +202,7 @@ class LocalSwarm:
         hook = register_optimizer_step_pre_hook(_StepCost(self, costs))
         try:
             self.world.run(until=0.0)
-            self.stage.run(limit_s, until=lambda: all(peer.life >= 0 for peer in self.peers))
+            self.stage.run(limit_s, until=lambda: not self._away and all(peer.life >= 0 for peer in self.peers))
         finally:
             hook.remove()
             for peer in self.peers:

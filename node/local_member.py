@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -16,16 +16,19 @@ from ..collectives.errors import AtollError, LocalProtocolError, SwarmClosedErro
 from ..collectives.identifiers import PeerId, RunId
 from ..collectives.layout import Layout, cut
 from ..collectives.plain import placed
-from ..collectives.swarm import Call, Outcome, PeerView, RunSettings, sample_count
+from ..collectives.swarm import Call, Outcome, PeerView, RunSettings, Tally, sample_count
+from ..optim.data.shard import Shard
 from ..optim.outer import effective_outer, reading_of
 from ..optim.solo import Lease
 from .session import events as ev
 from .session.replica import ModelReplica, PlainSlots
 from .session.session import Session
+from .session.tallies import tallies
 from .simulation.process import NodeProcess, Place
 from .simulation.stage import Actor
 
 LEAVE_S = 120.0
+ADMISSION_S = 10.0  # how long a script waits to be a member before it trains anyway, as at a node
 
 
 class LocalPending:
@@ -205,6 +208,8 @@ class LocalMember:
         self.wait(lambda: session.phase == "running" or self._closed, None)
         with self._node().alive():
             session.attach(self.clock(), layout)  # now that the run's model is known, it must be this one
+        members = [each.machine for each in session.sessions]
+        self.wait(lambda: self._closed or all(machine is None or machine.is_member for machine in members), ADMISSION_S)
         self._layout = layout
         return self.anchor()
 
@@ -334,6 +339,14 @@ class LocalMember:
             path = "self" if peer == self.peer else "direct"
             views.append(PeerView(peer, round_, session.membership.live(now, peer), path, peer == session.organiser))
         return views
+
+    def tallies(self, first: int) -> Sequence[Tally]:
+        """See Swarm."""
+        return tallies(self._session(0), first)
+
+    def shard(self, loader: Any) -> Shard:
+        """See Swarm."""
+        return Shard(self, loader)
 
     def report(self, metrics: Mapping[str, float]) -> None:
         """See Swarm. Kept in ``reports``."""

@@ -7,6 +7,7 @@ Rooms, lowest first. A method is made of five pieces, each in a place of its own
     planning/   from step time, rates and round trips to a run's settings
     solo     the swarm of one, for scripts without a node and for tests
     model/   the model as one float32 vector: what it contributes, what it becomes after a commit
+    data/    whose turn each sample is
     rounds/  when a round ends; live parameters between two anchors
     ranks/   a peer of several processes: DDP and FSDP2 ranks, each with its slices
     script/  attach(), and the same as one torch.optim.Optimizer

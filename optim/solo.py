@@ -8,8 +8,9 @@ tensors, because there is no log to fetch them from again.
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import torch
 from blake3 import blake3
@@ -18,14 +19,19 @@ from torch import Tensor
 from ..collectives.api import Handle, all_reduce
 from ..collectives.encoded import why_refused
 from ..collectives.errors import LocalProtocolError, ModelMismatchError, OutOfDateError, SwarmClosedError
+from ..collectives.group import Member
 from ..collectives.identifiers import PeerId, RunId
 from ..collectives.layout import Layout, differences
 from ..collectives.reduce import works_on_bits
-from ..collectives.swarm import Call, Outcome, PeerView, RunSettings, Share, sample_count
+from ..collectives.swarm import Call, Outcome, PeerView, RunSettings, Share, Tally, sample_count
 from .model.feedback import as_decoded, contribution_grid, has_feedback
 from .outer import OuterStep, effective_outer, reading_of
 from .outer.readings import Said
 
+if TYPE_CHECKING:
+    from .data.shard import Shard
+
+TALLIES = 256  # told at a time
 T = TypeVar("T")
 
 
@@ -182,6 +188,7 @@ class SoloSwarm:
         self._store: AnchorStore | None = None
         self._frozen: Tensor | None = None
         self._operations = set[str]()
+        self._counted = array("Q", [0])  # samples in all rounds up to each
         self._closed = self._left = False
 
     def open(self, layout: Layout, initial: Callable[[Tensor], None]) -> Lease:
@@ -221,6 +228,7 @@ class SoloSwarm:
             as_decoded(contribution_grid(store.layout, self.settings), self._frozen, self._frozen)
         outer = effective_outer(self.settings)
         store.commit(self._frozen, [(samples, reading_of(self._frozen, store.layout, outer, loss))])
+        self._counted.append(self._counted[-1] + samples)
         share = Share(self.peer, samples)
         return Done(Outcome("committed", store.round, (share,), counted=True, elapsed_s=time.monotonic() - started))
 
@@ -260,6 +268,18 @@ class SoloSwarm:
         self._check_open()
         return (PeerView(self.peer, self._store.round if self._store is not None else 0, True, "self"),)
 
+    def tallies(self, first: int) -> Sequence[Tally]:
+        """See `Swarm`. After `load_state_dict` the rounds before it are one."""
+        me, counted = Member(self.peer, 0), self._counted
+        rounds = range(first, min(first + TALLIES, len(counted)))
+        return [Tally(at, at, ((me, counted[at] - counted[at - 1]),) if at else (), (me,)) for at in rounds]
+
+    def shard(self, loader: Any) -> Shard:
+        """See `Swarm`."""
+        from .data.shard import Shard
+
+        return Shard(self, loader)
+
     def report(self, metrics: Mapping[str, float]) -> None:
         """See `Swarm`; kept in ``reported``."""
         self.reported.update(metrics)
@@ -289,6 +309,7 @@ class SoloSwarm:
                 f"this run {store.layout.numel} and {expected}"
             )
         store.replace(anchor, momentum, int(state_dict["round"]), int(state_dict.get("samples", 0)))
+        self._counted = array("Q", [0] * store.round + [int(state_dict.get("samples", 0))])
 
     def _check_open(self) -> None:
         if self._closed:

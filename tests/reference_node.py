@@ -27,7 +27,7 @@ from atoll.collectives.group import NO_READING, Member, Reading
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.layout import Layout, differences
 from atoll.collectives.reduce import works_on_bits
-from atoll.collectives.swarm import Call, Outcome, OuterSettings, PeerView, RunSettings, Share
+from atoll.collectives.swarm import Call, Outcome, OuterSettings, PeerView, RunSettings, Share, Tally
 from atoll.node.control.parent import watch_parent
 from atoll.node.control.protocol import JoinRequest, RunInfo
 from atoll.node.control.server import ControlServer
@@ -164,6 +164,10 @@ class ReferenceSession:
 
     def members(self) -> Sequence[PeerView]:
         return [PeerView(PEER, len(self.run.log), True, "self")]
+
+    def tallies(self, first: int) -> Sequence[Tally]:
+        me, samples = Member(PEER, 0), self.run.weights
+        return [Tally(at, at, ((me, samples[at - 1]),) if at else (), (me,)) for at in range(first, len(samples) + 1)]
 
     def report(self, metrics: Mapping[str, float]) -> None:
         self.metrics |= metrics

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from atoll.collectives.errors import LocalProtocolError, ModelMismatchError, NotEnoughPeersError, SwarmClosedError
-from atoll.collectives.group import Reading
+from atoll.collectives.group import Member, Reading
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.layout import Layout, differences
-from atoll.collectives.swarm import Call, Outcome, PeerView, RunSettings, Share
+from atoll.collectives.swarm import Call, Outcome, PeerView, RunSettings, Share, Tally
+from atoll.optim.data.shard import Shard
 from atoll.optim.outer import effective_outer, reading_of
 from atoll.optim.solo import AnchorStore, Lease
 
@@ -151,6 +152,16 @@ class TableSwarm:
         with self.table.changed:
             store = self._store()
             return [PeerView(peer, store.round, peer not in self.table.lost) for peer in self.table.peers]
+
+    def tallies(self, first: int) -> Sequence[Tally]:
+        with self.table.changed:
+            self._store()
+            members = tuple(Member(peer, 0) for peer in sorted(self.table.peers))
+            decided = [(), *(tuple((Member(share.peer, 0), share.samples) for share in shares) for shares in self.table.decided)]
+            return [Tally(entry, entry, shares, members) for entry, shares in enumerate(decided)][first:]
+
+    def shard(self, loader: Any) -> Shard:
+        return Shard(self, loader)
 
     def report(self, metrics: Mapping[str, float]) -> None:
         self.reported.update(metrics)

@@ -26,18 +26,18 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from ...collectives.api import Handle, all_reduce
 from ...collectives.errors import AtollError, DeadlineExceededError, LocalProtocolError, SwarmClosedError
 from ...collectives.layout import Layout, cut
 from ...collectives.plain import DEVICES, flat_of, placed
-from ...collectives.swarm import Call, Outcome, PeerView, sample_count
+from ...collectives.swarm import Call, Outcome, PeerView, Tally, sample_count
 from ..control import protocol as p
 from ..shared_memory import AnchorSlot, received
 from .eager import eager
 from .link import Link, closed
+from .manners import Manners
 from .memory import Grid, ReductionMemory, RunMemory, SlotView, WholeView
 from .pending import Hooks, ReduceTicket, Ticket
 from .reattach import Entry, Reattach, open_session
@@ -71,7 +71,7 @@ def _as_closed(error: AtollError) -> SwarmClosedError:
     return error if isinstance(error, SwarmClosedError) else closed(error.message)
 
 
-class RunSwarm:
+class RunSwarm(Manners):
     """See `collectives.swarm.Swarm`; made by `join`. Ends with ``close``, ``with``, or the process.
 
     Several threads may call it. In a forked child every call raises SwarmClosedError.
@@ -346,6 +346,10 @@ class RunSwarm:
                 pass  # lost just now
         return self._members
 
+    def tallies(self, first: int) -> Sequence[Tally]:
+        """See Swarm."""
+        return self._ask(self._ready(), lambda id_: p.Tallies(id_, first), p.TallyList).tallies
+
     def report(self, metrics: Mapping[str, float]) -> None:
         """See Swarm. Values are floats (a tensor on a device would be waited for); at most MAX_METRICS names are kept."""
         for name, value in metrics.items():
@@ -387,23 +391,6 @@ class RunSwarm:
                 link.close()
         self._gone = SwarmClosedError("closed")
         self._entry.dial.close()
-
-    def attach(self, model: Any, optimizer: Any, **options: Any) -> Any:
-        """`atoll.optim.attach(model, optimizer, self, **options)`."""
-        from ...optim import attach  # loads torch
-
-        return attach(model, optimizer, self, **options)
-
-    def __enter__(self) -> RunSwarm:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Leave the run if all went well, and close."""
-        try:
-            if kind is None:
-                self.leave()
-        finally:
-            self.close()
 
     # ── the node comes and goes ──
 

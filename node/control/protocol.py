@@ -6,7 +6,7 @@ node handles one connection's requests in order, and sends pushes (`Progress`, `
 Tensors never cross: descriptors of shared memory travel beside the first byte of the frame that announces them (SCM_RIGHTS).
 
 Script:  Hello → Welcome · Join | FindRun → Joined · Open → (Progress…) Opened + descriptors · Found | Lease → Leased
-         then any of Release, Contribute, Resume, Lease, Members, Report, Reduce…, Depart.
+         then any of Release, Contribute, Resume, Lease, Members, Tallies, Report, Reduce…, Depart.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ...collectives.errors import LocalProtocolError, RemoteProtocolError
 from ...collectives.group import MAX_MEMBERS, NO_READING, Cid, Peer, Reading
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import MAX_FRAGMENTS, Layout
-from ...collectives.swarm import Call, Outcome, PeerView, RunSettings
+from ...collectives.swarm import Call, Outcome, PeerView, RunSettings, Tally
 from ..shared_memory import SLOTS
 from .failures import Failure, Id
 
@@ -206,6 +206,13 @@ class Members(msgspec.Struct, frozen=True, tag="members"):
     id: Id
 
 
+class Tallies(msgspec.Struct, frozen=True, tag="tallies"):
+    """→ TallyList: what the log says of the data, from entry ``first`` on."""
+
+    id: Id
+    first: Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
+
+
 class Report(msgspec.Struct, frozen=True, tag="report"):
     """No answer. What the script says of its training."""
 
@@ -266,7 +273,7 @@ class ReduceClose(msgspec.Struct, frozen=True, tag="reduce_close"):
 
 Request = (
     Hello | Status | Runs | Peers | Ping | Check | Join | FindRun | Leave | Recertify | Down | Subscribe | Open | Found | Lease | Release
-    | Contribute | Resume | Members | Report | Depart | BufferOpen | BufferClose | ReduceOpen | ReduceStart | ReduceCancel | ReduceClose
+    | Contribute | Resume | Members | Tallies | Report | Depart | BufferOpen | BufferClose | ReduceOpen | ReduceStart | ReduceCancel | ReduceClose
 )  # fmt: skip
 
 # ── replies ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -327,6 +334,13 @@ class MemberList(msgspec.Struct, frozen=True, tag="members"):
 
     id: Id
     members: tuple[PeerView, ...]
+
+
+class TallyList(msgspec.Struct, frozen=True, tag="tally_list"):
+    """Some of the entries asked for, oldest first; none when there are no newer ones."""
+
+    id: Id
+    tallies: tuple[Tally, ...]
 
 
 class BufferOpened(msgspec.Struct, frozen=True, tag="buffer_opened"):
@@ -398,7 +412,7 @@ class Ending(msgspec.Struct, frozen=True, tag="ending"):
     reason: str
 
 
-Reply = Welcome | Done | Document | Joined | Opened | Leased | MemberList | BufferOpened | ReduceOpened | Failure
+Reply = Welcome | Done | Document | Joined | Opened | Leased | MemberList | TallyList | BufferOpened | ReduceOpened | Failure
 Push = Progress | Decided | Closing | Reduced | Event | Ending
 Answer = Reply | Push
 

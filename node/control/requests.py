@@ -51,6 +51,7 @@ class Requests:
             p.Contribute: self._contribute,
             p.Resume: self._resume,
             p.Members: self._members,
+            p.Tallies: self._tallies,
             p.Report: self._report,
             p.Depart: self._depart,
             p.BufferOpen: self._buffer_open,
@@ -215,6 +216,9 @@ class Requests:
 
     async def _members(self, request: p.Members) -> None:
         self._post(p.MemberList(request.id, tuple(self._attached().members())), ())
+
+    async def _tallies(self, request: p.Tallies) -> None:
+        self._post(p.TallyList(request.id, tuple(self._attached().tallies(request.first))), ())
 
     async def _report(self, request: p.Report) -> None:
         self._attached().report(request.metrics)

@@ -17,7 +17,7 @@ from ...collectives.errors import AtollError
 from ...collectives.group import NO_READING, Reading
 from ...collectives.identifiers import PeerId
 from ...collectives.layout import Layout
-from ...collectives.swarm import Call, Outcome, PeerView
+from ...collectives.swarm import Call, Outcome, PeerView, Tally
 from ..shared_memory import AnchorSlots, SharedBuffer
 from .protocol import JoinRequest, RunInfo
 
@@ -126,6 +126,10 @@ class ScriptSession(Protocol):
 
     def members(self) -> Sequence[PeerView]:
         """The members of the current configuration."""
+        ...
+
+    def tallies(self, first: int) -> Sequence[Tally]:
+        """See `Swarm.tallies`. Raises StorageError."""
         ...
 
     def report(self, metrics: Mapping[str, float]) -> None:

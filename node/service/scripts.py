@@ -10,12 +10,13 @@ import trio
 from ...collectives.errors import LocalProtocolError, ModelMismatchError, StorageError
 from ...collectives.group import NO_READING, Reading
 from ...collectives.layout import Layout, cut
-from ...collectives.swarm import Call, Outcome, PeerView
+from ...collectives.swarm import Call, Outcome, PeerView, Tally
 from ..control.service import ReduceMemory, ScriptEvents
 from ..manifest import Manifest
 from ..session import Session
 from ..session import events as ev
 from ..session.fragments import Fragments
+from ..session.tallies import tallies
 from ..shared_memory import AnchorSlots, SharedBuffer
 from .buffers import PooledBuffer
 from .reductions import Reductions
@@ -117,6 +118,10 @@ class AttachedScript:
             for row in self.run.peers()
             if row["member"]
         ]
+
+    def tallies(self, first: int) -> Sequence[Tally]:
+        """What the log says of the data."""
+        return tallies(self.whole.sessions[0], first)
 
     def report(self, metrics: Mapping[str, float]) -> None:
         """Training metrics."""

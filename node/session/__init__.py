@@ -23,6 +23,7 @@ installing      a fetched state replaces the own one
 resting         how often to look for what needs repair
 others          whom to ask; who is on another history of the run
 beginning       the genesis; what the last life left on disk; whose model it is
+tallies         what the log says of the data, for scripts
 session         Session: all of it tied together
 fragments       a run cut into fragments: a session for each, one membership
 """

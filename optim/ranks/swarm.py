@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from ...collectives.errors import ConfigError, LocalProtocolError
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import Layout
-from ...collectives.swarm import AnchorView, Call, Outcome, PeerView, Pending, RunSettings, Swarm
+from ...collectives.swarm import AnchorView, Call, Outcome, PeerView, Pending, RunSettings, Swarm, Tally
+from ..data.shard import Shard
 from ..model.feedback import has_feedback
 from ..model.flat import FlatVector
 from .slices import RankVector, Slices, reshard, slice_model
@@ -151,6 +152,14 @@ class RankSwarm:
     def members(self) -> Sequence[PeerView]:
         """See Swarm."""
         return self.ranks.tell(lambda: list(self._at_rank_0.members()), list[PeerView])
+
+    def tallies(self, first: int) -> Sequence[Tally]:
+        """See Swarm."""
+        return self.ranks.tell(lambda: list(self._at_rank_0.tallies(first)), list[Tally])
+
+    def shard(self, loader: Any) -> Shard:
+        """See Swarm: this rank's part of the job's batches."""
+        return Shard(self, loader)
 
     def clock(self, clock: Callable[[], float]) -> Callable[[], float]:
         """Rank 0's ``clock`` at all ranks."""

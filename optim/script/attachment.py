@@ -26,12 +26,13 @@ from torch.optim import Optimizer
 from ...collectives.errors import AtollError, ConfigError, DeadlineExceededError, LocalProtocolError, SwarmClosedError
 from ...collectives.swarm import AnchorView, Outcome, Swarm, sample_count
 from ...collectives.telemetry import emit
+from ..data.ledger import Ledger
 from ..model.flat import FlatVector
 from ..rounds.events import ProgressDropped, Reentered, RoundSeen, TrainingAlone
 from ..rounds.replica import Turn
 from ..rounds.schedule import Since, StepCounter, WaitBudget
 from ..rounds.strand import Bases, Strand, enter, make_strands
-from .checks import check_arguments, check_method, check_optimizer, check_swarm, in_job, innermost
+from .checks import check_arguments, check_method, check_optimizer, check_swarm, in_job, innermost, moves_nothing
 from .lookout import Lookout, reached
 from .resume import Resume, save
 from .state import Totals
@@ -43,7 +44,7 @@ logger = logging.getLogger("atoll")
 
 RETRY_FACTOR = 10.0  # after a failed attempt to re-enter that took t seconds, train at least 10 t before the next
 
-_attached: weakref.WeakKeyDictionary[Any, weakref.ref[Attachment]] = weakref.WeakKeyDictionary()  # by model and by optimizer
+_attached: weakref.WeakKeyDictionary[Any, weakref.ref[Attachment]] = weakref.WeakKeyDictionary()  # by model, optimizer and swarm
 
 
 def attach(
@@ -109,6 +110,7 @@ class Attachment:
     ) -> None:
         """Use `attach`, which checks the arguments first."""
         self.swarm = swarm
+        self.ledger = Ledger()
         self._strict, self._clock, self._on_round = strict, clock, on_round
         self._counter = StepCounter()
         self._budget = WaitBudget(swarm.settings.deadline_s)
@@ -132,13 +134,14 @@ class Attachment:
             before, after = (cast("Any", torch.compiler.disable(hook)) for hook in (self._before_step, self._after_step))
             self._hooks = [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]
             _attached[optimizer] = weakref.ref(self)
-        _attached[model] = weakref.ref(self)
+        _attached[model] = _attached[swarm] = weakref.ref(self)
         self._look_around()
 
     # ---- counting -------------------------------------------------------------------------------------------------------
 
     def samples(self, count: int) -> None:
-        """The step under way processes ``count`` more samples (default: 1 a step). Members are weighted by their samples."""
+        """The step under way processes ``count`` more samples (default: 1 a step; with a shard, those it gave). Members are weighted by
+        their samples."""
         count = sample_count(count)
         if count < 0:
             raise ConfigError(f"samples({count}): a number of samples cannot be negative", key="samples")
@@ -159,11 +162,11 @@ class Attachment:
         self._finish_resume()
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not _moves_nothing(optimizer):
+        if not moves_nothing(optimizer):
             self._count(getattr(optimizer, "found_inf", None))
 
     def _count(self, found_inf: Tensor | None) -> None:
-        samples, self._declared = 1 if self._declared is None else self._declared, None
+        samples, self._declared = self.ledger.step(self._declared), None
         if self._detached or self.done:
             return
         samples = self._of_all_ranks(samples)
@@ -223,6 +226,7 @@ class Attachment:
             for strand in strands:
                 strand.schedule.restart()
             self._look_around()
+        self.ledger.turns += 1
         if self._on_round is not None:
             for turn in turns:
                 self._on_round(turn.outcome)
@@ -288,6 +292,8 @@ class Attachment:
     def _note(self, strand: Strand, turn: Turn) -> None:
         outcome, totals = turn.outcome, self._totals
         strand.noted(turn)
+        if strand is self._strands[0]:
+            self.ledger.met(outcome, turn.samples)
         totals.waiting_s += turn.waited_s
         if outcome.status == "open":
             totals.open += not (self.swarm.settings.overlap != "none" and turn.waited_s == 0)
@@ -355,6 +361,12 @@ class Attachment:
             scheduler = LambdaLR(optimizer, lambda _: max(0.01, 1 - attachment.position / total_samples))
         """
         return min(strand.position for strand in self._strands)
+
+    @property
+    def begun(self) -> tuple[int, int]:
+        """Committed rounds in the model's anchor, and samples trained since that no decided contribution counts; of the first fragment."""
+        self._finish_resume()
+        return self._strands[0].replica.base.round, self._strands[0].unsent
 
     @property
     def stats(self) -> dict[str, Any]:
@@ -467,6 +479,7 @@ class Attachment:
         """
         self._resuming = Resume(self.swarm, self._strands, state_dict)
         self._totals = self._resuming.totals
+        self.ledger.turns += 1
         self._uncollected.clear()
         self._declared = None
 
@@ -477,10 +490,7 @@ class Attachment:
             resuming.finish(self._drop)
 
 
-def _moves_nothing(optimizer: Optimizer) -> bool:
-    """Whether every learning rate is 0: such a step is how torch.distributed.checkpoint makes an optimizer's state, not training."""
-    for group in optimizer.param_groups:
-        lr = group.get("lr")
-        if lr is None or (isinstance(lr, Tensor) and lr.device.type != "cpu") or float(lr) != 0.0:
-            return False
-    return True
+def attachment_of(swarm: Swarm) -> Attachment | None:
+    """What is attached to ``swarm``."""
+    found = _attached.get(swarm)
+    return found() if found is not None else None

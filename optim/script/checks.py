@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...collectives.errors import ConfigError
@@ -35,6 +35,13 @@ def innermost(optimizer: object) -> Optimizer:
 
 def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
     """Raise ConfigError when steps of ``optimizer`` do not reach the hook, or do not train ``model``."""
+    if not isinstance(getattr(optimizer, "state", None), dict) or not getattr(optimizer, "param_groups", None):
+        raise ConfigError(
+            f"{type(optimizer).__name__} has no state or no parameter groups",
+            key="optimizer",
+            why="It was not made by torch.optim.Optimizer.__init__, or with no parameters, so it has no hooks to count its steps by.",
+            hint=f"Call super().__init__(params, defaults) in it, or attach by hand: {BY_HAND}",
+        )
     if any(group.get("capturable") for group in optimizer.param_groups):
         raise ConfigError(
             f"{type(optimizer).__name__} is capturable",
@@ -140,3 +147,12 @@ def _is_compiled(optimizer: Optimizer) -> bool:
             )  # torch.compile itself wraps some optimizers (LBFGS) so as never to compile them
         step = getattr(step, "__wrapped__", None)
     return False
+
+
+def moves_nothing(optimizer: Optimizer) -> bool:
+    """Whether every learning rate is 0: such a step is how torch.distributed.checkpoint makes an optimizer's state, not training."""
+    for group in optimizer.param_groups:
+        lr = group.get("lr")
+        if lr is None or (isinstance(lr, Tensor) and lr.device.type != "cpu") or float(lr) != 0.0:
+            return False
+    return True

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from atoll.collectives import errors
 from atoll.collectives.errors import AtollError, ConfigError, LocalProtocolError, MisbehaviourError, PeerLostError, RemoteProtocolError
+from atoll.collectives.group import Member
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.layout import make_layout
-from atoll.collectives.swarm import Call, Outcome, PeerView, RunSettings, Share
+from atoll.collectives.swarm import Call, Outcome, PeerView, RunSettings, Share, Tally
 from atoll.node.control import protocol as p
 from atoll.node.control.failures import error_of, failure
 
@@ -39,6 +40,7 @@ REQUESTS = [
     p.Contribute(13, CID, 64, None, 2),
     p.Resume(14, CID, 3),
     p.Members(15),
+    p.Tallies(23, 5),
     p.Report({"loss": 1.5}),
     p.Depart(16),
     p.ReduceOpen(17, Call("op", "max", "fp32", 1, 2.5, True, "tag"), 5, 21),
@@ -57,6 +59,7 @@ ANSWERS = [
     p.Opened(5, 16, True, 5),
     p.Leased(6, 2, 41, "ab"),
     p.MemberList(7, (PeerView(PeerId("me"), 3, True, "self"),)),
+    p.TallyList(24, (Tally(2, 1, ((Member(PeerId("me"), 0), 5),), (Member(PeerId("me"), 0),)),)),
     p.BufferOpened(9, 3),
     p.ReduceOpened(8, 3, "bits", 65_536, 12, (PeerId("a"), PeerId("b"))),
     p.Failure(9, "ConfigError", "E400", "no", "because", "do", 78, False, "", "$.x"),

@@ -155,6 +155,7 @@ def test_garbage_bytes_are_refused(data: bytes) -> None:
         ('[exchange]\ncodec = "int7"', "$.exchange.codec", "fp32, fp16, bf16, int8"),
         ('[exchange]\nplan = "star"', "$.exchange.plan", "butterfly, ring, two-level"),
         ('[exchange.codecs]\n"*.norm.*" = "half"', "$.exchange.codecs.*.norm.*", "fp32, fp16, bf16, int8, int8_fp16, int4, codebook8"),
+        ("[train]\nsync_every = 0", "$.train.sync_every", "Change $.train.sync_every"),
         ("[model.config]\nwidht = 8", "$.model.config.widht", "Did you mean `width`?"),
         ("[model.config]\nwidth = 100\nheads = 3", "$.model.config.heads", "heads = 2"),
         ("[model]\nparameters = 7", "$.model.parameters", "parameters = 865024"),

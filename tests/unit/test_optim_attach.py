@@ -522,6 +522,8 @@ def test_refusals_name_the_key_and_the_way_out() -> None:
     refused("swarm", "str is not a swarm", model, optimizer, "atoll1:abc")
     refused("optimizer", "not a torch.optim.Optimizer", model, object(), swarm)
     refused("optimizer", "not the model's", net(), optimizer, swarm)
+    bare = torch.optim.SGD.__new__(torch.optim.SGD)  # as a class makes it that forgets super().__init__
+    refused("optimizer", "no state or no parameter groups", model, bare, swarm)
     refused("model", "no trainable", nn.Linear(1, 1).requires_grad_(False), None, swarm)
     optimizer.param_groups[0]["capturable"] = True
     refused("optimizer.capturable", "capturable", model, optimizer, swarm)

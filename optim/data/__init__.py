@@ -1,0 +1,8 @@
+"""Whose turn each sample is: a run's members read one data set together, and no two of them the same part. Files, lowest first:
+
+order    a sample for every position of an endless sequence: one keyed permutation an epoch
+spans    sets of positions as sorted spans
+leases   which positions are whose, by the certified log alone
+ledger   samples between a loader and the steps made on them
+shard    `Swarm.shard`: a DataLoader that reads what is leased to its member
+"""

@@ -1,0 +1,37 @@
+"""Samples between a loader and the steps made on them."""
+
+from __future__ import annotations
+
+from ...collectives.errors import ConfigError
+from ...collectives.swarm import Outcome
+
+
+class Ledger:
+    """Of one attachment. Its `shard` writes what it gives, its steps what they took."""
+
+    def __init__(self) -> None:
+        self.used = False  # whether a shard gives samples
+        self.given = 0  # and not yet taken by a step
+        self.turns = 0  # grows whenever the anchor, or what is contributed, may be another
+        self.uncertified = 0  # counted on a branch since the last certified round: the log does not say so yet
+
+    def step(self, declared: int | None) -> int:
+        """The samples of a step; ``declared``: what the script says. Raises ConfigError where that is more than it was given."""
+        if not self.used:
+            return 1 if declared is None else declared
+        if declared is None:
+            declared = self.given
+        elif declared > self.given:
+            raise ConfigError(
+                f"a step of {declared} samples, of which the shard gave {self.given}",
+                key="samples",
+                why="What a round counts is what the members have read of the data: whole samples of the shard, nothing else.",
+                hint="Leave samples() out, or call it with the number of samples, such as len(batch).",
+            )
+        self.given -= declared
+        return declared
+
+    def met(self, outcome: Outcome, samples: int) -> None:
+        """What became of a contribution."""
+        if outcome.status == "uncertified" and outcome.counted:
+            self.uncertified += samples

@@ -1,0 +1,220 @@
+"""Shard: a DataLoader that reads what is leased to its member. `Swarm.shard` makes it.
+
+    data = swarm.shard(DataLoader(dataset, batch_size=32, num_workers=2))
+    while not attachment.done:
+        for batch in data:                      # one pass: all members together read every sample once
+            loss = model(batch); loss.backward(); optimizer.step(); optimizer.zero_grad()
+            if attachment.done:
+                break
+
+Nothing is agreed on for it: the order of samples follows from the run's id (`order`), whose they are from its log (`leases`), and where this
+member stands from what its attachment has not yet had counted. So there is nothing to save beside the attachment either, and a state that
+is resumed exactly goes on with the very next sample.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
+
+from ...collectives.errors import ConfigError, SwarmClosedError
+from ...collectives.group import Member
+from ...collectives.swarm import Swarm, Tally
+from .leases import Leases
+from .order import Order
+from .spans import Span
+
+if TYPE_CHECKING:
+    from ..script.attachment import Attachment
+    from .ledger import Ledger
+
+logger = logging.getLogger("atoll")
+
+FIRST_PART = 16  # of the data set: what a member keeps before anything is known of its speed
+_END = object()
+
+
+class Shard:
+    """Batches of one member. Iterating is a pass: it ends where the member's next sample is of another epoch than its first one was.
+
+    Batches are always full: the last one of a pass may hold the first samples of the next. What a DataLoader's workers have read ahead is
+    thrown away where a round gave it to others. In a job of several ranks each has its part of a batch of them all, and all iterate alike.
+    """
+
+    def __init__(self, swarm: Swarm, source: Any) -> None:
+        """``source``: a DataLoader over a map-style data set, or such a data set, which is then read a sample at a time.
+
+        Every member brings the same data set. Raises ConfigError for what has no order of its own to give up: streams, samplers that
+        choose, batch samplers.
+        """
+        loader = cast("DataLoader[Any]", source if isinstance(source, DataLoader) else DataLoader(source, batch_size=None))
+        _check(loader)
+        self._swarm = swarm
+        self._size = len(cast("Any", loader.dataset))
+        self._batch = loader.batch_size or 1
+        self._order = Order(self._size, swarm.run_id)
+        self._leases = Leases(self._size // FIRST_PART)
+        self._turn = -1  # of the ledger, when the lease was looked up
+        self._next = 0  # in this member's stream since the newest entry: what comes out next
+        self._drawn = deque[NDArray[np.int64]]()  # positions of the batches that the loader is at work on
+        self._pass = 0
+        self.displaced = 0
+        """Samples that this member had begun when it heard that others were to read them: as many may be missing from its epoch."""
+        self._loader = _reordered(loader, self)
+        ranks = getattr(swarm, "ranks", None)
+        self._rank, self._ranks = (ranks.rank, ranks.size) if ranks is not None else (0, 1)
+
+    def __iter__(self) -> Iterator[Any]:
+        attachment = self._attachment()
+        attachment.ledger.used, attachment.ledger.given, self._turn = True, 0, -1  # what was given and led to no step is given again
+        self._follow(attachment)
+        self._pass = int(self._positions(self._next)[0]) // self._size
+        batches: Iterator[Any] | None = None
+        while True:
+            if self._follow(attachment) or batches is None:
+                self._drawn.clear()
+                batches = iter(self._loader)
+            batch = next(batches, _END)
+            if batch is _END:
+                return
+            self._drawn.popleft()
+            self._next += self._batch * self._ranks
+            attachment.ledger.given += self._batch
+            yield batch
+
+    def draw(self) -> Iterator[list[int]]:
+        """The samples of the batches to come, as the loader asks for them."""
+        while True:
+            positions = self._positions(self._next + len(self._drawn) * self._batch * self._ranks)
+            if positions[0] // self._size > self._pass:
+                return
+            self._drawn.append(positions)
+            mine = self._rank * self._batch
+            yield self._order(positions[mine : mine + self._batch]).tolist()
+
+    def _follow(self, attachment: Attachment) -> bool:
+        """After a turn: take up what the log says, and where this member stands in it. Whether what was drawn is another's now."""
+        ledger = attachment.ledger
+        if ledger.turns == self._turn:
+            return False
+        round_, begun = attachment.begun
+        self._turn = ledger.turns
+        try:
+            self._learn(list(self._news(round_)), begun, ledger)
+        except SwarmClosedError:
+            pass  # the lease holds until there is a node again
+        begun += ledger.uncertified
+        self._next = begun + ledger.given * self._ranks
+        step = self._batch * self._ranks
+        return any((self._positions(self._next + at * step) != drawn).any() for at, drawn in enumerate(self._drawn))
+
+    def _news(self, round_: int) -> Iterator[Tally]:
+        """The entries after the newest that is known, as far as the script has adopted them: they are in the anchor of ``round_``."""
+        entry = self._leases.entry
+        while found := self._swarm.tallies(entry + 1):
+            for tally in found:
+                if tally.round > round_:
+                    return
+                entry = tally.entry
+                yield tally
+
+    def _learn(self, news: list[Tally], begun: int, ledger: Ledger) -> None:
+        """Go on to the newest of these entries. ``begun`` samples of this member are in none of them."""
+        me, known = self._swarm.peer, self._leases.entry >= 0
+        counts = [sum(samples for member, samples in tally.shares if member.peer == me) for tally in news]
+        for at, tally in enumerate(news):
+            ahead, begun_then = list[Span](), begun + sum(counts[at + 1 :]) if known else 0
+            if begun_then:
+                mine = self._leases.stream(self._me)
+                mine.take(counts[at])
+                ahead = mine.take(begun_then)
+            self._leases.decided(tally)
+            if begun_then and ahead != self._leases.stream(self._me).take(begun_then):
+                self.displaced += begun_then
+                logger.warning("%d samples that were read here are others' to read, too: this member was away too long", begun_then)
+            if tally.shares:
+                ledger.uncertified = 0
+
+    def _positions(self, first: int) -> NDArray[np.int64]:
+        """Of a batch of all ranks, from index ``first`` of this member's stream on."""
+        cursor = self._leases.stream(self._me)
+        cursor.take(first)
+        spans = cursor.take(self._batch * self._ranks)
+        return np.concatenate([np.arange(*span, dtype=np.int64) for span in spans])
+
+    @property
+    def _me(self) -> Member | None:
+        """This member, in its newest life; None while it is not in the configuration."""
+        return max((member for member in self._leases.members if member.peer == self._swarm.peer), default=None)
+
+    def _attachment(self) -> Attachment:
+        from ..script.attachment import attachment_of  # which imports this package
+
+        found = attachment_of(self._swarm)
+        if found is None:
+            raise ConfigError(
+                "a shard of a swarm to which nothing is attached",
+                key="swarm",
+                why="Which samples are this member's depends on what its rounds have counted.",
+                hint="attach(model, optimizer, swarm) first; in a job of several ranks: attachment.swarm.shard(loader).",
+            )
+        return found
+
+
+class _Draws:
+    """A Shard's `draw` as a batch sampler; or, where batches are not collated, as a sampler."""
+
+    def __init__(self, shard: Shard, *, collated: bool) -> None:
+        self._shard, self._collated = shard, collated
+
+    def __iter__(self) -> Iterator[Any]:
+        draws = self._shard.draw()
+        return draws if self._collated else (index for (index,) in draws)
+
+
+def _check(loader: DataLoader[Any]) -> None:
+    """Raise ConfigError for a loader whose samples cannot be leased."""
+    dataset, sampler = cast("Any", loader.dataset), loader.sampler
+    why = ""
+    if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        why = "a stream has no numbered samples"
+    elif not len(dataset):
+        why = "the data set is empty"
+    elif loader.batch_size is None and loader.batch_sampler is not None:
+        why = "it has a batch sampler of its own"
+    elif type(sampler) not in (SequentialSampler, RandomSampler) or getattr(sampler, "replacement", False):
+        why = f"it has a sampler of its own, {type(sampler).__name__}"
+    if why:
+        raise ConfigError(
+            f"this loader cannot be shared out among members: {why}",
+            key="loader",
+            why="Each sample is leased to one member by its number; the order of samples is the run's.",
+            hint="Give shard() a DataLoader(dataset, batch_size=…) over a map-style data set. Of a stream, let each member read its own part: "
+            "items whose hash is in its share.",
+        )
+
+
+def _reordered(loader: DataLoader[Any], shard: Shard) -> DataLoader[Any]:
+    """The same loader, of the samples that ``shard`` draws. It takes nothing from torch's global random numbers."""
+    draws: Any = _Draws(shard, collated=loader.batch_size is not None)
+    how: dict[str, Any] = {"batch_sampler": draws} if loader.batch_size is not None else {"sampler": draws, "batch_size": None}
+    return DataLoader(
+        loader.dataset,
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        generator=torch.Generator(),
+        prefetch_factor=loader.prefetch_factor,
+        persistent_workers=loader.persistent_workers,
+        **how,
+    )

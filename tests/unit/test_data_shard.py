@@ -1,0 +1,183 @@
+"""A shard in a script of one: which samples a loader is given, what steps count, what a checkpoint needs, what is refused."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from round_table import RoundTable
+from torch import Tensor, nn
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler, WeightedRandomSampler
+
+from atoll.collectives.errors import ConfigError
+from atoll.collectives.swarm import OuterSettings, RunSettings
+from atoll.optim import Attachment, SoloSwarm, attach
+
+H = 3
+SETTINGS = RunSettings(sync_every=H, codec="fp32", outer=OuterSettings("sgd", 1.0, 0.0))
+
+
+class Numbers(Dataset[Tensor]):
+    """Sample i is the number i."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Tensor:
+        if not 0 <= index < self.size:
+            raise IndexError(index)
+        return torch.tensor(float(index))
+
+
+class Stream(IterableDataset[Tensor]):
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter([torch.zeros(())])
+
+
+def start(swarm: Any) -> tuple[nn.Module, torch.optim.Optimizer, Attachment]:
+    torch.manual_seed(0)
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    return model, optimizer, attach(model, optimizer, swarm)
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Tensor) -> list[int]:
+    model(batch.reshape(-1, 1)).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return batch.reshape(-1).to(torch.int64).tolist()
+
+
+def joined(batches: list[list[int]]) -> list[int]:
+    return [sample for batch in batches for sample in batch]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_pass_is_every_sample_once_in_full_batches(workers: int) -> None:
+    swarm = SoloSwarm(SETTINGS)
+    model, optimizer, attachment = start(swarm)
+    data = swarm.shard(DataLoader(Numbers(40), batch_size=8, shuffle=True, num_workers=workers))
+    passes = [[step(model, optimizer, batch) for batch in data] for _ in range(3)]
+    assert [sorted(joined(each)) for each in passes] == [list(range(40))] * 3
+    assert len({tuple(joined(each)) for each in passes}) == 3  # each in an order of its own
+    assert attachment.stats["samples_counted"] + attachment.stats["samples_unsent"] == 120
+    odd = SoloSwarm(SETTINGS)
+    model, optimizer, _ = start(odd)
+    data = odd.shard(DataLoader(Numbers(12), batch_size=8))
+    seen = [step(model, optimizer, batch) for _ in range(3) for batch in data]
+    assert all(len(batch) == 8 for batch in seen)
+    assert [sorted(joined(seen)[at : at + 12]) for at in (0, 12)] == [list(range(12))] * 2
+
+
+def test_workers_that_read_ahead_change_nothing() -> None:
+    def read(workers: int) -> list[list[int]]:
+        swarm = SoloSwarm(SETTINGS)
+        model, optimizer, _ = start(swarm)
+        loader = DataLoader(Numbers(64), batch_size=4, num_workers=workers, persistent_workers=workers > 0)
+        data = swarm.shard(loader)
+        before = torch.get_rng_state()
+        seen = [step(model, optimizer, batch) for _ in range(2) for batch in data]
+        assert torch.equal(torch.get_rng_state(), before)  # the script's random numbers are its own
+        return seen
+
+    assert read(0) == read(2)
+
+
+def test_steps_count_what_they_were_given() -> None:
+    swarm = SoloSwarm(SETTINGS)
+    model, optimizer, attachment = start(swarm)
+    data = iter(swarm.shard(DataLoader(Numbers(1000), batch_size=8)))
+    for _ in range(H):  # two batches a step: gradients are accumulated
+        for _ in range(2):
+            model(next(data).reshape(-1, 1)).mean().backward()
+        optimizer.step()
+    assert (attachment.round, attachment.stats["samples_counted"]) == (1, H * 16)
+    next(data)
+    attachment.samples(100)  # tokens, perhaps
+    with pytest.raises(ConfigError, match="a step of 100 samples, of which the shard gave 8"):
+        optimizer.step()
+
+
+def test_what_was_read_and_led_to_no_step_is_read_again() -> None:
+    swarm = SoloSwarm(SETTINGS)
+    model, optimizer, _ = start(swarm)
+    data = swarm.shard(DataLoader(Numbers(100), batch_size=5))
+    lost = next(iter(data)).tolist()
+    assert [batch.tolist() for batch, _ in zip(data, range(1), strict=False)] == [lost]
+    first = [step(model, optimizer, batch) for batch, _ in zip(data, range(4), strict=False)]
+    assert first[0] == lost
+    looked_at = data._order(data._positions(data._next - 5)).tolist()  # zip took one batch more, and dropped it
+    assert next(iter(data)).tolist() == looked_at
+
+
+def test_work_that_was_dropped_is_read_again() -> None:
+    swarm = SoloSwarm(SETTINGS)
+    model, optimizer, attachment = start(swarm)
+    data = iter(swarm.shard(DataLoader(Numbers(100), batch_size=5, num_workers=1)))
+    seen = [step(model, optimizer, next(data)) for _ in range(2 * H - 1)]
+    with torch.no_grad():
+        model.weight.fill_(torch.nan)  # type: ignore[operator]
+    seen.append(step(model, optimizer, next(data)))
+    assert attachment.stats["samples_dropped"] == H * 5
+    assert [step(model, optimizer, next(data)) for _ in range(H)] == seen[H:]
+
+
+@pytest.mark.parametrize("at", [0, H, 2 * H + 1])
+def test_a_resumed_script_goes_on_with_the_very_next_sample(at: int) -> None:
+    swarm = SoloSwarm(SETTINGS)
+    model, optimizer, attachment = start(swarm)
+    data = iter(swarm.shard(DataLoader(Numbers(100), batch_size=5, num_workers=1)))
+    for _ in range(at):
+        step(model, optimizer, next(data))
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict(), attachment.state_dict()))
+    rest = [step(model, optimizer, next(data)) for _ in range(10)]
+    swarm = SoloSwarm(SETTINGS)
+    model, optimizer, attachment = start(swarm)
+    model.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    attachment.load_state_dict(saved[2])
+    data = iter(swarm.shard(DataLoader(Numbers(100), batch_size=5)))
+    assert [step(model, optimizer, next(data)) for _ in range(10)] == rest
+
+
+def test_a_data_set_is_read_a_sample_at_a_time() -> None:
+    swarm = SoloSwarm(SETTINGS)
+    model, optimizer, attachment = start(swarm)
+    assert sorted(joined([step(model, optimizer, sample) for sample in swarm.shard(Numbers(10))])) == list(range(10))
+    assert attachment.stats["samples_counted"] == 9
+
+
+def test_a_lost_node_leaves_the_lease() -> None:
+    table = RoundTable(["me"], SETTINGS)
+    swarm = table.member("me")
+    model, optimizer, _ = start(swarm)
+    data = iter(swarm.shard(DataLoader(Numbers(100), batch_size=5)))
+    seen = [step(model, optimizer, next(data)) for _ in range(H + 1)]
+    table.lose("me")
+    seen += [step(model, optimizer, next(data)) for _ in range(2 * H)]
+    table.find("me")
+    seen += [step(model, optimizer, next(data)) for _ in range(20 - len(seen))]
+    assert sorted(joined(seen)) == list(range(100))
+
+
+@pytest.mark.parametrize(("source", "why"), [
+    (DataLoader(Stream(), batch_size=4), "a stream has no numbered samples"),
+    (Stream(), "a stream has no numbered samples"),
+    (DataLoader(Numbers(4), batch_sampler=BatchSampler(SequentialSampler(Numbers(4)), 2, False)), "a batch sampler of its own"),
+    (DataLoader(Numbers(4), sampler=WeightedRandomSampler([1, 1, 1, 1], 4)), "a sampler of its own, WeightedRandomSampler"),
+    (DataLoader(Numbers(0)), "the data set is empty"),
+])  # fmt: skip
+def test_what_has_no_order_to_give_up_is_refused(source: Any, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        SoloSwarm(SETTINGS).shard(source)
+
+
+def test_a_shard_without_an_attachment_says_what_is_missing() -> None:
+    with pytest.raises(ConfigError, match="nothing is attached"):
+        next(iter(SoloSwarm(SETTINGS).shard(Numbers(4))))
