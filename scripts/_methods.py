@@ -213,6 +213,8 @@ def cell(name: str, seed: int, size: Size) -> dict[str, Any]:
     settings = msgspec.structs.replace(
         RunSettings(sync_every=method.sync_every, rounds=rounds, codec="fp32", outer=SHORT, deadline_s=60.0), **method.settings
     )
+    if method.lost:  # rounds are then of unequal length: what ends the run is that all have made their steps
+        settings = msgspec.structs.replace(settings, rounds=None)
     if settings.method == "gradient_averaging":
         settings = msgspec.structs.replace(settings, target_samples=method.peers * size.batch)
     layout = FlatVector(task.model, settings).layout
