@@ -29,6 +29,7 @@ class Warm:
             stderr=subprocess.DEVNULL, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
         self._up: dict[int, dict[str, Any]] = {}
+        self._unread = ""
 
     def start(self, place: Host | Inner, home: Path, *options: str, **environ: str) -> int:
         """Start ``python -m atoll.node --home HOME OPTIONS`` there; its pid."""
@@ -48,7 +49,11 @@ class Warm:
 
     def _hear(self) -> dict[str, Any]:
         assert self._process.stdout is not None
-        said = json.loads(self._process.stdout.readline() or "{}")
+        while not self._unread.strip():
+            self._unread = self._process.stdout.readline() or "{}"
+        # Many write to one pipe, and a document and the end of its line may be two writes: two documents may share a line.
+        said, end = json.JSONDecoder().raw_decode(self._unread.lstrip())
+        self._unread = self._unread.lstrip()[end:]
         assert "pid" in said or "forked" in said, said  # else the warm process ended, or a node could not listen
         return said
 
