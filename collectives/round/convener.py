@@ -171,7 +171,7 @@ class Convening:
         machine = self.machine
         if not machine.quorum(list(self.promises)):
             return
-        awaited = [who for who in machine.config if who not in self.promises and not machine.actions.suspected(who.peer)]
+        awaited = [who for who in machine.config if who not in self.promises and not machine.silent(who)]
         if machine.merges and awaited and now - self.began_at < machine.timing.detect_s:
             return  # they may be on a branch
         accepted = [p.accepted for p in self.promises.values() if p.accepted]
@@ -197,7 +197,7 @@ class Convening:
         if self.ballot > 0 and machine.open.reduced:
             return self._propose_reduced(now, *machine.open.reduced)  # an earlier plan's bytes are all here: as honest as new ones
         ready = machine.open.ready
-        awaited = [member for member in machine.config if member not in ready and not machine.actions.suspected(member.peer)]
+        awaited = [member for member in machine.config if member not in ready and not machine.silent(member)]
         offers = machine.open.offers(machine.config)
         if not offers:
             if self._wants_entry(now):  # nobody waits for a round to be let in or out, or to learn the end of what was lost
@@ -234,7 +234,7 @@ class Convening:
         assert plan is not None
         if machine.open.reduced and machine.open.reduced[0] == plan:
             return
-        dead = {c.cid for c in plan.contributors if machine.actions.suspected(c.member.peer)}
+        dead = {c.cid for c in plan.contributors if machine.silent(c.member)}
         own = {machine.contribution[0]} if machine.contribution else set[bytes]()
         refused = {c.cid for c in plan.contributors if c.member == machine.me} - own  # it held NaN, say: it will never come
         gone = {cid for cids in held_up_by(plan, self.trees, self.missing).values() for cid in cids} & dead
@@ -300,7 +300,7 @@ class Convening:
     def _worth_voting(self) -> bool:
         """Where branches may be adopted, nothing new is proposed without a quorum in sight: a vote of a few would stand in their way."""
         machine = self.machine
-        alive = [who for who in machine.config if who == machine.me or not machine.actions.suspected(who.peer)]
+        alive = [who for who in machine.config if who == machine.me or not machine.silent(who)]
         return not machine.merges or machine.quorum(alive)
 
     def _consider_proposal(self, now: float) -> None:
@@ -358,10 +358,10 @@ class Convening:
         machine = self.machine
         leaving = {who for who, ready in machine.open.ready.items() if ready.leave} | machine.removed
         staying = [member for member in machine.config if member not in leaving] or self._last_one()
-        organiser_stays = any(member.peer == machine.organiser and not machine.actions.suspected(member.peer) for member in staying)
+        organiser_stays = any(member.peer == machine.organiser and not machine.silent(member) for member in staying)
         floor = 1 if organiser_stays else 3
         for member in list(staying):
-            silent = member not in contributing and member != machine.me and machine.actions.suspected(member.peer)
+            silent = member not in contributing and member != machine.me and machine.silent(member)
             if silent and len(staying) > floor:
                 staying.remove(member)
         room = max(1, len(staying) - 1)

@@ -47,6 +47,7 @@ class RoundMachine:
         self.unsettled = False  # a script waits for the open round, whatever it decides: so ends what an earlier life offered
         self.stateless = False  # the entries are known but the state is still being fetched: nothing can be applied or voted on
         self.joiners: dict[Member, tuple[int, float]] = {}
+        self._lives: dict[PeerId, int] = {}  # the newest incarnation that a peer was heard under
         self.ahead: list[Certified] = []  # verified entries beyond the open round
         self.round_s: float | None = None  # how long the last round took
         self.bulk_s = 0.0  # how long the last reduction took
@@ -75,6 +76,10 @@ class RoundMachine:
     def is_member(self) -> bool:
         """Whether this member, in this incarnation, is an acceptor of the open round."""
         return self.me in self.config and self.me not in self.removed
+
+    def silent(self, member: Member) -> bool:
+        """Whether a member will not answer: its peer is suspected, or it lost its journal and lives on as another member."""
+        return self._lives.get(member.peer, 0) > member.incarnation or self.actions.suspected(member.peer)
 
     @property
     def frontier(self) -> list[Certified]:
@@ -135,6 +140,8 @@ class RoundMachine:
     def on_message(self, now: float, peer: PeerId, incarnation: int, round_: int, body: m.Body) -> None:
         """A control message of this log. Raises RemoteProtocolError when it breaks a rule."""
         who = Member(peer, incarnation)
+        if incarnation > self._lives.get(peer, 0) and len(self._lives) < MAX_JOINERS:
+            self._lives[peer] = incarnation
         if self.sealing.shuns(who):
             return self.catching.answer(now, peer, round_) if round_ < self.round else None
         if isinstance(body, m.Catch):
@@ -408,6 +415,7 @@ class RoundMachine:
         self.ballot = max(0, self.journal.promised)
         self.convening, self.sealing = Convening(self), Sealing(self)
         self.joiners = {who: seen for who, seen in self.joiners.items() if self.near(seen[0])}
+        self._lives = {member.peer: self._lives[member.peer] for member in self.config if member.peer in self._lives}
         close_round(self)
 
     @property
@@ -426,7 +434,7 @@ class RoundMachine:
             patience += 2 * self.bulk_s + stuck_s(self) - self.timing.revise_s
         elif self.ballot == 0:
             patience += self.timing.grace(self.round_s)
-        suspected = self.convener_of(self.ballot) != self.me and self.actions.suspected(self.convener_of(self.ballot).peer)
+        suspected = self.convener_of(self.ballot) != self.me and self.silent(self.convener_of(self.ballot))
         if now - self.open.progress_at <= patience and not suspected:
             return
         self.next_ballot(now)
@@ -436,7 +444,7 @@ class RoundMachine:
         self.ballot = max(self.ballot, self.journal.promised) + 1
         for _ in self.config:
             owner = self.convener_of(self.ballot)
-            if owner == self.me or not self.actions.suspected(owner.peer):
+            if owner == self.me or not self.silent(owner):
                 break
             self.ballot += 1
         self.open.progress_at = now
