@@ -300,7 +300,7 @@ class Convening:
     def _worth_voting(self) -> bool:
         """Where branches may be adopted, nothing new is proposed without a quorum in sight: a vote of a few would stand in their way."""
         machine = self.machine
-        alive = [who for who in machine.config if who == machine.me or not machine.silent(who)]
+        alive = [who for who in machine.config if machine.heard(who)]
         return not machine.merges or machine.quorum(alive)
 
     def _consider_proposal(self, now: float) -> None:
@@ -358,7 +358,7 @@ class Convening:
         machine = self.machine
         leaving = {who for who, ready in machine.open.ready.items() if ready.leave} | machine.removed
         staying = [member for member in machine.config if member not in leaving] or self._last_one()
-        organiser_stays = any(member.peer == machine.organiser and not machine.silent(member) for member in staying)
+        organiser_stays = any(member.peer == machine.organiser and machine.heard(member) for member in staying)
         floor = 1 if organiser_stays else 3
         for member in list(staying):
             silent = member not in contributing and member != machine.me and machine.silent(member)

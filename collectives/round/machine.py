@@ -47,7 +47,7 @@ class RoundMachine:
         self.unsettled = False  # a script waits for the open round, whatever it decides: so ends what an earlier life offered
         self.stateless = False  # the entries are known but the state is still being fetched: nothing can be applied or voted on
         self.joiners: dict[Member, tuple[int, float]] = {}
-        self._lives: dict[PeerId, int] = {}  # the newest incarnation that a peer was heard under
+        self._spoke: dict[PeerId, int] = {}  # the newest incarnation that a peer was heard under since it was suspected
         self.ahead: list[Certified] = []  # verified entries beyond the open round
         self.round_s: float | None = None  # how long the last round took
         self.bulk_s = 0.0  # how long the last reduction took
@@ -79,7 +79,11 @@ class RoundMachine:
 
     def silent(self, member: Member) -> bool:
         """Whether a member will not answer: its peer is suspected, or it lost its journal and lives on as another member."""
-        return self._lives.get(member.peer, 0) > member.incarnation or self.actions.suspected(member.peer)
+        return self._spoke.get(member.peer, 0) > member.incarnation or self.actions.suspected(member.peer)
+
+    def heard(self, member: Member) -> bool:
+        """Whether it spoke as this member: a sign of life of its peer's is none of one that lost its journal."""
+        return member == self.me or (self._spoke.get(member.peer) == member.incarnation and not self.actions.suspected(member.peer))
 
     @property
     def frontier(self) -> list[Certified]:
@@ -140,8 +144,8 @@ class RoundMachine:
     def on_message(self, now: float, peer: PeerId, incarnation: int, round_: int, body: m.Body) -> None:
         """A control message of this log. Raises RemoteProtocolError when it breaks a rule."""
         who = Member(peer, incarnation)
-        if incarnation > self._lives.get(peer, 0) and len(self._lives) < MAX_JOINERS:
-            self._lives[peer] = incarnation
+        if round_ > 0 and incarnation > self._spoke.get(peer, -1) and len(self._spoke) < MAX_JOINERS:  # of round 0 asks who has no log
+            self._spoke[peer] = incarnation
         if self.sealing.shuns(who):
             return self.catching.answer(now, peer, round_) if round_ < self.round else None
         if isinstance(body, m.Catch):
@@ -247,7 +251,8 @@ class RoundMachine:
 
     def tick(self, now: float) -> None:
         """Call about every ``timing.pull_s`` seconds."""
-        opened = self.open
+        opened, known = self.open, {member.peer for member in self.config}
+        self._spoke = {who: life for who, life in self._spoke.items() if who in known and not self.actions.suspected(who)}
         if opened.decided and not opened.applying:
             self._try_apply(now)
         if opened.applying:
@@ -415,7 +420,6 @@ class RoundMachine:
         self.ballot = max(0, self.journal.promised)
         self.convening, self.sealing = Convening(self), Sealing(self)
         self.joiners = {who: seen for who, seen in self.joiners.items() if self.near(seen[0])}
-        self._lives = {member.peer: self._lives[member.peer] for member in self.config if member.peer in self._lives}
         close_round(self)
 
     @property
