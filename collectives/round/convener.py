@@ -248,7 +248,8 @@ class Convening:
         machine = self.machine
         self.lost |= dead
         if late and self._blame(now, plan):  # else what is missing of the living is on its way
-            return machine.next_ballot(now)
+            mine = machine.contribution[0] if machine.contribution else b""
+            return machine.next_ballot(now, aside=mine in self.lost)
         keep = [c for c in machine.open.offers(machine.config) if c.cid not in self.lost]
         if not keep or self.revision - self.before > len(machine.config) + 2 or self.stalls > len(machine.config):
             return machine.next_ballot(now)
@@ -264,7 +265,8 @@ class Convening:
         """Leave out who holds up the others, though it lives. True when that is us: most have what they need, and it does not come here.
 
         An owner that misses most contributions is slow itself: it is replaced, and the contributions stay. Where all are behind alike,
-        nobody is to blame. A contribution that has not come is left out, and its member owns nothing any more.
+        nobody is to blame. A contribution that has not come is left out, and its member owns nothing any more; where it is ours, the next
+        ballot is planned without it.
         """
         machine, me = self.machine, self.machine.me.peer
         owners = {part.owner for part in plan.parts}
@@ -288,6 +290,8 @@ class Convening:
         late = {cid for owner, cids in behind.items() if owner not in short for cid in cids}
         self.lost |= late
         self.slow |= short | silent | {c.member.peer for c in plan.contributors if c.cid in late}
+        if machine.contribution and machine.contribution[0] in late:
+            return True  # nor would the results come here
         if not owners - self.slow:
             self.lost |= {c.cid for c in plan.contributors if c.member.peer in silent}
         return False

@@ -443,8 +443,8 @@ class RoundMachine:
             return
         self.next_ballot(now)
 
-    def next_ballot(self, now: float) -> None:
-        """Move on to the next ballot whose owner is not suspected."""
+    def next_ballot(self, now: float, *, aside: bool = False) -> None:
+        """Move on to the next ballot whose owner is not suspected. ``aside``: the own contribution is not offered in it."""
         self.ballot = max(self.ballot, self.journal.promised) + 1
         for _ in self.config:
             owner = self.convener_of(self.ballot)
@@ -456,6 +456,7 @@ class RoundMachine:
             self.convening.begin(now, self.ballot)
         else:
             self.convening.stop()
+            self.open.aside = self.ballot if aside else -1
             send_ready(self)
 
     def _progress(self, now: float) -> None:
