@@ -67,6 +67,7 @@ class Shard:
         self._checked = True  # since then: whether what was drawn is still this member's
         self._pass = 0
         self._displaced = 0
+        self._lost = 0  # of what this member has begun: displaced already
         self._loader = _reordered(loader, self)
         ranks = getattr(swarm, "ranks", None)
         self._rank, self._ranks = (ranks.rank, ranks.size) if ranks is not None else (0, 1)
@@ -150,9 +151,11 @@ class Shard:
                 mine.take(counts[at])
                 ahead = mine.take(begun_then)
             self._leases.decided(tally)
-            if begun_then and ahead != self._leases.stream(self._me).take(begun_then):
-                self._displaced += begun_then
-                logger.warning("%d samples that were read here are others' to read, too: this member was away too long", begun_then)
+            self._lost = min(max(0, self._lost - counts[at]), begun_then)
+            if self._lost < begun_then and ahead != self._leases.stream(self._me).take(begun_then):
+                lost, self._lost = begun_then - self._lost, begun_then
+                self._displaced += lost
+                logger.warning("%d samples that were read here are others' to read, too: this member was away too long", lost)
             if tally.shares:
                 ledger.uncertified = 0
 

@@ -122,7 +122,10 @@ for threads in (1, 2, 4):
 def test_bits_do_not_depend_on_instruction_set_or_threads() -> None:
     children = [
         subprocess.Popen(
-            [sys.executable, "-c", PROBE], env={**os.environ, "ATEN_CPU_CAPABILITY": capability}, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", PROBE],
+            env={**os.environ, "ATEN_CPU_CAPABILITY": capability, "OMP_WAIT_POLICY": "passive"},
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for capability in ("default", "avx2", "avx512")
     ]
