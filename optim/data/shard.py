@@ -124,7 +124,7 @@ class Shard:
         round_, begun = attachment.begun
         self._turn, self._checked = ledger.turns, False
         try:
-            self._learn(list(self._news(round_)), begun, ledger)
+            self._learn(list(self._news(round_)), 0 if attachment.done else begun, ledger)  # after the end it will be in no round
         except SwarmClosedError:
             pass  # the lease holds until there is a node again
         begun += ledger.uncertified
