@@ -152,11 +152,12 @@ class Peer:
 
 
 class Peers:
-    """A swarm of real peers; a context manager. With ``hosts``, one a peer, each has a network of its own. ``sites``: their labels."""
+    """A swarm of real peers; a context manager. With ``hosts``, one a peer, each has a network of its own. ``sites``: their labels.
+    ``ready_s``: how long a peer may take to start."""
 
     def __init__(
         self, folder: Path, count: int, numel: int, script: Path = PEER_SCRIPT, *, hosts: Sequence[Host] = (), manifest: str = MANIFEST,
-        sites: Sequence[str] = (),
+        sites: Sequence[str] = (), ready_s: float = 60.0,
     ) -> None:  # fmt: skip
         self.numel = numel
         on: list[Host | None] = [*hosts] or [None] * count
@@ -171,11 +172,11 @@ class Peers:
         self.invite = str(make_invite(signed.run_id, [address], identity, now_s=time.time()))
         self.all = [Peer("p0", home, signed.run_id, numel, port, script, on[0], at[0])]
         try:
-            self.all[0].expect("ready")
+            self.all[0].expect("ready", ready_s)
             for index in range(1, count):
                 self.all.append(Peer(f"p{index}", folder / f"p{index}", self.invite, numel, script=script, host=on[index], site=at[index]))
             for peer in self.all[1:]:
-                peer.expect("ready")
+                peer.expect("ready", ready_s)
         except BaseException:
             self.end()
             raise
