@@ -20,7 +20,7 @@ from ..collectives.group import MAX_PEER_ID, TopologyKind
 from ..collectives.identifiers import PeerId, RunId
 from ..collectives.layout import MAX_FRAGMENTS
 from ..collectives.swarm import OuterSettings, RunSettings
-from .manifest_checks import check_exchange, check_fragments, check_train
+from .manifest_checks import check_exchange, check_fragments, check_schedule, check_train
 from .manifest_form import canonical, stands_for
 from .manifest_gpt import gpt_config
 from .manifest_presets import take_wish, with_preset
@@ -350,6 +350,7 @@ def _check(manifest: Manifest, name: str) -> None:
     check_train(manifest.train, manifest.no_quorum, name)
     if model.entry == "builtin:gpt":
         gpt_config(model, name)
+        check_schedule(manifest.train, name)
     if len(manifest.encode()) > MAX_MANIFEST_BYTES:
         raise ConfigError(f"{name} is longer than {MAX_MANIFEST_BYTES} bytes")
 

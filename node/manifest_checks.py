@@ -79,6 +79,17 @@ def check_share(train: TrainTable, name: str) -> None:
         )
 
 
+def check_schedule(train: TrainTable, name: str) -> None:
+    """What the built-in recipe's learning rate can follow."""
+    if train.share is not None and train.inner.steps is not None and train.inner.samples is None:
+        raise ConfigError(
+            f"{name}: $.train.share with a learning rate that goes by steps",
+            key="$.train.inner.samples",
+            why="How many steps a round has is planned again, so rounds do not tell how far the run is.",
+            hint="samples = 100000, of all members together, under [train.inner]",
+        )
+
+
 def check_exchange(exchange: ExchangeTable, name: str) -> None:
     """Settings of `[exchange]` that mean something only together."""
     codecs = {exchange.codec, *exchange.codecs.values()}

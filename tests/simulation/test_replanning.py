@@ -16,7 +16,7 @@ from atoll.optim import Attachment, attach
 from atoll.optim.model.flat import FlatVector
 from atoll.optim.planning import again
 
-ROUNDS = 12
+ROUNDS = 8
 BASE = RunSettings(sync_every=4, share=0.75, max_steps=40, rounds=ROUNDS, codec="fp32", outer=OuterSettings(lr=0.7, momentum=0.5))
 
 
@@ -47,12 +47,12 @@ def train(member: LocalMember) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("overlap", ["none", "late"])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 20))])
 def test_all_have_one_plan_a_round_under_churn(seed: int, overlap: str) -> None:
     far = 4 if overlap == "late" else 1
     settings = msgspec.structs.replace(BASE, overlap=overlap, delay=2 if overlap == "late" and seed % 2 else None)
     swarm = LocalSwarm(4, settings=settings, latency_s=far * (0.05 + 0.05 * (seed % 3)), seed=seed)
-    swarm.join_at(3, 3.0 + seed).crash_at(1 + seed % 2, 5.0 + 2 * seed, back_after_s=1.0)
+    swarm.join_at(3, 3.0 + seed % 6).crash_at(1 + seed % 2, 5.0 + 1.5 * (seed % 7), back_after_s=1.0)
     results = swarm.run(train)
     said = max((result["said"] for result in results), key=len)
     plans: dict[int, set[tuple[int, float]]] = {}

@@ -43,7 +43,7 @@ def test_what_was_counted_and_what_is_carried_are_all_that_was_contributed(codec
 
 
 def test_there_is_one_vector_of_residuals_and_an_interrupted_settling_is_made_again() -> None:
-    feedback, contribution, place = Feedback(LAYOUT, RunSettings(codec="int4", feedback=True)), delta(0)
+    feedback, contribution = Feedback(LAYOUT, RunSettings(codec="int4", feedback=True)), delta(0)
     place = feedback.residual.data_ptr()
     feedback.add_to(contribution)
     lost = delta(0)

@@ -82,6 +82,13 @@ def test_a_member_measures_medians_and_one_liar_of_five_moves_nothing() -> None:
 HEAD = 'schema = 1\nname = "p"\n[model]\nentry = "local:p"\n'
 
 
+def test_the_built_in_recipe_then_goes_by_samples() -> None:
+    text = 'schema = 1\nname = "p"\n[train]\nsync_every = 20\nshare = 0.95\n'
+    with pytest.raises(ConfigError, match="goes by steps"):
+        parse_manifest(text)
+    assert parse_manifest(text + "[train.inner]\nsamples = 9000\n").train.share == 0.95
+
+
 def test_the_manifest_says_it() -> None:
     found = parse_manifest(HEAD + "[train]\nsync_every = 20\nshare = 0.95\nmax_steps = 80\n").settings()
     assert (found.share, found.max_steps) == (0.95, 80)
