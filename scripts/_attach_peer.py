@@ -15,14 +15,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
-import threading
-from pathlib import Path
 from typing import Any
 
 import torch
 from _attach_model import Trainer, in_turns
+from _spin import Loop
 
 from atoll.node import join
 from atoll.node.lifecycle import read_node_file
@@ -35,40 +33,6 @@ SETTLED = 10  # steps after which the allocator has taken what a model's own tra
 def say(event: str, **fields: Any) -> None:
     """One answer."""
     print(json.dumps({"event": event, **fields}), flush=True)
-
-
-def spin(ends: threading.Event) -> None:
-    """Python work until told to end."""
-    value = 1
-    while not ends.is_set():
-        for _ in range(500):
-            value = (value * 69_069 + 1) % 4_294_967_296
-
-
-class Loop:
-    """A busy neighbour."""
-
-    def __init__(self) -> None:
-        self._ends = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def run(self, where: str) -> None:
-        """Run it in this process ("script"), in one of its own ("other") or no longer ("")."""
-        self._ends.set()
-        if self._thread is not None:
-            self._thread.join()
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-        self._thread = self._process = None
-        self._ends = threading.Event()
-        if where == "script":
-            self._thread = threading.Thread(target=spin, args=(self._ends,), daemon=True)
-            self._thread.start()
-        elif where == "other":
-            code = "import threading, _attach_peer; _attach_peer.spin(threading.Event())"
-            self._process = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parent)
 
 
 def main() -> None:
