@@ -3,7 +3,7 @@
 
 Commands and answers are JSON lines; each command is answered with an event of its name when it is done.
 
-    {"do": "make"}                    the model and its optimizer, the first time, and some steps
+    {"do": "make"}                    the model and its optimizer, the first time, and some steps  →  memory after each
     {"do": "attach"}                  the model joins the run
     {"do": "rounds", "count": 5}      so many rounds, a step before each  →  how many counted everybody, and how long these took to be decided
     {"do": "time", "pairs": 200}      steps of another such model, plain, and of the attached one, in turns  →  seconds of each, wall and CPU
@@ -19,7 +19,7 @@ import sys
 from typing import Any
 
 import torch
-from _attach_model import Trainer, in_turns
+from _attach_model import Trainer, in_turns, pss
 from _spin import Loop
 
 from atoll.node import join
@@ -47,9 +47,11 @@ def main() -> None:
         told = json.loads(line)
         if told["do"] == "make":
             trainer = trainer or Trainer(numel)
+            looks = list[int]()
             for _ in range(SETTLED):
                 trainer.step()
-            say("make", numel=trainer.numel)
+                looks.append(pss("self"))
+            say("make", numel=trainer.numel, pss=looks)
         elif told["do"] == "attach" and trainer is not None:
             attachment = attach(trainer.model, trainer.optimizer, swarm)
             say("attach")

@@ -8,7 +8,8 @@ and the attached one in turns, between rounds.
 
 step_ratio              median seconds of an attached step over those of a plain one; cpu_ratio: the same of the script's CPU seconds
 node_cpu_share          CPU seconds that the node took a second meanwhile
-bytes_per_param         script and node, median through steps between rounds, beyond that of plain steps; most_: the most through rounds, beyond
+bytes_per_param         script and node between rounds, beyond the script after plain steps (the least of some looks after a step each: of what
+                        steps give back the allocator keeps more or less, as it happens); most_: the most through rounds, beyond
                         the most that the script had through plain steps
 script_bytes_per_param  of it in the script (what it shares with its node is halved)
 cpu_ratio_to_hivemind   cpu_ratio over that of hivemind.Optimizer between averagings, with local updates (`hivemind`: by default, too)
@@ -29,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import _hivemind
+from _attach_model import pss
 from _bench import CANNOT, ROOT, FailedError, emit, progress
 from _kits import Peer, Peers
 
@@ -53,41 +55,19 @@ feedback = {feedback}
 """
 
 
-def pss(pid: int) -> int:
-    """Proportional set size of a process, bytes."""
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) * 1024
-    raise FailedError(f"/proc/{pid}/smaps_rollup has no Pss")
-
-
 class Sampler:
-    """What a script and its node have while it runs, the most and the median; a context manager."""
+    """The most that a script and its node have while it runs; a context manager."""
 
     def __init__(self, script: int, node: int) -> None:
         self._pids = script, node
-        self._both, self._script = list[int](), list[int]()
+        self.most = self.most_script = 0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._sample)
 
     def _sample(self) -> None:
         while not self._over.wait(SAMPLE_S):
-            self._look()
-
-    def _look(self) -> None:
-        script, node = (pss(pid) for pid in self._pids)
-        self._both.append(script + node)
-        self._script.append(script)
-
-    @property
-    def most(self) -> tuple[int, int]:
-        """Script and node together, and the script alone."""
-        return max(self._both), max(self._script)
-
-    @property
-    def median(self) -> tuple[int, int]:
-        """The same. The allocator keeps more or less of what a step gives back, as it happens: one look would not do."""
-        return round(statistics.median(self._both)), round(statistics.median(self._script))
+            script, node = (pss(pid) for pid in self._pids)
+            self.most, self.most_script = max(self.most, script + node), max(self.most_script, script)
 
     def __enter__(self) -> Sampler:
         self._thread.start()
@@ -96,7 +76,6 @@ class Sampler:
     def __exit__(self, *exc: object) -> None:
         self._over.set()
         self._thread.join()
-        self._look()
 
 
 def ask(among: list[Peer], do: str, **fields: Any) -> list[dict[str, Any]]:
@@ -115,21 +94,17 @@ def measure(options: argparse.Namespace, folder: Path, numel: int, *, timed: boo
         joined = pss(script)
         made = ask(swarm.all, "make")[0]["numel"]
         with Sampler(script, node) as plain:
-            ask(swarm.all, "make")
-        own = plain.median[1]
+            own = min(ask(swarm.all, "make")[0]["pss"])
         ask(swarm.all, "attach")
         ask(swarm.all, "rounds", count=options.rounds, peers=2)
         time.sleep(SERVED_S)
         with Sampler(script, node) as seen:
             whole = ask(swarm.all, "rounds", count=options.rounds, peers=2)[0]["whole"]
         time.sleep(1.0)  # what a round leaves to tidy up
-        with Sampler(script, node) as between:
-            ask(swarm.all, "make")
-        most, most_script = (value - plain.most[1] for value in seen.most)
-        resting, resting_script = (value - own for value in between.median)
+        resting = min(ask(swarm.all, "make")[0]["pss"]) - own
         found: dict[str, Any] = {
-            "numel": made, "own": own - joined, "most": most, "most_script": most_script,
-            "resting": resting, "resting_script": resting_script, "whole_rounds": whole,
+            "numel": made, "own": own - joined, "most": seen.most - plain.most_script, "most_script": seen.most_script - plain.most_script,
+            "resting": resting + pss(node), "resting_script": resting, "whole_rounds": whole,
         }  # fmt: skip
         if timed:
             began, cpu = time.monotonic(), cpu_s(node)
