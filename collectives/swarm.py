@@ -59,7 +59,7 @@ class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     local_after: int = 0  # rounds of one inner step before those of sync_every (post-local SGD)
     overlap: Literal["none", "late", "eager"] = "none"  # what is trained on while a round is under way (`optim.rounds.replica`)
     delay: int | None = None  # inner steps from a contribution to its result, with overlap; None: to the end of the next round
-    mixing: float | None = None  # share of live parameters kept when a result is adopted, with overlap; None: all own progress
+    mixing: float | None = None  # share of live parameters kept on an anchor without all of one's own progress; None: all of that
     feedback: bool = False  # carry what the codec loses into the next contribution; those of a bit or two a value always do
     feedback_kept: float = 1.0  # share of that which is still carried a round later (SparseLoCo's β)
     outer: OuterSettings = OuterSettings()
