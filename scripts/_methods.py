@@ -40,11 +40,12 @@ class Size:
     steps: int
     synchronous: int  # the first steps, in all arms
     lr: float
+    points: int = 0  # of the curve of held-out loss
 
 
 SIZES = {
     "42k": Size(GptConfig(width=32, layers=2, heads=2, context=32), 4, 400, 100, 8e-3),
-    "1m": Size(GptConfig(width=144, layers=4, heads=4, context=64), 8, 400, 100, 2e-3),
+    "1m": Size(GptConfig(width=144, layers=4, heads=4, context=64), 4, 400, 100, 2e-3, 10),
 }
 
 
@@ -153,6 +154,11 @@ class Task:
         optimizer.load_state_dict(copy.deepcopy(self.optimizer.state_dict()))
         return model, optimizer, torch.Generator().set_state(self.streams[index].get_state())
 
+    def look(self, step: int) -> bool:
+        """Whether the curve has a point after this step."""
+        size = self.size
+        return size.points > 0 and (step + 1 - size.synchronous) % ((size.steps - size.synchronous) // size.points) == 0
+
     @torch.no_grad()
     def evaluate(self, model: GPT) -> float:
         """Mean loss in nats a byte over all held-out text, in windows one after another."""
@@ -167,10 +173,13 @@ def alone(task: Task, workers: int) -> dict[str, Any]:
     """Synchronous training on the batches of so many workers, in one process: what all arms are measured against."""
     model, optimizer, _ = task.worker(0)
     streams = [torch.Generator().set_state(stream.get_state()) for stream in task.streams[:workers]]
+    curve = list[tuple[int, float]]()
     for step in range(task.size.synchronous, task.size.steps):
         task.step(model, optimizer, streams, step)
+        if task.look(step):
+            curve.append((step + 1, task.evaluate(model)))
     k, fp32 = task.peers, 4.0
-    return {"loss": task.evaluate(model), "bytes_per_param_step": 2 * (k - 1) / k * fp32 if workers > 1 else 0.0, "waiting_share": None}
+    return {"loss": task.evaluate(model), "curve": curve, "bytes_per_param_step": 2 * (k - 1) / k * fp32 if workers > 1 else 0.0, "waiting_share": None}
 
 
 def large_batch(task: Task) -> dict[str, Any]:
@@ -244,6 +253,7 @@ def cell(name: str, seed: int, size: Size) -> dict[str, Any]:
     share = max(part.numel for part in cut(layout, settings.fragments)) / layout.numel
     return {
         "loss": first["loss"],
+        "curve": first["curve"],
         "bytes_per_param_step": sent / layout.numel / steps,
         "payload_per_param_step": payload / 4 * round_bytes_per_value(settings.codec) / layout.numel / method.sync_every,
         "peak_ratio": share * round_bytes_per_value(settings.codec) / 4,
@@ -266,7 +276,7 @@ def worker(member: LocalMember, task: Task, method: Method, settings: RunSetting
     else:
         kind = LocalSGD if settings.method == "local_sgd" else DiLoCo
         optimizer = kind(model.parameters(), inner, swarm=swarm, model=model, clock=member.clock)
-    attachment, started, sent = optimizer.attachment, member.clock(), member.traffic()[0]
+    attachment, started, sent, curve = optimizer.attachment, member.clock(), member.traffic()[0], list[tuple[int, float]]()
     for step in range(task.size.synchronous, task.size.steps):
         attachment.samples(task.size.batch)
         if isinstance(optimizer, GradientAveraging):
@@ -276,6 +286,9 @@ def worker(member: LocalMember, task: Task, method: Method, settings: RunSetting
             optimizer.step()
         else:
             task.step(model, optimizer, [stream], step)
+        if member.index == 0 and task.look(step):
+            with attachment.evaluate_anchor():
+                curve.append((step + 1, task.evaluate(model)))
     seconds = member.clock() - started
     tries = 0
     while not attachment.done and tries < 50:
@@ -287,7 +300,7 @@ def worker(member: LocalMember, task: Task, method: Method, settings: RunSetting
         digest = view.digest or _digest(view)
     stats = attachment.stats
     return {
-        "loss": loss, "digest": digest, "sent": member.traffic()[0] - sent, "waited": stats["waiting_s"], "seconds": seconds,
+        "loss": loss, "curve": curve, "digest": digest, "sent": member.traffic()[0] - sent, "waited": stats["waiting_s"], "seconds": seconds,
         "counted": stats["counted"],
     }  # fmt: skip
 
