@@ -179,7 +179,12 @@ def alone(task: Task, workers: int) -> dict[str, Any]:
         if task.look(step):
             curve.append((step + 1, task.evaluate(model)))
     k, fp32 = task.peers, 4.0
-    return {"loss": task.evaluate(model), "curve": curve, "bytes_per_param_step": 2 * (k - 1) / k * fp32 if workers > 1 else 0.0, "waiting_share": None}
+    return {
+        "loss": task.evaluate(model),
+        "curve": curve,
+        "bytes_per_param_step": 2 * (k - 1) / k * fp32 if workers > 1 else 0.0,
+        "waiting_share": None,
+    }
 
 
 def large_batch(task: Task) -> dict[str, Any]:

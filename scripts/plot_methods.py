@@ -47,7 +47,9 @@ def picture(rows: Sequence[dict[str, Any]]) -> str:
         parts.append(f'<text x="{LEFT - 8}" y="{y + 4}" text-anchor="end">{y0 + (y1 - y0) * part / 4:.2f}</text>')
         parts.append(f'<text x="{x}" y="{bottom + 18}" text-anchor="middle">{x0 + (x1 - x0) * part / 4:.0f}</text>')
     parts.append(f'<text x="{(LEFT + right) / 2}" y="{HEIGHT - 8}" text-anchor="middle">inner steps of each worker</text>')
-    parts.append(f'<text x="14" y="{(TOP + bottom) / 2}" text-anchor="middle" transform="rotate(-90 14 {(TOP + bottom) / 2})">nats a byte</text>')
+    parts.append(
+        f'<text x="14" y="{(TOP + bottom) / 2}" text-anchor="middle" transform="rotate(-90 14 {(TOP + bottom) / 2})">nats a byte</text>'
+    )
     for number, row in enumerate(sorted(rows, key=lambda row: -row["loss"])):
         colour, text = COLOURS[number % len(COLOURS)], f"{row['method']} {row['loss']:.3f}"
         line = " ".join(f"{x},{y}" for x, y in map(place, row["curve"]))
