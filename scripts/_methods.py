@@ -29,6 +29,7 @@ SHORT = PRESETS["short"]
 STEP_S = 0.1  # virtual; links are then faster than what a node needs to take part (`collectives/round/patience.py`)
 LATENCY_S = 0.005
 TRANSFER_SHARE = 0.3  # of a round's compute: how long an exchange in fp32 takes on the simulated links
+DELAY = 3  # inner steps of the ten of a round, in which such an exchange is over; with `…_round` a result is a whole round late
 
 
 @dataclass(frozen=True)
@@ -79,10 +80,12 @@ METHODS = {
     "local_sgd": Method({"method": "local_sgd"}),
     "streaming": Method({"fragments": 2}, reference="diloco"),
     "streaming_late": Method({"fragments": 2, "overlap": "late", "delay": 2, "mixing": 0.5, "codec": "int4"}),
-    "late": Method({"overlap": "late", "outer": PRESETS["short-late"]}),
-    "late_delay": Method({"overlap": "late", "delay": 3, "outer": PRESETS["short-delay"]}),
-    "co2": Method({"overlap": "late", "outer": PRESETS["co2"]}),
-    "eager": Method({"overlap": "eager", "outer": PRESETS["short-eager"]}),
+    "late": Method({"overlap": "late", "delay": DELAY, "outer": PRESETS["short-delay"]}),
+    "late_round": Method({"overlap": "late", "outer": PRESETS["short-late"]}),
+    "co2": Method({"overlap": "late", "delay": DELAY, "outer": PRESETS["co2"]}),
+    "co2_round": Method({"overlap": "late", "outer": PRESETS["co2"]}),
+    "eager": Method({"overlap": "eager", "delay": DELAY, "outer": PRESETS["short-eager-delay"]}),
+    "eager_round": Method({"overlap": "eager", "outer": PRESETS["short-eager"]}),
     "large_batch": Method(),
     "gradient_averaging": Method(
         {"method": "gradient_averaging", "sync_every": None, "outer": OuterSettings("adamw", 2e-3, 0.9, 0.99, 1e-8, 0.1)},
