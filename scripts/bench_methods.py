@@ -111,7 +111,12 @@ def main() -> None:
         progress(f"{number}/{len(cells)} {name}, seed {seed}: {row['loss']:.4f} {ratio} ({row['cpu_s']} CPU s)")
     chosen = {key: rows[key] for key in cells}
     settings = {"methods": sorted({name for name, _ in cells}), "seeds": sorted({seed for _, seed in cells}), "params": given.params}
-    emit("bench_methods", settings, list(chosen.values()), table=table(chosen))
+    result = table(chosen)
+    for name, row in result.items():
+        progress(
+            f"{name:24} {row['seeds']} seeds  {row['loss']:.4f}  {row['loss_ratio'] or 1:.4f} of ddp  {row['ratio_to_reference'] or 1:.4f} of {row['reference']}"
+        )
+    emit("bench_methods", settings, list(chosen.values()), table=result)
 
 
 if __name__ == "__main__":
