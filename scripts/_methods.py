@@ -84,7 +84,7 @@ METHODS = {
     "late_round": Method({"overlap": "late", "outer": PRESETS["short-late"]}),
     "co2": Method({"overlap": "late", "delay": DELAY, "outer": PRESETS["co2"]}),
     "co2_round": Method({"overlap": "late", "outer": PRESETS["co2"]}),
-    "eager": Method({"overlap": "eager", "delay": DELAY, "outer": PRESETS["short-eager-delay"]}),
+    "eager": Method({"overlap": "eager", "delay": DELAY, "outer": PRESETS["short-delay"]}),
     "eager_round": Method({"overlap": "eager", "outer": PRESETS["short-eager"]}),
     "large_batch": Method(),
     "gradient_averaging": Method(

@@ -55,16 +55,12 @@ PRESETS = (
         source="few rounds: best of the values tried with 2, 4 and 8 peers, H = 10 to 50, 6 to 30 rounds",
     ),
     Preset(
-        "short-delay", OuterSettings("nesterov", 0.9, 0.6), short=True, overlap=("late",), part=True,
+        "short-delay", OuterSettings("nesterov", 0.9, 0.6), short=True, overlap=("late", "eager"), part=True,
         source="few rounds, results adopted before half the next is over: as without overlap, tried with 4 peers, H = 10, delay = 3",
     ),
     Preset(
         "short-late", OuterSettings("nesterov", 1.0, 0.4), short=True, overlap=("late",),
         source="few rounds, results a whole round late: less momentum, best of the values tried with 4 peers, H = 10, 30 rounds",
-    ),
-    Preset(
-        "short-eager-delay", OuterSettings("nesterov", 0.9, 0.3), short=True, overlap=("eager",), part=True,
-        source="few rounds with eager updates, results adopted before half the next is over: tried with 4 peers, H = 10, delay = 3",
     ),
     Preset(
         "short-eager", OuterSettings("nesterov", 0.9, 0.0), short=True, overlap=("eager",),

@@ -28,7 +28,7 @@ from atoll.optim.outer.presets import PRESETS, choose
     ({"rounds": 30, "overlap": "late", "sync_every": 10, "delay": 3}, "short-delay", 0.9, 0.6),
     ({"rounds": 30, "overlap": "late", "delay": 3}, "short-late", 1.0, 0.4),  # half of what, nobody knows
     ({"rounds": 30, "overlap": "eager", "sync_every": 10}, "short-eager", 0.9, 0.0),
-    ({"rounds": 30, "overlap": "eager", "sync_every": 10, "delay": 3}, "short-eager-delay", 0.9, 0.3),
+    ({"rounds": 30, "overlap": "eager", "sync_every": 10, "delay": 3}, "short-delay", 0.9, 0.6),
 ])  # fmt: skip
 def test_which_is_for_which_run(run: dict[str, Any], name: str, lr: float, momentum: float) -> None:
     assert choose(**run).name == name
