@@ -113,9 +113,8 @@ def main() -> None:
     settings = {"methods": sorted({name for name, _ in cells}), "seeds": sorted({seed for _, seed in cells}), "params": given.params}
     result = table(chosen)
     for name, row in result.items():
-        progress(
-            f"{name:24} {row['seeds']} seeds  {row['loss']:.4f}  {row['loss_ratio'] or 1:.4f} of ddp  {row['ratio_to_reference'] or 1:.4f} of {row['reference']}"
-        )
+        ratios = f"{row['loss_ratio'] or 1:.4f} of ddp  {row['ratio_to_reference'] or 1:.4f} of {row['reference']}"
+        progress(f"{name:24} {row['seeds']} seeds  {row['loss']:.4f}  {ratios}")
     emit("bench_methods", settings, list(chosen.values()), table=result)
 
 

@@ -23,7 +23,7 @@ Point = tuple[float, float]
 def read(path: Path, params: str, seed: int) -> list[dict[str, Any]]:
     """Cells of one size and seed that have a curve."""
     found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("{")]
-    rows = found[-1]["runs"] if "runs" in found[-1] else found
+    rows = found[-1].get("runs", found)
     return [row for row in rows if row["params"] == params and row["seed"] == seed and row.get("curve")]
 
 

@@ -68,7 +68,7 @@ PRESETS = (
     ),
     Preset(
         "co2", OuterSettings("co2", 1.0, 0.5), short=True, overlap=(),
-        source="CO2 with late results: best of the values tried with 4 peers, H = 10, 30 rounds; better with a delay below half a round; take it by name",
+        source="CO2 with late results: best of the values tried with 4 peers, H = 10, 30 rounds; best with a delay; take it by name",
     ),
     Preset(
         "sparse", OuterSettings("sgd", 1.0), overlap=(),
