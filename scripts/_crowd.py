@@ -30,7 +30,7 @@ from atoll.node.net.through.observing import MAGIC as OBSERVE
 from atoll.node.net.through.relaying import MAGIC as RELAY
 from atoll.security.identity import Identity
 
-DRIP_S = 1.0
+DRIP_S = 2.0
 AGAIN_S = 0.2
 AT_ONCE = 8
 """Come through a door at a time: a flood of handshakes is another attack."""
@@ -44,7 +44,7 @@ HALF_KAD = b"\x88\x27\x00"
 
 @dataclass(frozen=True)
 class Phase:
-    """``door``: "libp2p", "lanes" or "control"; ``first``: what is said at once; ``drip``: a byte more every second, for ever."""
+    """``door``: "libp2p", "lanes" or "control"; ``first``: what is said at once; ``drip``: a byte more every `DRIP_S`, for ever."""
 
     door: str
     first: bytes = b""
@@ -153,7 +153,7 @@ class Crowd:
 
 
 async def drip(send: Callable[[bytes], Any]) -> None:
-    """A byte a second, until it fails."""
+    """A byte now and then, until it fails."""
     while True:
         await trio.sleep(DRIP_S * random.uniform(0.8, 1.2))
         try:

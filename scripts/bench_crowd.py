@@ -3,7 +3,7 @@
 
 Three members of a run, each a node process, commit a round every second. A crowd of strangers comes to the organiser's node, on one of its doors
 (libp2p's port, the lanes' port, the control socket) and in one phase of a conversation: says nothing, or says the rest of a greeting, a
-handshake, a stream's protocol or a frame a byte a second. Who is shown out comes again. In every phase:
+handshake, a stream's protocol or a frame a byte every two seconds. Who is shown out comes again. In every phase:
 
 cpu_share        of a core that the organiser's node takes while the crowd is there, less what the same rounds took without one (`idle_cpu_share`)
 arrival_cpu_s    what it took to take the crowd in, all of it, `arrival_s` seconds long

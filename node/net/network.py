@@ -122,7 +122,8 @@ class PeerNetwork:
         self._ways = Ways(listener, self._helpers, self._streams.common_topic, self._may_dial, self._rng)
         self._lanes = Lanes(self._host, self._ways, self.connect, self._streams.admitted, self._faults, self._rng)
         self.reach = Reach(
-            self._host, self._faults, self._rng, dataclasses.replace(reach or ReachSettings(), announce=tuple(announce)),
+            self._host, self._faults, self._rng,
+            dataclasses.replace(reach or ReachSettings(), announce=tuple(announce), lane_port=lane_port),
             first=lambda: self._bootstrap.peers, known=self.book.addresses,
             runs_of=lambda peer: self._rendezvous.registry.runs_of(peer, trio.current_time()), lanes=listener.addresses,
         )  # fmt: skip
