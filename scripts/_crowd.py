@@ -1,7 +1,7 @@
 """A crowd of connections that are idle or slow, for `bench_crowd.py`: each holds on to a door of a node in one phase of a conversation.
 
 First line of stdin: {"phase": one of `PHASES`, "count": n, "libp2p": [host, port], "peer": id, "lanes": [host, port], "control": path}. It says
-{"there": n} once so many have come, and at the end of stdin {"made": how many connections that took in all}. Who is shown out comes again.
+{"there": n} once so many have come (or after PATIENCE_S, where a door lets in fewer), and at the end of stdin {"made": how many connections that took in all}. Who is shown out comes again.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from atoll.node.net.through.relaying import MAGIC as RELAY
 from atoll.security.identity import Identity
 
 DRIP_S = 2.0
+PATIENCE_S = 40.0
 AGAIN_S = 0.2
 AT_ONCE = 8
 """Come through a door at a time: a flood of handshakes is another attack."""
@@ -78,15 +79,14 @@ class Crowd:
     """Counts who is there."""
 
     def __init__(self, order: dict[str, Any]) -> None:
-        self.order, self.made, self._told = order, 0, False
+        self.order, self.made, self.there = order, 0, trio.Event()
         self._turns = trio.CapacityLimiter(AT_ONCE)
 
     def arrived(self) -> None:
         """One more came through the door."""
         self.made += 1
-        if self.made >= self.order["count"] and not self._told:
-            self._told = True
-            say(there=self.made)
+        if self.made >= self.order["count"]:
+            self.there.set()
 
     async def raw(self, phase: Phase) -> None:
         """One of them, without a key."""
@@ -172,6 +172,9 @@ async def main() -> None:
                 nursery.start_soon(crowd.raw, RAW[order["phase"]])
             else:
                 nursery.start_soon(crowd.keyed, order["phase"], index)
+        with trio.move_on_after(PATIENCE_S):
+            await crowd.there.wait()
+        say(there=crowd.made)
         await trio.to_thread.run_sync(sys.stdin.readline)
         say(made=crowd.made)
         nursery.cancel_scope.cancel()

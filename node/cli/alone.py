@@ -55,7 +55,10 @@ def alone_error(network: Document) -> NetworkError | None:
     why = "Training goes on alone. The node keeps trying, and tells all that was learned when it meets somebody."
     hint = "Another way in: any member prints an invite with fresh addresses (atoll invite new), then here: atoll join INVITE"
     if offline(network):
-        why, hint = f"This machine has no network that leads there. {why}", "Connect it (cable, Wi-Fi, VPN), then: atoll netcheck. With IPv6 only, ask for an /ip6/ address"
+        why, hint = (
+            f"This machine has no network that leads there. {why}",
+            "Connect it (cable, Wi-Fi, VPN), then: atoll netcheck. With IPv6 only, ask for an /ip6/ address",
+        )
     return NetworkError(f"{which}; this is not a ban and your key is fine", code="E110", why=why, hint=hint)
 
 

@@ -167,7 +167,9 @@ def pong(found: dict[str, Any]) -> str:
 
 
 @click.command("relay")
-@click.option("--port", type=click.IntRange(1, 65534), default=4150, show_default=True, help="TCP port to listen on, and the next one for lanes.")
+@click.option(
+    "--port", type=click.IntRange(1, 65534), default=4150, show_default=True, help="TCP port to listen on, and the next one for lanes."
+)
 @click.option(
     "--announce", multiple=True, type=GIVEN, metavar="ADDRESS", help="Address that others dial, where it is not this machine's own."
 )

@@ -190,4 +190,3 @@ def test_a_voucher_that_the_relay_did_not_issue_opens_nothing() -> None:
         assert relay.status()["relayed"]["bytes"] == 0
 
     run_nodes(main)
-
