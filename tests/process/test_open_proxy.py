@@ -5,6 +5,7 @@ The traps are listeners on this machine: to them nothing may come.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Iterator
 
@@ -157,7 +158,7 @@ def test_a_circuit_of_lanes_is_cut_when_its_voucher_is_used_up() -> None:
         with trio.socket.from_stdlib_socket(near) as sender, trio.socket.from_stdlib_socket(far) as receiver:
 
             async def send() -> None:
-                with pytest.raises(OSError):
+                with contextlib.suppress(OSError):  # it is cut
                     while True:
                         await sender.send(bytes(65_536))
 

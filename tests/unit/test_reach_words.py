@@ -96,7 +96,8 @@ NO_NAME = "the name boot.example.org is not known"
         (SILENT, f"{name_of(PEER)} …{PEER[-8:]}  /ip4/11.0.0.9/tcp/4150 no answer: it is off, has moved, or a firewall is in between"),
         (
             NO_WAY,
-            f"{name_of(PEER)} …{PEER[-8:]}  /ip4/11.0.0.9/tcp/4150 no way there: this machine's network does not lead to it (/ip4/ needs IPv4, /ip6/ IPv6)",
+            f"{name_of(PEER)} …{PEER[-8:]}  /ip4/11.0.0.9/tcp/4150 no way there: this machine's network does not lead to it"
+            " (/ip4/ needs IPv4, /ip6/ IPv6)",
         ),
         (NO_NAME, f"{name_of(PEER)} …{PEER[-8:]}  {NO_NAME}"),
         ("connecting", f"{name_of(PEER)} …{PEER[-8:]}  is being tried"),
