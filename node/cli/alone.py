@@ -11,10 +11,15 @@ from .output import short_peer
 Document = Mapping[str, Any]
 Row = tuple[str, str, str]
 
+_NO_NAME = "the name leads nowhere: it is misspelt, or the DNS does not answer"
 _NO_WAY = "no way there: this machine's network does not lead to it (/ip4/ needs IPv4, /ip6/ IPv6)"
 _MEANINGS = {
     "refused": "refused: that machine is there, but no node listens at that port",
     "no answer in": "no answer: it is off, has moved, or a firewall is in between",
+    "another peer answers": "another peer answers: that machine has a new key, or its address is somebody else's now",
+    "is no node": "what answers is no node: a web server, or the login page or proxy of this network",
+    "resolve": _NO_NAME,
+    "not known": _NO_NAME,
     "unreachable": _NO_WAY,
     "no route": _NO_WAY,
 }
