@@ -1,6 +1,6 @@
 """A crowd of connections that are idle or slow, for `bench_crowd.py`: each holds on to a door of a node in one phase of a conversation.
 
-First line of stdin: {"phase": one of `PHASES`, "count": n, "libp2p": [host, port], "peer": id, "lanes": [host, port], "control": path}. It says
+First line of stdin: {"phase": one of `PHASES` or `ALL`, "count": n, "libp2p": [host, port], "peer": id, "lanes": [host, port], "control": path}. It says
 {"there": n} once so many have come, or after PATIENCE_S where a door lets in fewer, and at the end of stdin {"made": how many connections that took in
 all}. Who is shown out comes again.
 """
@@ -69,6 +69,10 @@ RAW = {
 KEYED = ("peer", "stream", "frame")
 """A connection that is all made and says nothing; a stream on it whose protocol is never named; half a frame of one of our protocols."""
 PHASES = ("open", "greeting", "handshake", *KEYED, *[name for name, phase in RAW.items() if phase.door != "libp2p"])
+
+
+ALL = "all"
+"""As many of the crowd in each phase."""
 
 
 def say(**what: Any) -> None:
@@ -169,10 +173,11 @@ async def main() -> None:
     crowd = Crowd(order)
     async with trio.open_nursery() as nursery:
         for index in range(order["count"]):
-            if order["phase"] in RAW:
-                nursery.start_soon(crowd.raw, RAW[order["phase"]])
+            phase = PHASES[index % len(PHASES)] if order["phase"] == ALL else order["phase"]
+            if phase in RAW:
+                nursery.start_soon(crowd.raw, RAW[phase])
             else:
-                nursery.start_soon(crowd.keyed, order["phase"], index)
+                nursery.start_soon(crowd.keyed, phase, index)
         with trio.move_on_after(PATIENCE_S):
             await crowd.there.wait()
         say(there=crowd.made)

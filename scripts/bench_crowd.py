@@ -29,7 +29,7 @@ from typing import Any
 
 import psutil
 from _bench import FailedError, emit, progress
-from _crowd import PHASES
+from _crowd import ALL, PHASES
 from _kits import TESTS  # first: it makes the kits of tests/ importable
 from bad_input_kit import Member, new_run
 from bad_input_kit import ended as ended_members
@@ -140,12 +140,10 @@ def measure(member: Member, rounds: Rounds, seconds: float) -> dict[str, Any]:
     }
 
 
-def trial(phase: str, options: argparse.Namespace, members: Sequence[Member], join: Any) -> dict[str, Any]:
-    """One phase."""
+def trial(phase: str, options: argparse.Namespace, members: Sequence[Member], idle: dict[str, Any], join: Any) -> dict[str, Any]:
+    """One phase. ``idle``: what was measured without a crowd."""
     member = members[0]
     with rounds_of(members) as rounds:
-        time.sleep(PACE_S)
-        idle = measure(member, rounds, options.seconds)
         began, before, first = time.monotonic(), cpu(member.pid), len(rounds.done)
         open_before = len(psutil.Process(member.pid).net_connections(kind="all"))
         crowd = Crowd({"phase": phase, "count": options.connections, **doors(member)})
@@ -186,7 +184,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--connections", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=15.0, help="of each measurement, without and with the crowd")
-    parser.add_argument("--phases", default=",".join(PHASES), help=f"of {', '.join(PHASES)}")
+    parser.add_argument("--phases", default=",".join([ALL, *PHASES]), help=f"of {', '.join(PHASES)}, and {ALL}: a few of each")
     parser.add_argument("--newcomer", action="store_true", help="let one more member join each crowded node")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="atoll-crowd-") as folder:
@@ -197,9 +195,11 @@ def main() -> int:
                 with rounds_of(members) as rounds:
                     while not any(whole for _, whole in rounds.done):
                         time.sleep(0.05)
+                    time.sleep(5 * PACE_S)  # what a start costs is not looked at
+                    idle = measure(first, rounds, options.seconds)
                 found = list[dict[str, Any]]()
                 for phase in options.phases.split(","):
-                    found.append(trial(phase, options, members, newcomer_of(run, members)))
+                    found.append(trial(phase, options, members, idle, newcomer_of(run, members)))
                     progress(json.dumps(found[-1]))
     emit(
         "bench_crowd", vars(options), found, cpu_share_max=max(row["cpu_share"] for row in found), lost=sum(row["lost"] for row in found),
