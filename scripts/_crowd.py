@@ -1,8 +1,8 @@
 """A crowd of connections that are idle or slow, for `bench_crowd.py`: each holds on to a door of a node in one phase of a conversation.
 
 First line of stdin: {"phase": one of `PHASES` or `ALL`, "count": n, "libp2p": [host, port], "peer": id, "lanes": [host, port], "control": path}. It
-says {"there": n} once so many have come, or after PATIENCE_S where a door lets in fewer, and at the end of stdin {"made": how many connections that took
-in all}. Who is shown out comes again.
+says {"there": n} once so many have come, or after PATIENCE_S where a door lets in fewer, and at the end of stdin {"made": how many connections that
+took in all}. Who is shown out comes again.
 """
 
 from __future__ import annotations
