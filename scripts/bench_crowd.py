@@ -22,12 +22,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 from _bench import FailedError, emit, progress
 from _crowd import ALL, PHASES
 from _kits import TESTS  # first: it makes the kits of tests/ importable
@@ -40,6 +41,10 @@ PATIENCE_S = 60.0
 PACE_S = 1.0
 
 __all__ = ["TESTS"]
+
+
+def _ones(out: torch.Tensor) -> None:
+    out.fill_(1.0)
 
 
 class Rounds(threading.Thread):
@@ -55,7 +60,7 @@ class Rounds(threading.Thread):
     def run(self) -> None:
         while not self._over.is_set():
             began = time.monotonic()
-            tickets = [m.swarm.contribute(samples=1, write=lambda out: out.fill_(1.0)) for m in self.members]
+            tickets = [m.swarm.contribute(samples=1, write=_ones) for m in self.members]
             outcomes = [ticket.wait(PATIENCE_S) for ticket in tickets]
             took = time.monotonic() - began
             whole = all(outcome.counted and len(outcome.contributors) == len(self.members) for outcome in outcomes)
@@ -69,7 +74,7 @@ class Rounds(threading.Thread):
 
 
 @contextmanager
-def rounds_of(members: Sequence[Member]) -> Iterator[Rounds]:
+def rounds_of(members: Sequence[Member]) -> Generator[Rounds]:
     """Rounds go on meanwhile."""
     rounds = Rounds(members)
     rounds.start()
