@@ -89,17 +89,17 @@ class Dialler:
             await trio.aclose_forcefully(stream)
             raise
 
-    async def punch(self, address: str, target: ID, *, initiator: bool, until: float, pause_s: Callable[[], float]) -> None:
-        """Open a connection at the same moment as ``target`` does, from our listen port, until ``until``. Raises PeerUnreachableError.
+    async def punch(self, address: str, target: ID, *, initiator: bool, dial: trio.CancelScope, pause_s: Callable[[], float]) -> None:
+        """Open a connection at the same moment as ``target`` does, from our listen port. Raises PeerUnreachableError.
 
-        ``pause_s()``: how long to wait after a router has refused.
+        ``dial``: what ends the dialling, not the handshake; ``pause_s()``: how long to wait after a router has refused.
         ``initiator``: which part we play in the handshake, since TCP gives both ends the same. As the other one it returns when the connection
         ends.
         """
         host, port = host_and_port(address)
         source = self._sources.get(_family(host)) if _numeric(host) else None
         stream: trio.SocketStream | None = None
-        with trio.move_on_at(until):
+        with dial:
             while stream is None and source is not None:
                 with contextlib.suppress(OSError):
                     stream = await _connect(host, port, source)

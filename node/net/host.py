@@ -324,10 +324,10 @@ class Host:
                     nursery.start_soon(attempt, address)
         return self.path(peer) not in ("", "relay")
 
-    async def punch(self, peer: PeerId, address: str, *, initiator: bool, until: float, pause_s: Callable[[], float]) -> None:
+    async def punch(self, peer: PeerId, address: str, *, initiator: bool, dial: trio.CancelScope, pause_s: Callable[[], float]) -> None:
         """See `Dialler.punch`. Whether it worked, `wait_direct` tells."""
         try:
-            await self.dialler.punch(address, ID.from_base58(peer), initiator=initiator, until=until, pause_s=pause_s)
+            await self.dialler.punch(address, ID.from_base58(peer), initiator=initiator, dial=dial, pause_s=pause_s)
         except Exception as error:
             log.debug("punching %s: %r", address, error)
 
