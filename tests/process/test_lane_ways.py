@@ -11,6 +11,7 @@ from process.test_net import RUN, network, run, wait_for
 
 from atoll.collectives.errors import PeerUnreachableError
 from atoll.collectives.identifiers import PeerId
+from atoll.node.net import lane_sockets
 from atoll.node.net.lane_sockets import LATE_S, MAX_PENDING, dial
 from atoll.node.net.lane_talk import Terms
 from atoll.node.net.network import PeerNetwork
@@ -149,8 +150,9 @@ def test_two_ports_meet_if_both_sides_know_the_secrets(right: bool, monkeypatch:
     run(main)
 
 
-def test_a_silent_crowd_at_the_lane_port_keeps_nobody_out() -> None:
+def test_a_silent_crowd_at_the_lane_port_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """More than may wait: who came late finds a place all the same, as soon as the first have been silent for a moment."""
+    monkeypatch.setattr(lane_sockets, "HELLO_S", 60.0)  # nobody leaves by himself
 
     async def main(nursery: trio.Nursery) -> None:
         node = network()

@@ -24,7 +24,7 @@ from atoll.node.net.reach import circuit, protobuf
 from atoll.node.net.through.relaying import show
 from atoll.node.net.through.vouchers import VOUCHER_BYTES, Limits
 from atoll.node.net.ways import through_relay
-from atoll.security.identity import Identity
+from atoll.security.identity import Identity, decode_base58
 
 
 @pytest.fixture
@@ -83,17 +83,16 @@ def test_a_relay_dials_no_address_that_it_is_told(trap: socket.socket) -> None:
 
     async def main(nursery: trio.Nursery) -> None:
         relay = await start(nursery, announce=True)
-        caller, placed = [await start(nursery, relay) for _ in range(2)]
+        caller = await start(nursery, relay)
         absent = Identity.generate().peer
-        for message in (
-            {1: circuit.HOP_CONNECT, 2: protobuf.encode({1: circuit.decode_base58(absent), 2: [circuit.pack(at(trap))]})},
-            {1: circuit.HOP_RESERVE, 2: protobuf.encode({1: circuit.decode_base58(absent), 2: [circuit.pack(at(trap))]})},
-        ):
-            status = await asked(caller, relay, message)
-            assert status == (circuit.NO_RESERVATION if message[1] == circuit.HOP_CONNECT else circuit.OK)
-        relay.add_addresses(placed.peer, [at(trap)])
-        await place(placed, relay)
-        await placed._host.disconnect(relay.peer)
+        lie = protobuf.encode({1: decode_base58(absent), 2: [circuit.pack(at(trap))]})
+        assert await asked(caller, relay, {1: circuit.HOP_CONNECT, 2: lie}) == circuit.NO_RESERVATION
+        assert await asked(caller, relay, {1: circuit.HOP_RESERVE, 2: lie}) == circuit.OK  # for itself
+        async with trio.open_nursery() as theirs:
+            placed = await start(theirs, relay)
+            await place(placed, relay)
+            relay.add_addresses(placed.peer, [at(trap)])
+            theirs.cancel_scope.cancel()
         await wait_for(lambda: not relay.connected(placed.peer))
         assert await asked(caller, relay, {1: circuit.HOP_CONNECT, 2: circuit.peer_field(placed.peer)}) == circuit.NO_RESERVATION
 
