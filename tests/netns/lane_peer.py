@@ -3,9 +3,10 @@
     lane_peer.py LISTEN LANE_HOST [serve]
 
 LISTEN: a libp2p address; LANE_HOST: where its lane listener is. "serve": it answers everybody, as a public node does. Commands come as JSON
-lines on stdin: {"do": "connect", "peer": P, "addresses": [...]}, {"do": "lanes", "peer": P, "count": N}, {"do": "drop", "peer": P}, {"do": "send",
-"seconds": S, "congestion": C}, {"do": "receive", "warm_s": W, "seconds": S}. It says "ready", "connected", for each lane "lane" once bytes have gone
-both ways, "dropped", "sent", and "received" with the bytes that came within S seconds, counted from W seconds after the first ones.
+lines on stdin: {"do": "connect", "peer": P, "addresses": [...]}, {"do": "lanes", "peer": P, "count": N}, {"do": "drop", "peer": P},
+{"do": "guess", "on": B}, {"do": "send", "seconds": S, "congestion": C}, {"do": "receive", "warm_s": W, "seconds": S}. It says "ready",
+"connected", for each lane "lane" once bytes have gone both ways, "dropped", "guesses", "sent", and "received" with the bytes that came within S
+seconds, counted from W seconds after the first ones.
 """
 
 from __future__ import annotations
@@ -90,6 +91,9 @@ class LanePeer:
         elif command["do"] == "lanes":
             self.began[peer] = trio.current_time()
             self.lanes.ensure(peer, command["count"])
+        elif command["do"] == "guess":
+            self.ways.guesses = command["on"]
+            say("guesses")
         elif command["do"] == "drop":
             self.lanes.release(peer)
             for sock in self.open:
