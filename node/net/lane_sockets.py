@@ -88,9 +88,9 @@ def path_of(sock: socket.socket, way: str = "direct") -> str:
 class LaneListener:
     """Accepts lanes that were agreed on before."""
 
-    def __init__(self, host: str, port: int, also: Sequence[str] = ()) -> None:
-        """``host``: numeric; ``port`` 0 takes any; ``also``: more numeric hosts, where it listens at the same port if that is free."""
-        self._host, self._port, self._also = host, port, [other for other in also if other != host]
+    def __init__(self, hosts: Sequence[str], port: int) -> None:
+        """``hosts``: numeric; at all but the first it listens at the same port if that is free. ``port`` 0 takes any."""
+        self._host, self._port, self._also = hosts[0], port, {*hosts[1:]} - {hosts[0]}
         self._bound: list[tuple[str, int]] = []
         self._expected: dict[bytes, Expected] = {}
         self._services: dict[bytes, Callable[[trio.socket.SocketType], Awaitable[None]]] = {}

@@ -43,7 +43,7 @@ class LanePeer:
     def __init__(self, listen: str, lane_host: str) -> None:
         self.identity, self.rng = Identity.generate(), random.Random()
         self.host = Host(self.identity, [listen])
-        self.listener = LaneListener(lane_host, 0)
+        self.listener = LaneListener([lane_host], 0)
         self.book: dict[PeerId, list[str]] = {}
         self.helpers = Helpers(self.host, lambda peer: self.book.get(peer, ()))
         self.relay = Relay(self.host, self.listener, lambda run, peer: True)
