@@ -219,8 +219,10 @@ def expand(host: str, port: int) -> list[str]:
 
 
 def listening_at(bound: Iterable[tuple[str, int]]) -> list[str]:
-    """The addresses of listeners on these hosts and ports, the loopback's last and IPv6's only where there is no other."""
-    found = sorted((address for host, port in bound for address in expand(host, port)), key=is_loopback)
+    """The addresses of listeners on these hosts and ports: IPv4, IPv6, then loopback, that of IPv6 only where there is no other."""
+    found = sorted(
+        (address for host, port in bound for address in expand(host, port)), key=lambda address: (is_loopback(address), is_ipv6(address))
+    )
     return [address for address in found if host_of(address) != "::1"] or found
 
 

@@ -25,6 +25,7 @@ from atoll.node.net import ways
 from atoll.node.net.faults import Faults
 from atoll.node.net.host import Host
 from atoll.node.net.lane_sockets import LaneListener
+from atoll.node.net.lane_talk import Message, Sync, Talk
 from atoll.node.net.lanes import Lanes
 from atoll.node.net.through.relaying import Helpers, Relay
 from atoll.security.identity import Identity
@@ -51,8 +52,19 @@ class LanePeer:
         self.lanes = Lanes(self.host, self.ways, self.connect, lambda peer: True, Faults(), self.rng)
         self.lanes.on_lane = self.on_lane
         self.began: dict[PeerId, float] = {}
-        self.synced: float | None = None
+        self.synced: dict[PeerId, float] = {}
         self.open: list[trio.socket.SocketType] = []
+
+    def note_sync(self) -> None:
+        """From now on the moment is known at which this peer, as the driver, has said Sync last."""
+        plainly = Talk.say
+
+        async def say_and_note(talk: Talk, message: Message) -> None:
+            if isinstance(message, Sync):
+                self.synced[talk.peer] = trio.current_time()
+            await plainly(talk, message)
+
+        Talk.say = say_and_note
 
     async def connect(self, peer: PeerId) -> None:
         """Make sure of a connection."""
@@ -60,11 +72,22 @@ class LanePeer:
 
     def on_lane(self, peer: PeerId, sock: socket.socket, mine: bytes, theirs: bytes, drives: bool, path: str, index: int, _: bool) -> None:
         """See `lanes.OnLane`."""
-        seconds = trio.current_time() - self.began.get(peer, trio.current_time())
-        self.nursery.start_soon(self.talk, peer, trio.socket.from_stdlib_socket(sock), mine + theirs, drives, path, index, seconds)
+        now = trio.current_time()
+        seconds, from_sync = now - self.began.get(peer, now), now - self.synced.get(peer, now)
+        self.nursery.start_soon(
+            self.talk, peer, trio.socket.from_stdlib_socket(sock), mine + theirs, drives, path, index, seconds, from_sync
+        )
 
     async def talk(
-        self, peer: PeerId, sock: trio.socket.SocketType, secrets: bytes, drives: bool, path: str, index: int, seconds: float
+        self,
+        peer: PeerId,
+        sock: trio.socket.SocketType,
+        secrets: bytes,
+        drives: bool,
+        path: str,
+        index: int,
+        seconds: float,
+        from_sync: float,
     ) -> None:
         """Bytes both ways, then word of it."""
         self.open.append(sock)
@@ -76,7 +99,7 @@ class LanePeer:
                 break
             got += piece
         say(
-            "lane", peer=peer, path=path, index=index, seconds=seconds, drives=drives, right=got == GREETING + bytes([index]),
+            "lane", peer=peer, path=path, index=index, seconds=seconds, from_sync=from_sync, drives=drives, right=got == GREETING + bytes([index]),
             why=self.ways.why.get(peer, ""), congestion=congestion(sock),
         )  # fmt: skip
 
@@ -131,6 +154,7 @@ class LanePeer:
 
     async def run(self) -> None:
         """Until stdin ends."""
+        self.note_sync()
         async with trio.open_nursery() as nursery:
             self.nursery = nursery
             await nursery.start(self.host.run, lambda peer, up: None)
