@@ -11,7 +11,7 @@ from netns.lab import Lab
 from netns.nat import Router
 from netns.reach_kit import Node
 
-pytestmark = pytest.mark.netns
+pytestmark = [pytest.mark.netns, pytest.mark.slow]  # slow: the longer limit
 BOTH = ["/ip4/0.0.0.0/tcp/4001", "/ip6/::/tcp/4001"]
 
 

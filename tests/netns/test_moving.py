@@ -12,7 +12,7 @@ from netns.lab import Lab, configure, run
 from netns.nat import Router
 from netns.reach_kit import Node
 
-pytestmark = pytest.mark.netns
+pytestmark = [pytest.mark.netns, pytest.mark.slow]  # slow: the longer limit
 
 
 class Scene:
@@ -53,12 +53,12 @@ def scene() -> Iterator[Scene]:
 
 def test_a_machine_that_slept(scene: Scene) -> None:
     """Until the others have given it up."""
-    scene.talk()
+    for public in scene.public:
+        say(public, scene.node)
     pid = scene.node.process.pid
     os.kill(pid, signal.SIGSTOP)
     try:
         for public in scene.public:
-            public.tell(send=scene.node.peer)  # silence shows
             public.status_when(lambda found: scene.node.peer not in found["connected"])
     finally:
         os.kill(pid, signal.SIGCONT)
