@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.netns, pytest.mark.slow]  # slow: the longer limit
 
 
 class Scene:
-    """Two public nodes, and one in the first of two houses that moves."""
+    """Two public nodes, and one in the first of two houses that moves from test to test."""
 
     def __init__(self, stack: ExitStack) -> None:
         self.lab = stack.enter_context(Lab(4, internet=True))
@@ -26,7 +26,6 @@ class Scene:
         self.place = self.homes[0].hosts[0]
         self.node = stack.enter_context(Node(self.place, run="run", bootstrap=known))
         self.node.status_when(lambda found: len(found["reach"]["relays"]) == 2)
-        self.heard = 0
 
     def talk(self) -> None:
         """A message each way arrives that was sent after now."""
@@ -45,7 +44,7 @@ def say(one: Node, other: Node) -> None:
     other.status_when(more)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def scene() -> Iterator[Scene]:
     with ExitStack() as stack:
         yield Scene(stack)
@@ -69,8 +68,8 @@ def test_a_machine_that_slept(scene: Scene) -> None:
 def test_another_address_in_the_same_house(scene: Scene) -> None:
     scene.talk()
     lan, name = scene.homes[0].lan, scene.place.namespace
-    configure(name, [f"addr add {lan}.77/24 dev eth0", f"addr del {lan}.2/24 dev eth0", f"route replace default via {lan}.1"])
-    status = scene.node.status_when(lambda found: found["reach"]["interfaces"][0].startswith(f"/ip4/{lan}.77/"))
+    configure(name, [f"addr del {lan}.2/24 dev eth0", f"addr add {lan}.77/24 dev eth0", f"route replace default via {lan}.1"])
+    scene.node.status_when(lambda found: found["reach"]["interfaces"][0].startswith(f"/ip4/{lan}.77/"))
     status = scene.node.status_when(lambda found: len(found["reach"]["relays"]) == 2 and found["reach"]["observers"] == 2)
     assert len(status["addresses"]) == 2
     scene.talk()
