@@ -59,10 +59,12 @@ class LanePeer:
         """From now on the moment is known at which this peer, as the driver, has said Sync last."""
         plainly = Talk.say
 
-        async def say_and_note(talk: Talk, message: Message) -> None:
+        synced = self.synced
+
+        async def say_and_note(self: Talk, message: Message) -> None:
             if isinstance(message, Sync):
-                self.synced[talk.peer] = trio.current_time()
-            await plainly(talk, message)
+                synced[self.peer] = trio.current_time()
+            await plainly(self, message)
 
         Talk.say = say_and_note
 
