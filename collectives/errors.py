@@ -43,6 +43,10 @@ class AtollError(Exception):
             self.exit_code = exit_code
         if retryable is not None:
             self.retryable = retryable
+        if why or hint:
+            for line in (why, hint, f"More: atoll explain {self.code}"):  # below the traceback of a script
+                if line:
+                    self.add_note(line)
 
 
 class ConfigError(AtollError):

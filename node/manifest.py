@@ -293,14 +293,15 @@ def load_manifest(path: Path) -> Manifest:
 def decode_manifest(data: bytes) -> Manifest:
     """The manifest of canonical bytes that came from outside.
 
-    Raises ConfigError when they are no valid manifest, VersionMismatchError when they are of a newer schema or use a field not known here.
+    Raises ConfigError when they are no valid manifest, VersionMismatchError when they are of a newer schema or use a field, a method or a
+    codec not known here.
     """
     if len(data) > MAX_MANIFEST_BYTES:
         raise ConfigError(f"manifest of {len(data)} bytes, limit {MAX_MANIFEST_BYTES}")
     try:
         manifest = _decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        if _schema_of(data) > SCHEMA or "unknown field" in str(error):
+        if _schema_of(data) > SCHEMA or "unknown field" in str(error) or "Invalid enum value" in str(error):
             raise VersionMismatchError(
                 "the run's manifest was written for a newer atoll", why=str(error), hint="pip install -U atoll"
             ) from None
@@ -311,6 +312,10 @@ def decode_manifest(data: bytes) -> Manifest:
         )
     if not stands_for(data, manifest) or sum(getattr(manifest.train, end) is not None for end in ENDS) != 1:
         raise ConfigError("the run's manifest is not in canonical form")
+    if unknown := [codec for codec in (manifest.exchange.codec, *manifest.exchange.codecs.values()) if codec not in CODECS]:
+        raise VersionMismatchError(
+            f"the run's codec {unknown[0]!r} is not known to this atoll", why="A newer release has it.", hint="pip install -U atoll"
+        )
     _check(manifest, "manifest")
     return manifest
 

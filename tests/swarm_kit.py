@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import torch
 
-from atoll.collectives.codec import DEFAULT_CHUNK_ELEMENTS, get_codec
+from atoll.collectives.codec import get_codec
 from atoll.collectives.reduce import MEAN
 from atoll.node.invite import make_invite
 from atoll.node.lifecycle import read_node_file
@@ -208,26 +208,36 @@ class Peers:
         raise AssertionError(f"no common round in {tries} tries")
 
     def mean(self, seed: int, contributors: dict[str, int]) -> torch.Tensor:
-        """What the mean over exactly these contributors must decode to, bit for bit: codec, order and arithmetic by the public functions."""
-        from process.fault_peer import contribution
+        """What the mean over exactly these contributors must decode to, bit for bit: codec, order and arithmetic by the public functions.
 
-        codec, step = get_codec("int8"), DEFAULT_CHUNK_ELEMENTS["int8"]
+        Contributions repeat themselves after `PERIOD` elements, a whole number of the codec's blocks: so does their mean.
+        """
+        from process.fault_peer import PERIOD, contribution
+
         members = sorted((p for p in self.all if p.peer in contributors), key=lambda p: p.peer)
-        vectors = []
-        for peer in members:
-            vector = torch.empty(self.numel)
-            contribution(seed + self.all.index(peer), self.numel, vector)
-            vectors.append(vector)
-        factors = MEAN.factors([contributors[p.peer] for p in members])
-        out = torch.empty(self.numel)
-        for start in range(0, self.numel, step):
-            stop = min(start + step, self.numel)
-            wires = []
-            for vector in vectors:
-                wire = codec.wire(memoryview(bytearray(codec.wire_bytes(stop - start))), stop - start)
-                assert codec.encode(vector[start:stop], wire)
-                wires.append(wire)
-            mean = codec.wire(memoryview(bytearray(codec.wire_bytes(stop - start))), stop - start)
-            assert codec.weighted_mean(wires, factors.multipliers, factors.divisor, mean)
-            codec.decode(mean, out[start:stop])
+        weights = [contributors[p.peer] for p in members]
+        out, whole = torch.empty(self.numel), self.numel - self.numel % PERIOD
+
+        def fill(start: int, stop: int) -> None:
+            vectors = [torch.empty(min(PERIOD, self.numel)) for _ in members]
+            for peer, vector in zip(members, vectors, strict=True):
+                contribution(seed + self.all.index(peer), len(vector), vector)
+            _mean([vector[: stop - start] for vector in vectors], weights, out[start:stop])
+
+        if whole:
+            fill(0, PERIOD)
+            out[PERIOD:whole].view(-1, PERIOD).copy_(out[:PERIOD].expand(whole // PERIOD - 1, PERIOD))
+        if whole < self.numel:
+            fill(whole, self.numel)
         return out
+
+
+def _mean(vectors: Sequence[torch.Tensor], weights: Sequence[int], out: torch.Tensor) -> None:
+    """Fill ``out`` with what the weighted mean of these vectors becomes in int8."""
+    codec, factors, n = get_codec("int8"), MEAN.factors(weights), len(out)
+    wires = [codec.wire(memoryview(bytearray(codec.wire_bytes(n))), n) for _ in vectors]
+    for vector, wire in zip(vectors, wires, strict=True):
+        assert codec.encode(vector, wire)
+    mean = codec.wire(memoryview(bytearray(codec.wire_bytes(n))), n)
+    assert codec.weighted_mean(wires, factors.multipliers, factors.divisor, mean)
+    codec.decode(mean, out)

@@ -32,7 +32,7 @@ from ..rounds.events import ProgressDropped, Reentered, RoundSeen, TrainingAlone
 from ..rounds.replica import Turn
 from ..rounds.schedule import Since, StepCounter, WaitBudget
 from ..rounds.strand import Bases, Strand, enter, make_strands
-from .checks import check_arguments, check_method, check_optimizer, check_swarm, in_job, innermost, moves_nothing
+from .checks import check_arguments, check_capture, check_method, check_optimizer, check_swarm, in_job, innermost, moves_nothing
 from .lookout import Lookout, reached
 from .resume import Resume, save
 from .state import Totals
@@ -159,6 +159,7 @@ class Attachment:
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._evaluating:
             raise ConfigError("optimizer.step() inside evaluate_anchor()", key="evaluate_anchor", hint="Train outside of the with block.")
+        check_capture(optimizer)
         self._finish_resume()
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
