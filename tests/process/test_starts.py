@@ -169,7 +169,6 @@ def test_who_answers_in_place_of_a_bootstrap_node_is_told() -> None:
                 async with stream:
                     await stream.receive_some()
                     await stream.send_all(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-                    await stream.receive_some()  # until the other end hangs up
 
         nursery.start_soon(trio.serve_listeners, serve, [web])
         shut = (await trio.open_tcp_listeners(0, host="127.0.0.1"))[0]
