@@ -20,7 +20,7 @@ from ..collectives.group import MAX_PEER_ID, TopologyKind
 from ..collectives.identifiers import PeerId, RunId
 from ..collectives.layout import MAX_FRAGMENTS
 from ..collectives.swarm import OuterSettings, RunSettings
-from .manifest_checks import check_exchange, check_fragments, check_train
+from .manifest_checks import check_exchange, check_fragments, check_schedule, check_train
 from .manifest_form import canonical, stands_for
 from .manifest_gpt import gpt_config
 from .manifest_presets import take_wish, with_preset
@@ -100,7 +100,8 @@ class OuterTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class TrainTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``[train]``: a round ends after ``sync_every`` inner steps, ``round_s`` seconds or ``target_samples`` of all members; give one of them.
 
-    ``overlap``, ``delay`` and ``mixing`` say what members train on while a round is under way (`docs/optimizers.md`).
+    ``overlap``, ``delay`` and ``mixing`` say what members train on while a round is under way (`docs/optimizers.md`). With ``share``, the part
+    of the time to be spent on training, ``sync_every`` and ``delay`` are those of the first rounds: they are planned again as rounds go on.
     """
 
     method: Literal["diloco", "local_sgd", "gradient_averaging"] = "diloco"
@@ -114,6 +115,8 @@ class TrainTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rounds: Natural | None = None  # committed rounds after which the run is done; None: the built-in recipe ends with its schedule
     inner: InnerTable = InnerTable()
     outer: OuterTable = OuterTable()
+    share: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
+    max_steps: Annotated[int, msgspec.Meta(ge=2, le=1_000_000)] | None = None  # the longest round; None: by the size of the model
 
 
 class ExchangeTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -217,6 +220,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             overlap=self.train.overlap,
             delay=self.train.delay,
             mixing=self.train.mixing,
+            share=self.train.share,
+            max_steps=self.train.max_steps,
             feedback=self.exchange.feedback,
             feedback_kept=self.exchange.feedback_kept,
             outer=self.train.outer.settings(),
@@ -350,6 +355,7 @@ def _check(manifest: Manifest, name: str) -> None:
     check_train(manifest.train, manifest.no_quorum, name)
     if model.entry == "builtin:gpt":
         gpt_config(model, name)
+        check_schedule(manifest.train, name)
     if len(manifest.encode()) > MAX_MANIFEST_BYTES:
         raise ConfigError(f"{name} is longer than {MAX_MANIFEST_BYTES} bytes")
 

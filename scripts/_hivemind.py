@@ -1,4 +1,4 @@
-"""hivemind beside us: its own pinned environment, its averaging of a flat vector among worker processes, and its DHT."""
+"""hivemind beside us: its own pinned environment, its averaging of a flat vector among worker processes, its DHT and its optimizer."""
 
 from __future__ import annotations
 
@@ -70,6 +70,12 @@ def dht_times(peers: int, reps: int, pause_s: float, warmup: int = 5) -> dict[st
     """Milliseconds of each of ``reps`` stores (``store_ms``) and gets (``get_ms``) among ``peers`` nodes. Raises Unavailable."""
     progress(f"hivemind: {peers} nodes, {reps} stores and gets")
     return _said("_hivemind_dht.py", {"peers": peers, "reps": reps, "pause_s": pause_s, "warmup": warmup})
+
+
+def step_cpu(params: int, pairs: int) -> dict[str, list[float]]:
+    """CPU seconds of the script for each of so many steps between averagings: "plain", "local" and "gradients". Raises Unavailable."""
+    progress(f"hivemind: steps of {params:,} parameters")
+    return _said("_hivemind_attach.py", {"params": params, "pairs": pairs})
 
 
 def _said(script: str, settings: dict[str, Any]) -> dict[str, list[float]]:

@@ -58,8 +58,8 @@ class Dialler:
     def __init__(self, swarm: Swarm) -> None:
         """Made before `workarounds.apply`, whose accepted connections have another life."""
         self._swarm, self._upgrade_inbound = swarm, swarm.upgrade_inbound_raw_conn
-        self.from_listen: Callable[[], bool] = lambda: True
-        """Whether dials to the internet leave from the listen port. Who is behind no NAT learns nothing by it, and two who dial each other at
+        self.from_listen: Callable[[str], bool] = lambda host: True
+        """Whether dials to a host of the internet leave from the listen port. Who is behind no NAT learns nothing by it, and two who dial each other at
         the same moment from their listen ports get one connection with two beginnings."""
         self._sources: dict[int, tuple[str, int]] = {}
         self._ways: WeakKeyDictionary[RawConnection, str] = WeakKeyDictionary()  # noted before anybody can hear of the connection
@@ -71,7 +71,7 @@ class Dialler:
     async def dial(self, address: str, target: ID) -> None:
         """A connection to ``target`` at ``address``, from our listen port if it is one of the internet's. Raises what libp2p raises, or OSError."""
         host, port = host_and_port(address)
-        source = self._sources.get(_family(host)) if self.from_listen() and _numeric(host) and is_public(host) else None
+        source = self._sources.get(_family(host)) if _numeric(host) and is_public(host) and self.from_listen(host) else None
         stream = await _connect(host, port, source) if source else None
         if stream is None:
             await self._swarm.dial_addr(Multiaddr(address), target)

@@ -225,7 +225,7 @@ class Attachment:
             self._failed(error)
         if not only_settle:
             for strand in strands:
-                strand.schedule.restart()
+                strand.begin()
             self._look_around()
         self.ledger.turns += 1
         if self._on_round is not None:
@@ -381,6 +381,7 @@ class Attachment:
             "skipped_steps": totals.skipped_steps + since.skipped,
             "samples_unsent": max(strand.unsent for strand in self._strands),
             "deadline_s": self._budget.seconds,
+            "sync_every": self._strands[0].pace.steps if self.swarm.settings.sync_every is not None else None,
             "peers": self._lookout.peers,
             "alone": self._lookout.peers == 0,
             "node_lost": self._node_lost,
