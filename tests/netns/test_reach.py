@@ -13,7 +13,7 @@ from netns.meet_kit import Meetings
 from netns.nat import Kind, Router
 from netns.reach_kit import Node
 
-pytestmark = pytest.mark.netns
+pytestmark = [pytest.mark.netns, pytest.mark.slow]  # slow: the longer limit
 RUN = "run"
 TRAP = 4999
 
@@ -118,7 +118,6 @@ def test_two_hidden_peers_meet_directly(hidden: list[Node], a: int, b: int) -> N
         node.status_when(lambda found, peer=other.peer: found["paths"].get(peer) in ("direct", "punched"))
 
 
-@pytest.mark.slow  # the longer limit
 @pytest.mark.parametrize(("a", "b", "crossing"), [("rst", "rst", False), ("port-restricted", "no-udp", True)])
 def test_pairs_meet_at_a_distance(a: Kind, b: Kind, crossing: bool) -> None:
     """Each time two that never met; a RST-ing router punishes who dials out of step, so one in ten may stay on its relay for now. Two that call each

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 
 import trio
@@ -115,7 +115,7 @@ class Puncher:
         return self._host.path(peer) not in ("", "relay")
 
     @contextmanager
-    def _conversation(self, peer: PeerId, *, ours: bool) -> Iterator[None]:
+    def _conversation(self, peer: PeerId, *, ours: bool) -> Generator[None]:
         """The only one with ``peer`` from now on. It is left early where another one takes its place."""
         if peer in self._talking:
             self._talking[peer][0].cancel()
