@@ -61,7 +61,7 @@ class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     delay: int | None = None  # inner steps from a contribution to its result, with overlap; None: to the end of the next round
     share: float | None = None  # of the time to be spent on training: sync_every and delay are planned again as rounds go on; None: never
     max_steps: int | None = None  # the longest round that is planned; None: by the size of the model
-    mixing: float | None = None  # share of live parameters kept when a result is adopted, with overlap; None: all own progress
+    mixing: float | None = None  # share of live parameters kept on an anchor without all of one's own progress; None: all of that
     feedback: bool = False  # carry what the codec loses into the next contribution; those of a bit or two a value always do
     feedback_kept: float = 1.0  # share of that which is still carried a round later (SparseLoCo's β)
     outer: OuterSettings = OuterSettings()

@@ -13,14 +13,20 @@ if TYPE_CHECKING:
 
 def check_train(train: TrainTable, no_quorum: NoQuorumTable, name: str) -> None:
     """Settings of `[train]` that mean something only together."""
-    for key, given in (("delay", train.delay), ("mixing", train.mixing)):
-        if given is not None and train.overlap == "none":
-            raise ConfigError(
-                f'{name}: $.train.{key} is given, and $.train.overlap is "none"',
-                key=f"$.train.{key}",
-                why="Without overlap members wait for the round's result and take it as it is.",
-                hint='overlap = "late"',
-            )
+    if train.delay is not None and train.overlap == "none":
+        raise ConfigError(
+            f'{name}: $.train.delay is given, and $.train.overlap is "none"',
+            key="$.train.delay",
+            why="Without overlap members wait for the round's result and take it as it is.",
+            hint='overlap = "late"',
+        )
+    if train.mixing is not None and train.method == "gradient_averaging":
+        raise ConfigError(
+            f"{name}: $.train.mixing with the method {train.method!r}",
+            key="$.train.mixing",
+            why="Its members have gradients, and no parameters of their own to be mixed.",
+            hint='Leave it out, or method = "diloco".',
+        )
     if train.delay is not None and train.sync_every is not None and train.delay >= train.sync_every:
         raise ConfigError(
             f"{name}: $.train.delay of {train.delay} inner steps in rounds of {train.sync_every}",

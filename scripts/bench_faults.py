@@ -31,7 +31,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -165,29 +165,23 @@ class Bench:
             return False
 
 
-def attempts(options: argparse.Namespace, bench: Bench, cell: Cell, tried: Tried) -> Iterator[Trial]:
-    """Trials of a cell until enough have met their phase, or the time is over. The first, and one after a miss, strike as the phase begins,
-    the others anywhere in it.
+def attempt(options: argparse.Namespace, bench: Bench, cell: Cell, tried: Tried) -> Trial:
+    """One trial of a cell. The first, and one after a miss, strike as the phase begins, the others anywhere in it.
 
     Raises one of BROKEN when the swarm is of no more use.
     """
     in_turn: Sequence[str] = ("node", "script") if cell.kind in ("kill", "stop") else ("both",)  # the others strike a whole peer
     parts = in_turn if options.part == "turn" else (options.part,)
-    missed, chance = False, random.Random(f"{cell} {len(tried.trials)}")
+    at_once = not tried.trials or not tried.trials[-1]["hit"]
+    after_s = 0.0 if at_once else random.Random(f"{cell} {len(tried.trials)}").uniform(0.0, 0.6 * bench.lasts_s[cell.phase])
+    part = cast("Part", parts[tried.hits % len(parts)])
+    what = fault(cell.kind).of(cell.target, part).during(cell.phase, after_s=round(after_s, 4))
+    found = next(filter(None, (bench.trial(what) for _ in range(TRIES))), None)
+    assert found is not None, f"nobody could be struck: {what}"
+    shown = " ".join(f"{key}={value}" for key, value in found.items() if key != "fault")
+    progress(f"trial {len(tried.trials) + 1}: {found['fault']}: {shown}")
     allowed_s = bench.bulk_s + (4.0 if cell.kind in NOTICED else 0.5)
-    costs = {"fault_free_s": round(bench.typical_s, 4), "bulk_s": round(bench.bulk_s, 4), "allowed_s": round(allowed_s, 4)}
-    while not tried.over(cell) and not late(options):
-        after_s = 0.0 if missed or not tried.trials else chance.uniform(0.0, 0.6 * bench.lasts_s[cell.phase])
-        part = cast("Part", parts[tried.hits % len(parts)])
-        found = bench.trial(fault(cell.kind).of(cell.target, part).during(cell.phase, after_s=round(after_s, 4)))
-        if found is None:
-            progress("nobody could be struck")
-            continue
-        missed = not found["hit"]
-        shown = " ".join(f"{key}={value}" for key, value in found.items() if key != "fault")
-        progress(f"trial {len(tried.trials) + 1}: {found['fault']}: {shown}")
-        yield found | costs
-        assert found["next_round_ok"], "the rounds after it did not work"
+    return found | {"fault_free_s": round(bench.typical_s, 4), "bulk_s": round(bench.bulk_s, 4), "allowed_s": round(allowed_s, 4)}
 
 
 def late(options: argparse.Namespace) -> bool:
@@ -200,8 +194,9 @@ def one(options: argparse.Namespace, bench: Bench) -> None:
     bench.warm_up()
     cell, tried = Cell(options.fault, options.phase, options.target, options.reps), Tried()
     try:
-        for trial in attempts(options, bench, cell, tried):
-            tried.trials.append(trial)
+        while not tried.over(cell) and not late(options):
+            tried.trials.append(attempt(options, bench, cell, tried))
+            assert tried.trials[-1]["next_round_ok"], "the rounds after it did not work"
     except BROKEN as error:
         progress(f"{cell}: {error}")
         costs = {"fault_free_s": bench.typical_s, "bulk_s": bench.bulk_s, "allowed_s": 0.0}
@@ -232,13 +227,14 @@ def table(options: argparse.Namespace) -> bool:
 
 
 def fill(options: argparse.Namespace, bench: Bench, found: Table) -> None:
-    """Cells until none is left, the time is over, or the swarm is of no more use."""
+    """Trials of all cells in turn until none is left, the time is over, or the swarm is of no more use."""
     broken = ""
     while found.left and not broken and not late(options):
-        cell = found.left[0]
+        cell = min(found.left, key=lambda left: found.tried(left).hits)
         try:
-            for trial in attempts(options, bench, cell, found.tried(cell)):
-                found.add(cell, trial)
+            trial = attempt(options, bench, cell, found.tried(cell))
+            found.add(cell, trial)
+            broken = "" if trial["next_round_ok"] else "the rounds after it did not work"
         except BROKEN as error:
             progress(f"{cell}: {error}")
             broken = str(error) or repr(error)

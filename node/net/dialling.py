@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -21,6 +21,8 @@ from libp2p.io.trio import TrioTCPStream
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
+from libp2p.protocol_muxer.exceptions import MultiselectClientError
+from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
 from multiaddr import Multiaddr
 
 from ...collectives.errors import PeerLostError, PeerUnreachableError
@@ -166,6 +168,31 @@ class Dialler:
             return _plain(sock.getsockname()[0]), _plain(sock.getpeername()[0])
         except (AttributeError, OSError):
             return None
+
+
+def why(error: BaseException) -> str:
+    """Why a dial failed, in few words: the system's where it said something, else who answered in place of the peer."""
+    causes = list(_causes(error))
+    for cause in causes:
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+    if any(isinstance(cause, PeerIDMismatchesPubkey) for cause in causes):
+        return "another peer answers there"
+    if any(isinstance(cause, MultiselectClientError) for cause in causes):
+        return "what answers there is no node"
+    return str(error.__cause__ or error)
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """An error and all that led to it."""
+    waiting, seen = [error], set[int]()
+    while waiting:
+        cause = waiting.pop(0)
+        if id(cause) not in seen:
+            seen.add(id(cause))
+            yield cause
+            waiting += [found for found in (cause.__cause__, cause.__context__) if found is not None]
+            waiting += cause.exceptions if isinstance(cause, BaseExceptionGroup) else ()
 
 
 def _raw(connection: Any) -> Any:

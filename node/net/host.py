@@ -28,7 +28,7 @@ from ...collectives.identifiers import PeerId
 from ...security.identity import Identity
 from . import workarounds
 from .addresses import check_port_free, host_and_port, is_private, listening_at, split_circuit, usable
-from .dialling import Dialler
+from .dialling import Dialler, why
 from .peer_stream import PeerStream
 
 DIAL_S = 10.0
@@ -282,7 +282,7 @@ class Host:
                 else:
                     await self.through(*hop, peer)
             except Exception as error:
-                failures.append(f"{address}: {error.__cause__ or error}")
+                failures.append(f"{address}: {why(error)}")
                 failed.set()
                 if len(failures) < len(candidates):
                     return

@@ -28,7 +28,8 @@ DIAL_S = 3.0
 STAGGER_S = 0.15
 KNOCK_S = 0.25
 MAX_PENDING = 128
-"""Connections that have not said hello yet; more are closed at once."""
+"""Connections that have not said hello yet. Where there are more, whoever has been silent for `LATE_S` makes room, and nobody comes in else."""
+LATE_S = 0.5
 USER_TIMEOUT_MS = 20_000
 """Longer than the longest legitimate pause of a reader: it only catches what the heartbeats miss."""
 
@@ -94,7 +95,8 @@ class LaneListener:
         self._bound: list[tuple[str, int]] = []
         self._expected: dict[bytes, Expected] = {}
         self._services: dict[bytes, Callable[[trio.socket.SocketType], Awaitable[None]]] = {}
-        self._pending = 0
+        self._pending: dict[trio.CancelScope, float] = {}
+        """Of those that have not said hello: what ends their waiting, and since when they wait; oldest first."""
         self._announce: list[str] = []
         self.outside: Callable[[], list[str]] = list
         """Addresses of the internet that lead here through a router."""
@@ -172,24 +174,30 @@ class LaneListener:
         except OSError:  # out of descriptors, or the connection is gone again
             await trio.sleep(0.05)
             return
-        if self._pending >= MAX_PENDING:
-            sock.close()
-            return
-        self._pending += 1
-        nursery.start_soon(self._greet, sock)
+        now = trio.current_time()
+        if len(self._pending) >= MAX_PENDING:
+            oldest, since = next(iter(self._pending.items()))
+            if now - since < LATE_S:
+                sock.close()
+                return
+            oldest.cancel()
+            del self._pending[oldest]
+        patience = trio.CancelScope(deadline=now + HELLO_S)
+        self._pending[patience] = now
+        nursery.start_soon(self._greet, sock, patience)
 
-    async def _greet(self, sock: trio.socket.SocketType) -> None:
+    async def _greet(self, sock: trio.socket.SocketType, patience: trio.CancelScope) -> None:
         service = None
         try:
             with sock:
                 try:
-                    with trio.move_on_after(HELLO_S):
+                    with patience:
                         magic = await receive_exactly(sock, len(MAGIC))
                         service = self._services.get(magic)
                         if magic == MAGIC:
                             await self._check_hello(sock)
                 finally:
-                    self._pending -= 1
+                    self._pending.pop(patience, None)
                 if service is not None:
                     await service(sock)
         except OSError:

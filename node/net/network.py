@@ -123,7 +123,7 @@ class PeerNetwork:
         self._ways.guesses = settings.port_guessing
         self._lanes = Lanes(self._host, self._ways, self.connect, self._streams.admitted, self._faults, self._rng)
         self.reach = Reach(
-            self._host, self._faults, self._rng, dataclasses.replace(settings, announce=tuple(announce)),
+            self._host, self._faults, self._rng, dataclasses.replace(settings, announce=tuple(announce), lane_port=lane_port),
             first=lambda: self._bootstrap.peers, known=self.book.addresses,
             runs_of=lambda peer: self._rendezvous.registry.runs_of(peer, trio.current_time()), lanes=listener.addresses,
         )  # fmt: skip

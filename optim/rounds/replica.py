@@ -231,10 +231,10 @@ class Replica:
         if not counted:
             self._restore(frozen)
             self.unsent += frozen.samples
-            rebase(self.flat, new, self.base)
+            self._carry(new)
         elif frozen.snapshot is None:
             adopt(self.flat, new)
-        elif self.overlap and self.settings.mixing is not None:
+        elif self.settings.mixing is not None and self.overlap:
             mix(self.flat, new, self.settings.mixing)
         else:
             rebase(self.flat, new, FlatTensor(frozen.snapshot))
@@ -253,8 +253,15 @@ class Replica:
         if new.round == self.base.round:  # one run has one anchor a round
             new.release()
             return
-        rebase(self.flat, new, self.base)
+        self._carry(new)
         self._take(new)
+
+    def _carry(self, new: AnchorView) -> None:
+        """Make live parameters with progress that was not counted start from ``new``."""
+        if self.settings.mixing is not None and new.round != self.base.round:
+            mix(self.flat, new, self.settings.mixing)
+        else:
+            rebase(self.flat, new, self.base)
 
     def _remember(self, frozen: Frozen) -> None:
         if frozen.snapshot is None:

@@ -91,7 +91,7 @@ def test_defaults_and_settings() -> None:
 
 @pytest.mark.parametrize(("text", "key"), [
     ("train = { delay = 3 }", "$.train.delay"),
-    ("train = { mixing = 0.5 }", "$.train.mixing"),
+    ("train = { method = 'gradient_averaging', mixing = 0.5 }", "$.train.mixing"),
     ("train = { overlap = 'late', sync_every = 4, delay = 4 }", "$.train.delay"),
     ("train = { sync_every = 4, target_samples = 9 }", "$.train.target_samples"),
     ("train = { outer = { optimizer = 'yogi' } }\nno_quorum = { policy = 'branch' }", "$.train.outer.optimizer"),

@@ -14,7 +14,7 @@ import trio
 
 from ....collectives.errors import ConfigError, NetworkError, RemoteProtocolError
 from ....collectives.identifiers import PeerId
-from ..addresses import host_of, is_direct, is_internet, is_ipv6, is_loopback, is_public, telling, usable
+from ..addresses import host_of, is_direct, is_internet, is_ipv6, is_loopback, is_public, make_address, telling, usable
 from ..faults import Faults
 from ..host import Host
 from .autonat import AutoNat
@@ -38,9 +38,10 @@ SERVERS = 3
 
 @dataclass(frozen=True, slots=True)
 class ReachSettings:
-    """What the user says. ``announce``: addresses that need no proof."""
+    """What the user says. ``announce``: addresses that need no proof; ``lane_port``: where lanes arrive at their hosts, 0: nobody said."""
 
     announce: tuple[str, ...] = ()
+    lane_port: int = 0
     relay: RelayLimits = RelayLimits()
     port_mapping: bool = True
     port_guessing: bool = False
@@ -208,7 +209,11 @@ class Reach:
         self.turned()
 
     def lanes_outside(self) -> list[str]:
-        """Where the router leads to our lane listener. Nobody tries that for us; so it is told while somebody has reached our other port there."""
+        """Where the router leads to our lane listener. Nobody tries that for us; so it is told while somebody has reached our other port there.
+        Where the user said what to announce and fixed the port of lanes, it is at that host."""
+        if self.settings.lane_port and self.settings.announce:
+            hosts = dict.fromkeys(host_of(address) for address in self.settings.announce if is_direct(address) and is_internet(address))
+            return [make_address(host, self.settings.lane_port) for host in hosts]
         reached = {host_of(address) for address in self.manager.direct(trio.current_time())}
         return [address for address in self._lane_at.values() if host_of(address) in reached]
 
