@@ -10,9 +10,14 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 
+def squared(x: Array) -> Array:
+    """Squared distances between all rows: of whole numbers, exact."""
+    return np.array([[((a - b) ** 2).sum() for b in x] for a in x])
+
+
 def apart(x: Array) -> Array:
     """Distances between all rows."""
-    return np.array([[np.sqrt(((a - b) ** 2).sum()) for b in x] for a in x])
+    return np.sqrt(squared(x))
 
 
 def median(x: Array, f: int) -> Array:
@@ -33,7 +38,7 @@ def meamed(x: Array, f: int) -> Array:
 
 
 def krum_order(x: Array, f: int, neighbours: int) -> list[int]:
-    squares = apart(x) ** 2
+    squares = squared(x)
     scores = [np.sort(np.delete(row, i))[:neighbours].sum() for i, row in enumerate(squares)]
     return sorted(range(len(x)), key=lambda i: (scores[i], i))
 
@@ -48,7 +53,9 @@ def multi_krum(x: Array, f: int) -> Array:
 
 def mda(x: Array, f: int) -> Array:
     lengths = apart(x)
-    best = min(combinations(range(len(x)), len(x) - f), key=lambda rows: max([lengths[i, j] for i, j in combinations(rows, 2)], default=0.0))
+    best = min(
+        combinations(range(len(x)), len(x) - f), key=lambda rows: max([lengths[i, j] for i, j in combinations(rows, 2)], default=0.0)
+    )
     return x[list(best)].mean(axis=0)
 
 

@@ -1,7 +1,8 @@
 """Robust aggregation: one vector from n, of which f may be anything. Pure numbers; no network, no keys, not yet wired into a round.
 
-Rules by coordinate work on any range of the vectors. Rules of whole rows are rule(Gram matrix) -> weights and then one weighted sum; Gram matrices of ranges
-add up. Steps before a rule are matrices that mix rows, so they fit both. All stop on any input, modify none, and name the n they need for an f.
+Rules by coordinate work on any range of the vectors. Rules of whole rows are rule(Gram matrix) -> weights and then one weighted sum; Gram
+matrices of ranges add up. Steps before a rule are matrices that mix rows, so they fit both. All stop on any input, modify none, and name the
+n they need for an f.
 
 bounds      n and f, whole float32 rows, finite numbers
 numbers     small float64 matrices with the same bits everywhere: sums, products, eigenvectors

@@ -1,6 +1,6 @@
 """Rules and steps by name, and a whole aggregation of rows in one process: what the manifest will name, and what tests and benchmarks call.
 
-    aggregate(rows, "trimmed_mean", f=4, before=["nnm"])
+aggregate(rows, "trimmed_mean", f=4, before=["nnm"])
 """
 
 from __future__ import annotations
@@ -66,11 +66,14 @@ def aggregate(
 ) -> Aggregate:
     """``rule`` of rows, after the steps ``before`` in their order. rows: float32 (n, d), not modified; at most f of them are hostile.
 
-    Rows with NaN or infinity are hostile: they are left out, and f is less by as many. ``options`` go to the rule; ``mine`` is MoNNA's own row; size and
-    chance are bucketing's, longest is clipping's. Raises NotEnoughPeersError where too few rows are left for f, ConfigError where a name or number is wrong.
+    Rows with NaN or infinity are hostile: they are left out, and f is less by as many. ``options`` go to the rule; ``mine`` is MoNNA's own row;
+    size and chance are bucketing's, longest is clipping's. Raises NotEnoughPeersError where too few rows are left for f, ConfigError where a
+    name or number is wrong.
     """
     if rule not in RULES or any(step not in STEPS for step in before):
-        raise ConfigError(f"no rule {rule!r} or step in {list(before)}", key="rule", hint=f"rules: {', '.join(RULES)}; steps: {', '.join(STEPS)}")
+        raise ConfigError(
+            f"no rule {rule!r} or step in {list(before)}", key="rule", hint=f"rules: {', '.join(RULES)}; steps: {', '.join(STEPS)}"
+        )
     check_rows(rows)
     n = rows.shape[0]
     kept = finite_rows(rows)

@@ -1,6 +1,7 @@
 """Steps before a rule: NNM, bucketing, clipping of norms, ARC. Each is a matrix (m, n) that makes m new rows of n old ones.
 
-So they work on Gram matrices (`gram.mixed_gram`; a rule's weights of the new rows, times the matrix, are weights of the old) and on ranges of rows (`gram.mix`).
+So they work on Gram matrices (`gram.mixed_gram`; a rule's weights of the new rows, times the matrix, are weights of the old) and on ranges of
+rows (`gram.mix`).
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ def clipping(norms: Vector, longest: float) -> Matrix:
 
 
 def arc(norms: Vector, f: int) -> Matrix:
-    """Adaptive clipping: the floor(2 f (n - f) / n) longest rows are shortened to the next longest. Allouah et al. 2024, arXiv 2405.14432 (n >= 2f + 1)."""
+    """Adaptive clipping: the floor(2 f (n - f) / n) longest rows are shortened to the next longest. n >= 2f + 1.
+
+    Allouah et al. 2024, arXiv 2405.14432. norms: squared norms.
+    """
     n = len(norms)
     need("ARC", n, f, 2 * f + 1)
     lengths = np.sqrt(norms)

@@ -1,7 +1,7 @@
 """Rules that look for a centre by reweighting: geometric median, centred clipping. Gram matrix -> weights; iterations are bounded.
 
-Both minimise a convex sum over the rows by a weighted mean whose weights follow from the distances to the last one. They start at a point no f < n / 2 rows
-can drag away: the mean of the majority nearest to the row that has the least sum of distances.
+Both minimise a convex sum over the rows by a weighted mean whose weights follow from the distances to the last one. They start at a point that no
+f < n / 2 rows can drag away: the mean of the majority nearest to the row that has the least sum of distances.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def centred_clip(products: Matrix, f: int, *, radius: float | None = None) -> Ve
     """The v with sum of (x_i - v) min(1, radius / |x_i - v|) = 0: clipping about a centre, iterated to its fixed point.
 
     Karimireddy, He and Jaggi 2021, arXiv 2012.10333; the fixed point is Gorbunov et al.'s, arXiv 2106.11257: it minimises Huber's loss of the
-    distances and does not depend on a start. n >= 2f + 1. radius: a length as the rows'; None: the rows' median distance from the start. Callers with a memory take
-    it from `Radius`.
+    distances, whatever the start. n >= 2f + 1. radius: a length, as the rows'; None: the rows' median distance from the start. Callers with
+    a memory take it from `Radius`.
     """
     need("centred clipping", len(products), f, 2 * f + 1)
     start = robust_start(products)

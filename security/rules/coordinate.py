@@ -1,7 +1,8 @@
 """Rules of each coordinate by itself: median, trimmed mean, MeaMed. They work on any range of the vectors, so on any part of a butterfly.
 
-f < n / 2 rows may be anything. Columns are taken in tiles that fit the processor's cache: the memory needed beside rows and result is some 2 MiB,
-whatever d is. Tiles are sorted by a network of row-wise minima and maxima (networks.py); sums are float64, in the network's order of rows, so bits depend neither on tiles nor on threads.
+f < n / 2 rows may be anything. Columns are taken in tiles that fit the processor's cache: the memory needed beside rows and result is some
+2 MiB, whatever d is. Tiles are sorted by a network of row-wise minima and maxima (networks.py); sums are float64 and in the network's order of
+rows, so bits depend neither on tiles nor on threads.
 """
 
 from __future__ import annotations
@@ -88,4 +89,3 @@ def _sorted_mean(rows: Tensor, low: int, high: int, window: int, out: Tensor | N
             acc.add_(torch.where(centre - below > above - centre, above, below))
         part.copy_(acc.div_(high - low + window))
     return out
-

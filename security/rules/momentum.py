@@ -25,6 +25,8 @@ class WorkerMomentum:
         if self.value is None:
             self.value = torch.zeros_like(gradient)
         if self.value.shape != gradient.shape:
-            raise ConfigError(f"worker momentum: {tuple(gradient.shape)} after {tuple(self.value.shape)}", why="one object serves one vector")
+            raise ConfigError(
+                f"worker momentum: {tuple(gradient.shape)} after {tuple(self.value.shape)}", why="one object serves one vector"
+            )
         self.value.mul_(self.beta).add_(gradient * (1 - self.beta))
         return self.value

@@ -15,9 +15,9 @@ FLAG_ITERATIONS = 30
 def caf(products: Matrix, f: int) -> Vector:
     """Covariance-bound agnostic filter. Allouah, Guerraoui and Stephan 2025, arXiv 2505.01874 (n >= 2f + 1).
 
-    Rows lose weight in proportion to their variance along the direction of the most variance, until n - 2f are left; the result is that weighted mean, of
-    those met, whose covariance is the least. Each pass takes all weight of a row that still had some, so at most n passes. (byzfl 0.0.11 measures against
-    rows without weight, too, so that one far row makes it go on for ever; and for f = 0 it returns None, where this is the mean.)
+    Rows lose weight in proportion to their variance along the direction of the most variance, until n - 2f are left; the result is that
+    weighted mean, of those met, whose covariance is the least. Each pass takes all weight of a row that still had some, so there are at most n.
+    (byzfl 0.0.11 measures against rows without weight, too, so that one far row makes it go on for ever; for f = 0 it returns None, this the mean.)
     """
     n = len(products)
     need("CAF", n, f, 2 * f + 1)

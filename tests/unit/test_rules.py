@@ -117,7 +117,12 @@ def test_centred_clipping_ends_at_its_fixed_point(radius: float | None) -> None:
         value = centred_clip(products, f, radius=0.3 if radius else None) @ np.where(np.abs(x) > 0, x, 0)
         bound = radius or float(np.sort(np.linalg.norm(x - value, axis=1))[(n - 1) // 2])
         if radius:
-            assert np.abs(reference.clipping_residual(x, value, bound)).max() <= 1e-4 * bound * n + 1e-12 * np.abs(x[f:]).max(), (kind, n, f, d)
+            assert np.abs(reference.clipping_residual(x, value, bound)).max() <= 1e-4 * bound * n + 1e-12 * np.abs(x[f:]).max(), (
+                kind,
+                n,
+                f,
+                d,
+            )
 
 
 def test_caf_agrees_with_its_reference() -> None:
