@@ -9,7 +9,7 @@ from .bounds import need
 from .centre import lower_median
 from .numbers import Matrix, Vector, eigen, product, top_direction, total
 
-FLAG_ITERATIONS = 30
+FLAG_ITERATIONS = 10  # at most; each of them is the eigenvectors of an n x n matrix
 
 
 def caf(products: Matrix, f: int) -> Vector:
