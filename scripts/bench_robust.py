@@ -66,7 +66,9 @@ def row(name: str, run: Callable[[], Tensor], theirs: Byzfl | None, f: int, reps
         if rep:
             samples["ours"].append(wall)
             samples["ours_cpu"].append(cpu)
-        for backend in ("numpy", "torch") if theirs and name in THEIRS else ():
+        if theirs is None or name not in THEIRS:
+            continue
+        for backend in ("numpy", "torch"):
             told = theirs.ask(rule=name, f=f, backend=backend)
             if rep:
                 samples.setdefault(backend, []).append(told["ms"])
