@@ -43,6 +43,12 @@ class AtollError(Exception):
             self.exit_code = exit_code
         if retryable is not None:
             self.retryable = retryable
+        self.annotate()
+
+    def annotate(self) -> None:
+        """Let a traceback end with ``why`` and ``hint``, as they are now: what a script shows that nobody catches it in."""
+        if self.why or self.hint:
+            self.__notes__ = [line for line in (self.why, self.hint, f"More: atoll explain {self.code}") if line]
 
 
 class ConfigError(AtollError):

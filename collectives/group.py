@@ -38,11 +38,13 @@ class Member(msgspec.Struct, frozen=True, array_like=True, order=True):
 class Reading(msgspec.Struct, frozen=True, array_like=True):
     """What a member says of its contribution beside the vector: its own word, which the entry records. None: it does not say.
 
-    ``loss``: the mean loss of the inner steps in it; ``norm``: that of the vector, without running statistics.
+    ``loss``: the mean loss of the inner steps in it; ``norm``: that of the vector, without running statistics; ``lag``: how many inner steps
+    its rounds last took to be decided.
     """
 
     loss: Annotated[float, msgspec.Meta(ge=-1e30, le=1e30)] | None = None
     norm: Annotated[float, msgspec.Meta(ge=0, le=1e30)] | None = None
+    lag: Annotated[float, msgspec.Meta(ge=0, le=1e30)] | None = None
 
 
 NO_READING = Reading()

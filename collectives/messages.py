@@ -30,7 +30,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
 
     ``settle``: what an earlier life of mine offered is gone, and a script waits to hear so: decide any entry. ``site``: the label of the
     place where this member is; those of one place are near each other. Rates size parts and deadlines; who lies about them costs time,
-    nothing else.
+    nothing else. ``ballot``: the one that this member is in; a convener that is in a later one than its own has given that up.
     """
 
     base: Hash
@@ -43,6 +43,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     down: Count = 0
     proven: Count = 0
     reading: Reading = NO_READING  # of the contribution
+    ballot: Count = 0
 
 
 class Prepare(msgspec.Struct, frozen=True, array_like=True, tag="prepare"):

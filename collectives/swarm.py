@@ -59,7 +59,9 @@ class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     local_after: int = 0  # rounds of one inner step before those of sync_every (post-local SGD)
     overlap: Literal["none", "late", "eager"] = "none"  # what is trained on while a round is under way (`optim.rounds.replica`)
     delay: int | None = None  # inner steps from a contribution to its result, with overlap; None: to the end of the next round
-    mixing: float | None = None  # share of live parameters kept when a result is adopted, with overlap; None: all own progress
+    share: float | None = None  # of the time to be spent on training: sync_every and delay are planned again as rounds go on; None: never
+    max_steps: int | None = None  # the longest round that is planned; None: by the size of the model
+    mixing: float | None = None  # share of live parameters kept on an anchor without all of one's own progress; None: all of that
     feedback: bool = False  # carry what the codec loses into the next contribution; those of a bit or two a value always do
     feedback_kept: float = 1.0  # share of that which is still carried a round later (SparseLoCo's β)
     outer: OuterSettings = OuterSettings()
@@ -167,6 +169,12 @@ class AnchorView(Protocol):
         ...
 
     @property
+    def lag(self) -> float:
+        """How many inner steps a round takes to be decided, by what the contributors of the newest round in it measured: their median. 0 where
+        none says so."""
+        ...
+
+    @property
     def digest(self) -> str:
         """blake3 of its bytes, in hex; may be computed when first asked for."""
         ...
@@ -256,14 +264,15 @@ class Swarm(Protocol):
         ...
 
     def contribute(
-        self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None, loss: float | None = None
+        self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None, loss: float | None = None, lag: float | None = None
     ) -> Pending[Outcome]:
         """Freeze a contribution and offer it to the open round.
 
         ``write`` fills a float32 tensor of shape (numel,) with the pseudo-gradient (anchor - parameters), weighted by
-        ``samples`` (an integer > 0) in the mean. With ``base``, the round of the anchor it was made on, it is refused (committed,
-        not counted, with the reason) when that anchor is no longer the newest. ``loss``: the mean loss of the inner steps in it, for a run
-        with a governor. At most one contribution is frozen at a time: a second call while one is
+        ``samples`` (an integer > 0) in the mean; it may keep the tensor, which stays as written until the next contribution. With
+        ``base``, the round of the anchor it was made on, it is refused (committed, not counted, with the reason) when that anchor is no longer
+        the newest. ``loss``: the mean loss of the inner steps in it, for a run with a governor; ``lag``: how many inner steps rounds take here,
+        for one that is planned again. At most one contribution is frozen at a time: a second call while one is
         undecided raises LocalProtocolError.
         """
         ...
@@ -342,7 +351,8 @@ class FragmentSwarm(Swarm, Protocol):
         ...
 
     def contribute_fragment(
-        self, fragment: int, *, samples: int, write: Callable[[Tensor], None], base: int | None = None, loss: float | None = None
+        self, fragment: int, *, samples: int, write: Callable[[Tensor], None], base: int | None = None, loss: float | None = None,
+        lag: float | None = None,
     ) -> Pending[Outcome]:  # fmt: skip
         """`contribute` for one fragment: ``write`` fills a tensor of its length. One contribution of each may be frozen at a time."""
         ...

@@ -119,6 +119,7 @@ def _options(args: argparse.Namespace) -> NodeOptions:
         loaded.config.limits,
         relay_for_all=args.relay_for_all,
         port_mapping=loaded.config.network.port_mapping,
+        port_guessing=loaded.config.network.port_guessing,
         lan_discovery=loaded.config.network.lan_discovery,
     )
 

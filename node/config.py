@@ -11,6 +11,7 @@ import msgspec
 
 from ..collectives.errors import ConfigError
 from .bandwidth import bytes_per_s
+from .net.addresses import everywhere
 from .paths import Paths, storage_error, write_atomic
 from .strict_toml import convert, parse_toml
 
@@ -26,7 +27,7 @@ class NodeTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``[node]``: how this machine takes part in the network."""
 
     port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = DEFAULT_PORT  # 0: any free port
-    listen: Addresses = ()  # multiaddrs; empty: /ip4/0.0.0.0/tcp/PORT
+    listen: Addresses = ()  # multiaddrs; empty: /ip4/0.0.0.0/tcp/PORT and /ip6/::/tcp/PORT
     bootstrap: Addresses = ()  # peers to ask first, beside those of invites and of the peer cache
     announce: Addresses = ()  # addresses that others should dial, where they differ (a forwarded port)
     lane_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 0  # TCP port for bulk data; 0: any free port
@@ -43,6 +44,7 @@ class NetworkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     lan_discovery: bool = True  # find peers in the house by multicast DNS, and be found
     port_mapping: bool = True  # behind a router, ask it to lead a port here (NAT-PMP, UPnP)
+    port_guessing: bool = False  # behind a symmetric router, or towards one: find a port for a direct lane by guessing, where both ends do
 
 
 class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -54,7 +56,7 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def listen_addresses(self) -> tuple[str, ...]:
         """Multiaddrs to listen on."""
-        return self.node.listen or (f"/ip4/0.0.0.0/tcp/{self.node.port}",)
+        return self.node.listen or everywhere(self.node.port)
 
     @property
     def limits(self) -> tuple[int, int]:

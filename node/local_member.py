@@ -23,6 +23,7 @@ from ..optim.solo import Lease
 from .session import events as ev
 from .session.replica import ModelReplica, PlainSlots
 from .session.session import Session
+from .session.tallies import lag as lag_at
 from .session.tallies import tallies
 from .simulation.process import NodeProcess, Place
 from .simulation.stage import Actor
@@ -220,15 +221,15 @@ class LocalMember:
         for view in views:
             view.copy_into(whole[start : start + view.numel])
             start += view.numel
-        return Lease(whole, min(view.round for view in views), lambda: None, min(view.samples for view in views))
+        return Lease(whole, min(view.round for view in views), lambda: None, min(view.samples for view in views), views[0].lag)
 
     def contribute(
-        self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None, loss: float | None = None
+        self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None, loss: float | None = None, lag: float | None = None
     ) -> LocalPending:
         """See Swarm."""
         if self.fragments > 1:
             raise LocalProtocolError(f"this run is cut into {self.fragments} fragments", hint="contribute_fragment() offers one of them")
-        return self.contribute_fragment(0, samples=samples, write=write, base=base, loss=loss)
+        return self.contribute_fragment(0, samples=samples, write=write, base=base, loss=loss, lag=lag)
 
     @property
     def closing(self) -> int:
@@ -250,14 +251,15 @@ class LocalMember:
         slots = cast(PlainSlots, replica.slots)
         assert slots.current is not None
         rounds, samples = session.rounds(replica.generation), session.samples(replica.generation)
-        return Lease(slots.tensor(slots.current).clone(), rounds, lambda: None, samples)
+        return Lease(slots.tensor(slots.current).clone(), rounds, lambda: None, samples, lag_at(session, replica.generation))
 
     def fragment_closing(self, fragment: int) -> int:
         """See FragmentSwarm."""
         return self._closing.get(fragment, 0)
 
     def contribute_fragment(
-        self, fragment: int, *, samples: int, write: Callable[[Tensor], None], base: int | None = None, loss: float | None = None
+        self, fragment: int, *, samples: int, write: Callable[[Tensor], None], base: int | None = None, loss: float | None = None,
+        lag: float | None = None,
     ) -> LocalPending:  # fmt: skip
         """See FragmentSwarm."""
         node, session = self._node(), self._session(fragment)
@@ -269,7 +271,7 @@ class LocalMember:
             raise LocalProtocolError(f"a contribution of {samples} samples")
         vector = torch.zeros(session.machine.shape.numel, dtype=torch.float32, device="cpu")
         write(vector)
-        reading = reading_of(vector, cut(self._layout, self.fragments)[fragment], effective_outer(self.settings), loss)
+        reading = reading_of(vector, cut(self._layout, self.fragments)[fragment], effective_outer(self.settings), loss, lag)
         cid, pending = self._rng.randbytes(16), LocalPending(self, self.clock())
         self._pending[fragment] = (cid, pending)
         with node.alive():

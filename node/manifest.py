@@ -20,7 +20,7 @@ from ..collectives.group import MAX_PEER_ID, TopologyKind
 from ..collectives.identifiers import PeerId, RunId
 from ..collectives.layout import MAX_FRAGMENTS
 from ..collectives.swarm import OuterSettings, RunSettings
-from .manifest_checks import check_exchange, check_fragments, check_train
+from .manifest_checks import check_exchange, check_fragments, check_schedule, check_train
 from .manifest_form import canonical, stands_for
 from .manifest_gpt import gpt_config
 from .manifest_presets import take_wish, with_preset
@@ -100,7 +100,8 @@ class OuterTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class TrainTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``[train]``: a round ends after ``sync_every`` inner steps, ``round_s`` seconds or ``target_samples`` of all members; give one of them.
 
-    ``overlap``, ``delay`` and ``mixing`` say what members train on while a round is under way (`docs/optimizers.md`).
+    ``overlap``, ``delay`` and ``mixing`` say what members train on while a round is under way (`docs/optimizers.md`). With ``share``, the part
+    of the time to be spent on training, ``sync_every`` and ``delay`` are those of the first rounds: they are planned again as rounds go on.
     """
 
     method: Literal["diloco", "local_sgd", "gradient_averaging"] = "diloco"
@@ -114,6 +115,8 @@ class TrainTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rounds: Natural | None = None  # committed rounds after which the run is done; None: the built-in recipe ends with its schedule
     inner: InnerTable = InnerTable()
     outer: OuterTable = OuterTable()
+    share: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
+    max_steps: Annotated[int, msgspec.Meta(ge=2, le=1_000_000)] | None = None  # the longest round; None: by the size of the model
 
 
 class ExchangeTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -217,6 +220,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             overlap=self.train.overlap,
             delay=self.train.delay,
             mixing=self.train.mixing,
+            share=self.train.share,
+            max_steps=self.train.max_steps,
             feedback=self.exchange.feedback,
             feedback_kept=self.exchange.feedback_kept,
             outer=self.train.outer.settings(),
@@ -293,14 +298,15 @@ def load_manifest(path: Path) -> Manifest:
 def decode_manifest(data: bytes) -> Manifest:
     """The manifest of canonical bytes that came from outside.
 
-    Raises ConfigError when they are no valid manifest, VersionMismatchError when they are of a newer schema or use a field not known here.
+    Raises ConfigError when they are no valid manifest, VersionMismatchError when they are of a newer schema or use a field, a method or a
+    codec not known here.
     """
     if len(data) > MAX_MANIFEST_BYTES:
         raise ConfigError(f"manifest of {len(data)} bytes, limit {MAX_MANIFEST_BYTES}")
     try:
         manifest = _decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        if _schema_of(data) > SCHEMA or "unknown field" in str(error):
+        if _schema_of(data) > SCHEMA or "unknown field" in str(error) or "Invalid enum value" in str(error):
             raise VersionMismatchError(
                 "the run's manifest was written for a newer atoll", why=str(error), hint="pip install -U atoll"
             ) from None
@@ -311,6 +317,10 @@ def decode_manifest(data: bytes) -> Manifest:
         )
     if not stands_for(data, manifest) or sum(getattr(manifest.train, end) is not None for end in ENDS) != 1:
         raise ConfigError("the run's manifest is not in canonical form")
+    if unknown := [codec for codec in (manifest.exchange.codec, *manifest.exchange.codecs.values()) if codec not in CODECS]:
+        raise VersionMismatchError(
+            f"the run's codec {unknown[0]!r} is not known to this atoll", why="A newer release has it.", hint="pip install -U atoll"
+        )
     _check(manifest, "manifest")
     return manifest
 
@@ -345,6 +355,7 @@ def _check(manifest: Manifest, name: str) -> None:
     check_train(manifest.train, manifest.no_quorum, name)
     if model.entry == "builtin:gpt":
         gpt_config(model, name)
+        check_schedule(manifest.train, name)
     if len(manifest.encode()) > MAX_MANIFEST_BYTES:
         raise ConfigError(f"{name} is longer than {MAX_MANIFEST_BYTES} bytes")
 

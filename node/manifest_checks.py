@@ -13,14 +13,20 @@ if TYPE_CHECKING:
 
 def check_train(train: TrainTable, no_quorum: NoQuorumTable, name: str) -> None:
     """Settings of `[train]` that mean something only together."""
-    for key, given in (("delay", train.delay), ("mixing", train.mixing)):
-        if given is not None and train.overlap == "none":
-            raise ConfigError(
-                f'{name}: $.train.{key} is given, and $.train.overlap is "none"',
-                key=f"$.train.{key}",
-                why="Without overlap members wait for the round's result and take it as it is.",
-                hint='overlap = "late"',
-            )
+    if train.delay is not None and train.overlap == "none":
+        raise ConfigError(
+            f'{name}: $.train.delay is given, and $.train.overlap is "none"',
+            key="$.train.delay",
+            why="Without overlap members wait for the round's result and take it as it is.",
+            hint='overlap = "late"',
+        )
+    if train.mixing is not None and train.method == "gradient_averaging":
+        raise ConfigError(
+            f"{name}: $.train.mixing with the method {train.method!r}",
+            key="$.train.mixing",
+            why="Its members have gradients, and no parameters of their own to be mixed.",
+            hint='Leave it out, or method = "diloco".',
+        )
     if train.delay is not None and train.sync_every is not None and train.delay >= train.sync_every:
         raise ConfigError(
             f"{name}: $.train.delay of {train.delay} inner steps in rounds of {train.sync_every}",
@@ -35,6 +41,7 @@ def check_train(train: TrainTable, no_quorum: NoQuorumTable, name: str) -> None:
             why="A gradient is one of the anchor it was taken at; training goes on when the step is made.",
             hint='overlap = "none", or method = "diloco"',
         )
+    check_share(train, name)
     outer = train.outer
     if outer.stretch and train.method != "diloco":
         raise ConfigError(
@@ -49,6 +56,43 @@ def check_train(train: TrainTable, no_quorum: NoQuorumTable, name: str) -> None:
             key="$.train.outer.optimizer",
             why="What a branch hands over is the anchor and one momentum vector.",
             hint='Use optimizer = "nesterov", "sgd" or "adagrad" without a governor, or policy = "pause".',
+        )
+
+
+def check_share(train: TrainTable, name: str) -> None:
+    """What a run whose rounds are planned again must be."""
+    if train.share is None:
+        if train.max_steps is not None:
+            raise ConfigError(
+                f"{name}: $.train.max_steps is given, and nothing is planned again", key="$.train.max_steps", hint="share = 0.95"
+            )
+        return
+    if train.sync_every is None:
+        raise ConfigError(
+            f"{name}: $.train.share in a run whose rounds do not end by steps",
+            key="$.train.share",
+            why="What is planned again is the number of steps of a round.",
+            hint="sync_every = 50, for the first rounds",
+        )
+    if train.max_steps is not None and train.max_steps < train.sync_every:
+        raise ConfigError(f"{name}: $.train.max_steps is below sync_every", key="$.train.max_steps", hint="Give at least sync_every.")
+    if train.method == "gradient_averaging":
+        raise ConfigError(
+            f"{name}: $.train.share with gradient averaging",
+            key="$.train.share",
+            why="The steps of a round are its batch, and the learning rate is tuned for that.",
+            hint='Leave it out, or method = "diloco".',
+        )
+
+
+def check_schedule(train: TrainTable, name: str) -> None:
+    """What the built-in recipe's learning rate can follow."""
+    if train.share is not None and train.inner.steps is not None and train.inner.samples is None:
+        raise ConfigError(
+            f"{name}: $.train.share with a learning rate that goes by steps",
+            key="$.train.inner.samples",
+            why="How many steps a round has is planned again, so rounds do not tell how far the run is.",
+            hint="samples = 100000, of all members together, under [train.inner]",
         )
 
 
@@ -73,6 +117,13 @@ def check_exchange(exchange: ExchangeTable, name: str) -> None:
 
 def check_fragments(manifest: Manifest, name: str) -> None:
     """What a run in fragments cannot be."""
+    if manifest.train.share is not None:
+        raise ConfigError(
+            f"{name}: $.train.share in a run of {manifest.exchange.fragments} fragments",
+            key="$.train.share",
+            why="Each fragment would get rounds of its own length, and no longer come at a time of its own.",
+            hint="Leave one of the two out: fragments = 1.",
+        )
     if manifest.no_quorum.policy == "branch":
         raise ConfigError(
             f'{name}: a run with $.exchange.fragments = {manifest.exchange.fragments} cannot have $.no_quorum.policy = "branch"',

@@ -26,7 +26,7 @@ from ..collectives.reduce import works_on_bits
 from ..collectives.swarm import Call, Outcome, PeerView, RunSettings, Share, Tally, sample_count
 from .model.feedback import as_decoded, contribution_grid, has_feedback
 from .outer import OuterStep, effective_outer, reading_of
-from .outer.readings import Said
+from .outer.readings import Said, median_lag
 
 if TYPE_CHECKING:
     from .data.shard import Shard
@@ -63,10 +63,10 @@ class Done(Generic[T]):
 class Lease:
     """An AnchorView on one generation of an `AnchorStore`."""
 
-    def __init__(self, flat: Tensor, round_: int, give_back: Callable[[], None], samples: int = 0) -> None:
+    def __init__(self, flat: Tensor, round_: int, give_back: Callable[[], None], samples: int = 0, lag: float = 0.0) -> None:
         self._flat: Tensor | None = flat
         self._give_back = give_back
-        self.round, self.samples = round_, samples
+        self.round, self.samples, self.lag = round_, samples, lag
         self.numel = flat.numel()
         self._digest = ""
 
@@ -104,6 +104,7 @@ class AnchorStore:
     def __init__(self, layout: Layout, settings: RunSettings, initial: Callable[[Tensor], None]) -> None:
         self.layout = layout
         self.round = self.samples = 0
+        self.lag = 0.0
         self._step = OuterStep(effective_outer(settings), layout)
         numel = self._step.state_numel(layout.numel)
         self.momentum = torch.zeros(numel, dtype=torch.float32, device="cpu") if self._step.needs_momentum else None
@@ -124,18 +125,19 @@ class AnchorStore:
                 if flat is not self.anchor:
                     self._free.append(flat)
 
-        return Lease(flat, self.round, give_back, self.samples)
+        return Lease(flat, self.round, give_back, self.samples, self.lag)
 
     def commit(self, mean: Tensor, said: Said = ()) -> None:
         """Apply the outer step with this mean, of whose contributions this is ``said``; the result is the newest generation."""
         old, new = self.anchor, self._spare()
         self._step.apply(old, mean, self.momentum, new, said)
         self.samples += sum(weight for weight, _ in said)
+        self.lag = median_lag([reading for _, reading in said])
         self._turn(new, self.round + 1)
 
     def replace(self, anchor: Tensor, momentum: Tensor, round_: int, samples: int) -> None:
         """Make copies of these the newest state. An empty ``momentum`` is that of a run without any."""
-        self.samples = samples
+        self.samples, self.lag = samples, 0.0
         new = self._spare()
         new.copy_(anchor)
         if self.momentum is not None:
@@ -208,7 +210,7 @@ class SoloSwarm:
         return self._opened().lease()
 
     def contribute(
-        self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None, loss: float | None = None
+        self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None, loss: float | None = None, lag: float | None = None
     ) -> Done[Outcome]:
         """See `Swarm`. The round is decided when this returns; when ``write`` raises nothing has happened."""
         store = self._opened()
@@ -224,10 +226,12 @@ class SoloSwarm:
         write(self._frozen)
         if not bool(torch.isfinite(self._frozen).all()):
             raise LocalProtocolError(f"not finite: {why_refused(self._frozen, store.layout, 'fp32')}; nothing was committed")
-        if has_feedback(self.settings):  # what the codec loses will come again
-            as_decoded(contribution_grid(store.layout, self.settings), self._frozen, self._frozen)
+        mean = self._frozen
+        if has_feedback(self.settings):  # what the codec loses will come again; the contribution stays as it was written
+            mean = torch.empty_like(mean)
+            as_decoded(contribution_grid(store.layout, self.settings), self._frozen, mean)
         outer = effective_outer(self.settings)
-        store.commit(self._frozen, [(samples, reading_of(self._frozen, store.layout, outer, loss))])
+        store.commit(mean, [(samples, reading_of(mean, store.layout, outer, loss, lag))])
         self._counted.append(self._counted[-1] + samples)
         share = Share(self.peer, samples)
         return Done(Outcome("committed", store.round, (share,), counted=True, elapsed_s=time.monotonic() - started))

@@ -87,7 +87,7 @@ class Worker:
         assert node is not None
         self.node_pid = node.pid
         self.source, self.flat = torch.empty(0), torch.empty(0)
-        self.anchor, self.before = torch.empty(0), torch.empty(0)
+        self.before = torch.empty(0)  # the anchor before a round
         self.cpu = (0.0, 0.0)
         self.baseline_kib = 0
         self.operation = 0
@@ -115,8 +115,7 @@ class Worker:
             os.environ["GLOO_SOCKET_IFNAME"] = "lo"
             dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{self.options['gloo']}", rank=self.rank, world_size=self.peers)
         if self.durable:
-            self.anchor = torch.empty(self.elements)
-            self._read_anchor(self.anchor)
+            self.before = torch.empty(self.elements)
         self.baseline_kib = memory_kib(self.node_pid, "VmRSS")
         Path(f"/proc/{self.node_pid}/clear_refs").write_text("5", encoding="ascii")  # the peak counts from here
         return {}
@@ -133,6 +132,8 @@ class Worker:
     def reset(self) -> dict[str, Any]:
         """Before an operation: the input as it was, the clocks."""
         self.flat.copy_(self.source)
+        if self.durable:
+            self._read_anchor(self.before)
         self.cpu = time.process_time(), process_cpu_s(self.node_pid)
         return {}
 
@@ -153,8 +154,6 @@ class Worker:
         else:
             outcome = self.swarm.all_reduce(self.flat, weight=1, op_id=f"bench {self.operation}", deadline_s=DEADLINE_S).wait()
         end = time.monotonic()
-        if self.durable:
-            self.before, self.anchor = self.anchor, self.flat.clone()
         rate = (self.spun() - spun) / (end - at)
         ok = outcome.status == "committed" and len(outcome.contributors) == self.peers
         told = {"status": outcome.status, "reason": outcome.reason, "bytes_sent": outcome.bytes_sent}

@@ -1,17 +1,19 @@
 """The table of all faults for bench_faults: its cells, what is written down of each, and what is kept of one that failed.
 
-A row is kept in a file as soon as its cell is done, so that a table that was cut off goes on where it was: rows count again where they
-were made with the same settings.
+Every trial is kept in a file as soon as it is done, so that a table that was cut off goes on where it was, in the middle of a cell, too:
+trials count again where they were made with the same settings.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import shutil
+import statistics
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ from _bench import progress
 from _kits import KINDS, PHASES, TARGETS, Kind, Peer, Phase, Target
 
 OWNERS = 20  # trials of a cell in which an owner is killed or stopped
+TRIES = 6  # times a trial is repeated when its fault comes too late
+RIGHT = ("exact", "bit_equal", "contributors_right", "committed", "survivors_counted", "kept", "next_round_ok")
 Trial = dict[str, Any]
 
 
@@ -45,43 +49,79 @@ def cells(kind: Kind | None, phase: Phase | None, target: Target | None, reps: i
     ]  # fmt: skip
 
 
+@dataclass(slots=True)
+class Tried:
+    """What was tried of a cell. ``broken``: why it could not go on; ``kept``: where what it left is, if it failed."""
+
+    trials: list[Trial] = field(default_factory=list[Trial])
+    broken: str = ""
+    kept: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def hits(self) -> int:
+        """Trials whose fault met its phase."""
+        return sum(found["hit"] for found in self.trials)
+
+    def over(self, cell: Cell) -> bool:
+        """Whether nothing is left to be tried."""
+        return bool(self.broken) or self.hits >= cell.reps or len(self.trials) >= cell.reps * TRIES
+
+
 class Table:
-    """Rows as they come. ``journal``: the file they are kept in, or None; ``logs``: where failing cells leave theirs."""
+    """Trials as they come. ``journal``: the file they are kept in, or None; ``logs``: where failing cells leave theirs."""
 
     def __init__(self, wanted: Sequence[Cell], settings: Mapping[str, Any], journal: Path | None, logs: Path | None) -> None:
-        self.rows: list[dict[str, Any]] = []
         self._settings = json.loads(json.dumps(settings))
         self._journal, self._logs = journal, logs
-        known = {row["cell"]: row for row in self._read() if row["settings"] == self._settings}
-        self.left = [cell for cell in wanted if known.get(str(cell), {}).get("reps") != cell.reps]
-        for cell in wanted:
-            if cell not in self.left:
-                self.rows.append({key: value for key, value in known[str(cell)].items() if key != "settings"})
+        self._tried = {cell: Tried() for cell in wanted}
+        names = {str(cell): cell for cell in wanted}
+        for line in self._read():
+            if line["settings"] == self._settings and line["cell"] in names:
+                self._take(names[line["cell"]], line)
         self._began, self._done = time.monotonic(), 0
-        if self.rows:
-            progress(f"{len(self.rows)} cells are done already")
+        if done := len(self._tried) - len(self.left):
+            progress(f"{done} cells are done already")
+
+    @property
+    def left(self) -> list[Cell]:
+        """Cells that are not done."""
+        return [cell for cell, tried in self._tried.items() if not tried.over(cell)]
+
+    def tried(self, cell: Cell) -> Tried:
+        """What was tried of a cell."""
+        return self._tried[cell]
 
     def _read(self) -> list[dict[str, Any]]:
         if self._journal is None or not self._journal.exists():
             return []
         return [json.loads(line) for line in self._journal.read_text(encoding="utf-8").splitlines()]
 
-    def add(self, cell: Cell, figures: dict[str, Any], trials: Sequence[Trial], broken: str, peers: Sequence[Peer], seed: int) -> None:
-        """A cell is done; ``broken``: why it could not go on."""
-        self.left.remove(cell)
-        reasons = why(cell, figures, broken)
-        row: dict[str, Any] = {"cell": str(cell), "reps": cell.reps, "passed": not reasons, **figures}
-        if reasons:
-            row |= {"reasons": reasons, "seed": seed, "logs": str(self._keep(cell, trials, broken, peers))}
-        self.rows.append(row)
+    def _take(self, cell: Cell, line: Mapping[str, Any]) -> None:
+        tried = self._tried[cell]
+        if "trial" in line:
+            tried.trials.append(line["trial"])
+        else:
+            tried.broken, tried.kept = line["broken"], line["kept"]
+
+    def _write(self, cell: Cell, line: dict[str, Any]) -> None:
+        self._take(cell, line)
         if self._journal is not None:
             with open(self._journal, "a", encoding="utf-8") as journal:
-                journal.write(json.dumps({**row, "settings": self._settings}) + "\n")
-        self._done += cell.reps
-        left_s = (time.monotonic() - self._began) / self._done * sum(cell.reps for cell in self.left)
+                journal.write(json.dumps({"cell": str(cell), **line, "settings": self._settings}) + "\n")
+
+    def add(self, cell: Cell, trial: Trial) -> None:
+        """A trial is done."""
+        self._write(cell, {"trial": trial})
+        self._done += 1
+
+    def end(self, cell: Cell, broken: str, peers: Sequence[Peer], seed: int) -> None:
+        """A cell is done; ``broken``: why it could not go on. ``seed``: of the last trial."""
+        tried = self._tried[cell]
+        if reasons := why(cell, summary(tried.trials, cell), broken):
+            self._write(cell, {"broken": broken, "kept": {"seed": seed, "logs": str(self._keep(cell, tried.trials, broken, peers))}})
+        left_s = (time.monotonic() - self._began) / max(1, self._done) * sum(cell.reps - self._tried[cell].hits for cell in self.left)
         progress(
-            f"── {cell}: {'right and in time' if not reasons else '; '.join(reasons)}"
-            f" ({len(self.rows)} cells, {len(self.left)} left, about {left_s / 60:.0f} min)"
+            f"── {cell}: {'; '.join(reasons) or 'right and in time'} ({len(self.left)} of {len(self._tried)} left, about {left_s / 60:.0f} min)"
         )
 
     def _keep(self, cell: Cell, trials: Sequence[Trial], broken: str, peers: Sequence[Peer]) -> Path:
@@ -96,15 +136,44 @@ class Table:
         (folder / "trials.json").write_text(json.dumps({"broken": broken, "trials": list(trials)}, indent=1), encoding="utf-8")
         return folder
 
-    def summary(self) -> dict[str, Any]:
+    def rows(self) -> list[dict[str, Any]]:
+        """The figures of every cell that is done."""
+        found: list[dict[str, Any]] = []
+        for cell, tried in self._tried.items():
+            if tried.over(cell):
+                figures = summary(tried.trials, cell)
+                reasons = why(cell, figures, tried.broken)
+                row: dict[str, Any] = {"cell": str(cell), "reps": cell.reps, "passed": not reasons, **figures}
+                found.append(row | ({"reasons": reasons, **tried.kept} if reasons else {}))
+        return found
+
+    def figures(self) -> dict[str, Any]:
         """The figures of the whole table. ``right``: cells whose values and contributors are all right, whatever their time."""
-        failing = {row["cell"]: {key: row[key] for key in ("reasons", "seed", "logs")} for row in self.rows if not row["passed"]}
+        rows = self.rows()
+        failing = {row["cell"]: {key: row.get(key) for key in ("reasons", "seed", "logs")} for row in rows if not row["passed"]}
         return {
-            "cells": len(self.rows) + len(self.left), "done": len(self.rows), "passed": len(self.rows) - len(failing),
-            "right": sum(row["right"] for row in self.rows), "trials": sum(row["trials"] for row in self.rows),
-            "misses": sum(row["misses"] for row in self.rows), "failing": failing,
-            "elapsed_s": round(time.monotonic() - self._began, 1),
+            "cells": len(self._tried), "done": len(rows), "passed": len(rows) - len(failing),
+            "right": sum(row["right"] for row in rows), "trials": sum(row["trials"] for row in rows),
+            "misses": sum(row["misses"] for row in rows), "failing": failing,
+            "elapsed_s": round(time.monotonic() - self._began, 1), "table": rows,
         }  # fmt: skip
+
+
+def summary(trials: Sequence[Trial], cell: Cell) -> dict[str, Any]:
+    """The figures of a cell. Every trial has its own ``allowed_s``, ``bulk_s`` and ``fault_free_s``: of the swarm it was made with."""
+    counted = [found for found in trials if found["hit"]]
+    figures: dict[str, Any] = {key: sum(found[key] for found in counted) for key in RIGHT}
+    for key in ("over_fault_free_s", "since_fault_s", "back_s"):
+        figures[f"{key}_max"] = max((found.get(key, 0.0) for found in counted), default=None)
+    figures |= {
+        key: round(statistics.median([t[key] for t in trials]), 4) if trials else None for key in ("fault_free_s", "bulk_s", "allowed_s")
+    }
+    return {
+        "trials": len(counted), "misses": len(trials) - len(counted), **figures, "judged": RIGHT,
+        "right": len(counted) >= cell.reps and all(figures[key] == len(counted) for key in RIGHT),
+        "within": sum(found.get("over_fault_free_s", math.inf) <= found["allowed_s"] for found in counted),
+        "all_right": all(found["exact"] for found in trials),
+    }  # fmt: skip
 
 
 def why(cell: Cell, figures: Mapping[str, Any], broken: str) -> list[str]:
@@ -113,9 +182,7 @@ def why(cell: Cell, figures: Mapping[str, Any], broken: str) -> list[str]:
     reasons = [broken.splitlines()[0][:300]] if broken else []
     if trials < cell.reps and not broken:
         reasons.append(f"only {trials} of {cell.reps} trials met their phase")
-    for key in figures["judged"]:
-        if figures[key] < trials:
-            reasons.append(f"{key} {figures[key]} of {trials}")
+    reasons += [f"{key} {figures[key]} of {trials}" for key in figures["judged"] if figures[key] < trials]
     if figures["within"] < trials:
         reasons.append(
             f"in time {figures['within']} of {trials}: {figures['over_fault_free_s_max']:.2f} s over, {figures['allowed_s']:.2f} allowed"

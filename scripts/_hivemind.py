@@ -1,4 +1,4 @@
-"""hivemind beside us: its own pinned environment, its averaging of a flat vector among worker processes, and its DHT."""
+"""hivemind beside us: its own pinned environment, its averaging of a flat vector among worker processes, its DHT and its optimizer."""
 
 from __future__ import annotations
 
@@ -58,18 +58,24 @@ def _run(command: list[str], timeout_s: float) -> str:
     return done.stdout
 
 
-def seconds(peers: int, elements: int, codec: str, reps: int) -> list[float]:
-    """Seconds of the slowest peer for each of ``reps`` averagings, matchmaking left out. Raises Unavailable."""
+def averagings(peers: int, elements: int, codec: str, reps: int) -> dict[str, list[float]]:
+    """``seconds`` of the slowest peer and ``cpu_seconds`` of all for each of ``reps`` averagings, matchmaking left out. Raises Unavailable."""
     if codec not in COMPRESSION:
         raise Unavailable(f"hivemind has no codec like {codec}")
     settings = {"peers": peers, "elements": elements, "compression": COMPRESSION[codec], "reps": reps}
-    return _said("_hivemind_peers.py", settings)["seconds"]
+    return _said("_hivemind_peers.py", settings)
 
 
 def dht_times(peers: int, reps: int, pause_s: float, warmup: int = 5) -> dict[str, list[float]]:
     """Milliseconds of each of ``reps`` stores (``store_ms``) and gets (``get_ms``) among ``peers`` nodes. Raises Unavailable."""
     progress(f"hivemind: {peers} nodes, {reps} stores and gets")
     return _said("_hivemind_dht.py", {"peers": peers, "reps": reps, "pause_s": pause_s, "warmup": warmup})
+
+
+def step_cpu(params: int, pairs: int) -> dict[str, list[float]]:
+    """CPU seconds of the script for each of so many steps between averagings: "plain", "local" and "gradients". Raises Unavailable."""
+    progress(f"hivemind: steps of {params:,} parameters")
+    return _said("_hivemind_attach.py", {"params": params, "pairs": pairs})
 
 
 def _said(script: str, settings: dict[str, Any]) -> dict[str, list[float]]:

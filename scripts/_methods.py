@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from random import Random
 from typing import Any
@@ -14,9 +14,9 @@ import torch
 
 from atoll.collectives.codecs.names import round_bytes_per_value
 from atoll.collectives.layout import cut
-from atoll.collectives.swarm import OuterSettings, RunSettings
+from atoll.collectives.swarm import Outcome, OuterSettings, RunSettings
 from atoll.node.local import LocalSwarm
-from atoll.node.local_member import LocalMember
+from atoll.node.local_member import LocalMember, LocalPending
 from atoll.node.manifest_gpt import GptConfig
 from atoll.node.recipes.data import batch, split, unique_paragraphs
 from atoll.node.recipes.gpt import GPT
@@ -29,6 +29,7 @@ SHORT = PRESETS["short"]
 STEP_S = 0.1  # virtual; links are then faster than what a node needs to take part (`collectives/round/patience.py`)
 LATENCY_S = 0.005
 TRANSFER_SHARE = 0.3  # of a round's compute: how long an exchange in fp32 takes on the simulated links
+DELAY = 3  # inner steps of the ten of a round, in which such an exchange is over; with `…_round` a result is a whole round late
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,12 @@ class Size:
     steps: int
     synchronous: int  # the first steps, in all arms
     lr: float
+    points: int = 0  # of the curve of held-out loss
 
 
 SIZES = {
     "42k": Size(GptConfig(width=32, layers=2, heads=2, context=32), 4, 400, 100, 8e-3),
-    "1m": Size(GptConfig(width=144, layers=4, heads=4, context=64), 8, 700, 100, 2e-3),
+    "1m": Size(GptConfig(width=144, layers=4, heads=4, context=64), 4, 400, 100, 2e-3, 10),
 }
 
 
@@ -56,6 +58,7 @@ class Method:
     sync_every: int = 10
     peers: int = 4
     lost: float = 0.0  # share of contributions that do not arrive
+    inner_lr: float = 0.0  # 0: the size's
     reference: str = "ddp"
 
 
@@ -71,15 +74,18 @@ METHODS = {
     "diloco_2bit_ef": Method({"codec": "stat2"}, reference="diloco"),
     "sparseloco": Method({"codec": "sparse128", "outer": PRESETS["short-sparse"]}),
     "sparseloco_published": Method({"codec": "sparse64", "feedback_kept": 0.95, "outer": PRESETS["sparse"]}),
-    "diloco_lost30": Method(lost=0.3, reference="diloco"),
+    "diloco_lost30": Method({"mixing": 0.5}, lost=0.3, reference="diloco"),
+    "diloco_lost30_all": Method(lost=0.3, reference="diloco"),
     "adam": Method({"outer": OuterSettings("adam", 0.02, 0.6, 0.95)}),
     "local_sgd": Method({"method": "local_sgd"}),
     "streaming": Method({"fragments": 2}, reference="diloco"),
     "streaming_late": Method({"fragments": 2, "overlap": "late", "delay": 2, "mixing": 0.5, "codec": "int4"}),
-    "late": Method({"overlap": "late", "outer": PRESETS["short-late"]}),
-    "late_delay": Method({"overlap": "late", "delay": 3, "outer": PRESETS["short-delay"]}),
-    "co2": Method({"overlap": "late", "outer": PRESETS["co2"]}),
-    "eager": Method({"overlap": "eager", "outer": PRESETS["short-eager"]}),
+    "late": Method({"overlap": "late", "delay": DELAY, "outer": PRESETS["short-delay"]}),
+    "late_round": Method({"overlap": "late", "outer": PRESETS["short-late"]}),
+    "co2": Method({"overlap": "late", "delay": DELAY, "outer": PRESETS["co2"]}),
+    "co2_round": Method({"overlap": "late", "outer": PRESETS["co2"]}),
+    "eager": Method({"overlap": "eager", "delay": DELAY, "outer": PRESETS["short-delay"]}),
+    "eager_round": Method({"overlap": "eager", "outer": PRESETS["short-eager"]}),
     "large_batch": Method(),
     "gradient_averaging": Method(
         {"method": "gradient_averaging", "sync_every": None, "outer": OuterSettings("adamw", 2e-3, 0.9, 0.99, 1e-8, 0.1)},
@@ -101,12 +107,11 @@ def method_of(name: str) -> Method:
         value: Any = text if key in ("kind", "codec", "overlap") else (float(text) if "." in text else int(text))
         if key in outer:
             outer[key] = value
-        elif key in ("sync_every", "peers", "lost"):
+        elif key in ("sync_every", "peers", "lost", "inner_lr"):
             more[key] = value
         else:
             settings[key] = value
-    changed = Method({**settings, "outer": OuterSettings(**outer)}, method.sync_every, method.peers, method.lost, method.reference)
-    return Method(**{**{name: getattr(changed, name) for name in Method.__dataclass_fields__}, **more})
+    return replace(method, settings={**settings, "outer": OuterSettings(**outer)}, **more)
 
 
 class Task:
@@ -119,6 +124,8 @@ class Task:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.model = GPT(size.config)
+            for embedding in (self.model.tokens, self.model.positions):  # with torch's N(0, 1) synchronous training is best at three times
+                torch.nn.init.normal_(embedding.weight, std=size.config.width**-0.5)  # this rate, and all methods look alike below that
         self.optimizer = self.make(self.model)
         self.streams = [torch.Generator().manual_seed(1000 * seed + index) for index in range(peers)]
         for step in range(size.synchronous):
@@ -150,6 +157,11 @@ class Task:
         optimizer.load_state_dict(copy.deepcopy(self.optimizer.state_dict()))
         return model, optimizer, torch.Generator().set_state(self.streams[index].get_state())
 
+    def look(self, step: int) -> bool:
+        """Whether the curve has a point after this step."""
+        size = self.size
+        return size.points > 0 and (step + 1 - size.synchronous) % ((size.steps - size.synchronous) // size.points) == 0
+
     @torch.no_grad()
     def evaluate(self, model: GPT) -> float:
         """Mean loss in nats a byte over all held-out text, in windows one after another."""
@@ -164,10 +176,18 @@ def alone(task: Task, workers: int) -> dict[str, Any]:
     """Synchronous training on the batches of so many workers, in one process: what all arms are measured against."""
     model, optimizer, _ = task.worker(0)
     streams = [torch.Generator().set_state(stream.get_state()) for stream in task.streams[:workers]]
+    curve = list[tuple[int, float]]()
     for step in range(task.size.synchronous, task.size.steps):
         task.step(model, optimizer, streams, step)
+        if task.look(step):
+            curve.append((step + 1, task.evaluate(model)))
     k, fp32 = task.peers, 4.0
-    return {"loss": task.evaluate(model), "bytes_per_param_step": 2 * (k - 1) / k * fp32 if workers > 1 else 0.0, "waiting_share": None}
+    return {
+        "loss": task.evaluate(model),
+        "curve": curve,
+        "bytes_per_param_step": 2 * (k - 1) / k * fp32 if workers > 1 else 0.0,
+        "waiting_share": None,
+    }
 
 
 def large_batch(task: Task) -> dict[str, Any]:
@@ -186,35 +206,42 @@ def large_batch(task: Task) -> dict[str, Any]:
 
 
 class Lossy:
-    """A member whose contributions to some rounds do not arrive: they are offered on an anchor that is nobody's, however often it tries."""
+    """A member whose contributions to some rounds do not arrive: the others commit those without it, as they would if it were cut off."""
 
-    def __init__(self, member: LocalMember, share: float, rng: Random) -> None:
-        self.__dict__.update(_member=member, _share=share, _rng=rng, _verdicts={})
+    def __init__(self, member: LocalMember, peers: int, share: float, seed: int) -> None:
+        self.__dict__.update(_member=member, _peers=peers, _share=share, _seed=seed)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._member, name)
 
-    def contribute(self, *, base: int | None = None, **rest: Any) -> Any:
+    def _loses(self, round_: int) -> bool:
+        rng = Random(f"{self._seed}/{round_}")
+        lost = [rng.random() < self._share for _ in range(self._peers)]
+        return lost[self._member.index] and not all(lost)
+
+    def contribute(self, *, base: int, **rest: Any) -> Any:
         """See Swarm."""
-        lost = self._verdicts.setdefault(base, self._rng.random() < self._share)
-        return self._member.contribute(base=1 << 40 if lost else base, **rest)
+        if not self._loses(base):
+            return self._member.contribute(base=base, **rest)
+        pending = LocalPending(self._member, self._member.clock())
+        self._member.wait(lambda: any(view.path == "self" and view.round > base for view in self._member.members()), None)
+        pending.outcome = Outcome("committed", base + 1, reason="it did not arrive")
+        return pending
 
 
 def cell(name: str, seed: int, size: Size) -> dict[str, Any]:
     """Train one method on one seed."""
-    method = method_of(name)
-    task = Task(size, seed, method.peers)
-    if name in ("ddp", "solo"):
-        return alone(task, method.peers if name == "ddp" else 1)
-    if name == "large_batch":
+    method, base = method_of(name), name.partition("@")[0]
+    task = Task(replace(size, lr=method.inner_lr or size.lr), seed, method.peers)
+    if base in ("ddp", "solo"):
+        return alone(task, method.peers if base == "ddp" else 1)
+    if base == "large_batch":
         return large_batch(task)
     steps = size.steps - size.synchronous
     rounds = steps // method.sync_every
     settings = msgspec.structs.replace(
         RunSettings(sync_every=method.sync_every, rounds=rounds, codec="fp32", outer=SHORT, deadline_s=60.0), **method.settings
     )
-    if method.lost:  # rounds are then of unequal length: what ends the run is that all have made their steps
-        settings = msgspec.structs.replace(settings, rounds=None)
     if settings.method == "gradient_averaging":
         settings = msgspec.structs.replace(settings, target_samples=method.peers * size.batch)
     layout = FlatVector(task.model, settings).layout
@@ -234,6 +261,7 @@ def cell(name: str, seed: int, size: Size) -> dict[str, Any]:
     share = max(part.numel for part in cut(layout, settings.fragments)) / layout.numel
     return {
         "loss": first["loss"],
+        "curve": first["curve"],
         "bytes_per_param_step": sent / layout.numel / steps,
         "payload_per_param_step": payload / 4 * round_bytes_per_value(settings.codec) / layout.numel / method.sync_every,
         "peak_ratio": share * round_bytes_per_value(settings.codec) / 4,
@@ -249,14 +277,14 @@ def worker(member: LocalMember, task: Task, method: Method, settings: RunSetting
     member.open(FlatVector(model, settings).layout, FlatVector(model, settings).write_to).release()
     while len(member.members()) < method.peers:
         member.sleep(0.1)
-    swarm: Any = Lossy(member, method.lost, Random(f"{task.seed}/{member.index}")) if method.lost else member
+    swarm: Any = Lossy(member, method.peers, method.lost, task.seed) if method.lost else member
     optimizer: DiLoCo | LocalSGD | GradientAveraging
     if settings.method == "gradient_averaging":
         optimizer = GradientAveraging(model.parameters(), swarm=swarm, model=model, clock=member.clock)
     else:
         kind = LocalSGD if settings.method == "local_sgd" else DiLoCo
         optimizer = kind(model.parameters(), inner, swarm=swarm, model=model, clock=member.clock)
-    attachment, started, sent = optimizer.attachment, member.clock(), member.traffic()[0]
+    attachment, started, sent, curve = optimizer.attachment, member.clock(), member.traffic()[0], list[tuple[int, float]]()
     for step in range(task.size.synchronous, task.size.steps):
         attachment.samples(task.size.batch)
         if isinstance(optimizer, GradientAveraging):
@@ -266,6 +294,9 @@ def worker(member: LocalMember, task: Task, method: Method, settings: RunSetting
             optimizer.step()
         else:
             task.step(model, optimizer, [stream], step)
+        if member.index == 0 and task.look(step):
+            with attachment.evaluate_anchor():
+                curve.append((step + 1, task.evaluate(model)))
     seconds = member.clock() - started
     tries = 0
     while not attachment.done and tries < 50:
@@ -277,7 +308,7 @@ def worker(member: LocalMember, task: Task, method: Method, settings: RunSetting
         digest = view.digest or _digest(view)
     stats = attachment.stats
     return {
-        "loss": loss, "digest": digest, "sent": member.traffic()[0] - sent, "waited": stats["waiting_s"], "seconds": seconds,
+        "loss": loss, "curve": curve, "digest": digest, "sent": member.traffic()[0] - sent, "waited": stats["waiting_s"], "seconds": seconds,
         "counted": stats["counted"],
     }  # fmt: skip
 

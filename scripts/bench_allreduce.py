@@ -37,8 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from _bench import CANNOT, FailedError, emit, manifest, progress
-from _hivemind import Unavailable
-from _hivemind import seconds as hivemind_seconds
+from _hivemind import Unavailable, averagings
 
 from atoll.collectives.codec import CODECS, DEFAULT_CHUNK_ELEMENTS, Grid
 from atoll.node.invite import make_invite
@@ -226,7 +225,7 @@ def run(options: argparse.Namespace) -> int:
         "bit_equal": equal and equal_too,
         "idle_cpu": round(idle, 4),
     }
-    figures |= against_hivemind(options, figures["seconds"])
+    figures |= against_hivemind(options, figures)
     settings = {
         **vars(options),
         "path": "end to end",
@@ -276,17 +275,23 @@ def summary(options: argparse.Namespace, runs: list[dict[str, Any]], memory: lis
     }
 
 
-def against_hivemind(options: argparse.Namespace, ours: float) -> dict[str, Any]:
+def against_hivemind(options: argparse.Namespace, ours: dict[str, Any]) -> dict[str, Any]:
     """hivemind's averaging, after ours: its processes would take the cores from both."""
     if "hivemind" not in options.against:
         return {"ratio_to_hivemind": None, "hivemind_reason": "not asked for: --against gloo,hivemind"}
     try:
-        theirs = hivemind_seconds(options.peers, options.elements, options.codec, options.reps)
+        theirs = averagings(options.peers, options.elements, options.codec, options.reps)
     except Unavailable as reason:
         progress(str(reason))
         return {"ratio_to_hivemind": None, "hivemind_reason": str(reason)}
-    median = statistics.median(theirs)
-    return {"ratio_to_hivemind": round(ours / median, 3), "hivemind_seconds": median, "hivemind_runs": theirs}
+    median = {key: statistics.median(samples) for key, samples in theirs.items()}
+    return {
+        "ratio_to_hivemind": round(ours["seconds"] / median["seconds"], 3),
+        "cpu_ratio_to_hivemind": round(ours["cpu_seconds"] / median["cpu_seconds"], 3),
+        "hivemind_seconds": median["seconds"],
+        "hivemind_cpu_seconds": median["cpu_seconds"],
+        "hivemind_runs": theirs,
+    }
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:

@@ -8,9 +8,13 @@ and the attached one in turns, between rounds.
 
 step_ratio              median seconds of an attached step over those of a plain one; cpu_ratio: the same of the script's CPU seconds
 node_cpu_share          CPU seconds that the node took a second meanwhile
-bytes_per_param         script and node between rounds, beyond model, gradients and inner optimizer; most_: the most through rounds, beyond
+bytes_per_param         script and node between rounds, beyond the script after plain steps (the least of some looks after a step each: of what
+                        steps give back the allocator keeps more or less, as it happens); most_: the most through rounds, beyond
                         the most that the script had through plain steps
 script_bytes_per_param  of it in the script (what it shares with its node is halved)
+cpu_ratio_to_hivemind   cpu_ratio over that of hivemind.Optimizer between averagings, with local updates (`hivemind`: by default, too)
+busy_ratio              with --busy: seconds of a round while pure Python runs in each script's process, over those while it runs in an
+                        unrelated process
 """
 
 from __future__ import annotations
@@ -25,6 +29,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import _hivemind
+from _attach_model import pss
 from _bench import CANNOT, ROOT, FailedError, emit, progress
 from _kits import Peer, Peers
 
@@ -47,14 +53,6 @@ momentum = 0.6
 codec = "{codec}"
 feedback = {feedback}
 """
-
-
-def pss(pid: int) -> int:
-    """Proportional set size of a process, bytes."""
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) * 1024
-    raise FailedError(f"/proc/{pid}/smaps_rollup has no Pss")
 
 
 class Sampler:
@@ -96,25 +94,51 @@ def measure(options: argparse.Namespace, folder: Path, numel: int, *, timed: boo
         joined = pss(script)
         made = ask(swarm.all, "make")[0]["numel"]
         with Sampler(script, node) as plain:
-            ask(swarm.all, "make")
-        own = pss(script)
+            own = min(ask(swarm.all, "make")[0]["pss"])
         ask(swarm.all, "attach")
         ask(swarm.all, "rounds", count=options.rounds, peers=2)
         time.sleep(SERVED_S)
         with Sampler(script, node) as seen:
             whole = ask(swarm.all, "rounds", count=options.rounds, peers=2)[0]["whole"]
         time.sleep(1.0)  # what a round leaves to tidy up
-        found = {
+        resting = min(ask(swarm.all, "make")[0]["pss"]) - own
+        found: dict[str, Any] = {
             "numel": made, "own": own - joined, "most": seen.most - plain.most_script, "most_script": seen.most_script - plain.most_script,
-            "resting": pss(script) + pss(node) - own, "resting_script": pss(script) - own, "whole_rounds": whole,
+            "resting": resting + pss(node), "resting_script": resting, "whole_rounds": whole,
         }  # fmt: skip
         if timed:
             began, cpu = time.monotonic(), cpu_s(node)
             peer.say(do="time", pairs=options.pairs)
             found["time"] = peer.expect("time", PATIENCE_S)
             found["node_cpu_share"] = (cpu_s(node) - cpu) / (time.monotonic() - began)
+            found["busy"] = busy(options, swarm.all) if options.busy else None
     progress(f"{made:,} parameters: {found['resting'] / 2**20:.0f} MiB, {found['resting_script'] / 2**20:.0f} of them in the script")
     return found
+
+
+def busy(options: argparse.Namespace, among: list[Peer]) -> dict[str, list[float]]:
+    """Seconds of rounds of all with a loop beside each script, by where the loop is."""
+    seconds: dict[str, list[float]] = {"script": [], "other": []}
+    for where in ("script", "other", "other", "script") * 2:
+        ask(among, "busy", where=where)
+        seconds[where] += ask(among, "rounds", count=options.rounds, peers=2)[0]["seconds"]
+    ask(among, "busy", where="")
+    if not all(seconds.values()):
+        raise FailedError("no round beside the loop counted both peers")
+    return seconds
+
+
+def rival(options: argparse.Namespace) -> tuple[dict[str, float], str]:
+    """hivemind's CPU of a step, to a plain one's; or why there is none."""
+    if options.against == "none":
+        return {}, "not asked"
+    try:
+        times = _hivemind.step_cpu(options.params, options.pairs)
+    except _hivemind.Unavailable as error:
+        progress(f"hivemind: {error}")
+        return {}, str(error)
+    plain = statistics.median(times["plain"])
+    return {name: round(statistics.median(times[name]) / plain, 4) for name in ("local", "gradients")}, ""
 
 
 def cpu_s(pid: int) -> float:
@@ -130,17 +154,20 @@ def run(options: argparse.Namespace, folder: Path) -> int:
         raise FailedError("no round counted both peers")
     values = large["numel"] - small["numel"]
     each = {key: round((large[key] - small[key]) / values, 2) for key in ("most", "most_script", "resting", "resting_script", "own")}
-    times = large.pop("time")
+    times, beside = large.pop("time"), large.pop("busy")
     plain, attached = ([list(column) for column in zip(*times[name], strict=True)] for name in ("plain", "attached"))
     ratios = [statistics.median(attached[row]) / statistics.median(plain[row]) for row in (0, 1)]
     progress(f"a step takes {statistics.median(plain[0]) * 1e3:.2f} ms plain, {ratios[0]:.4f} of that attached, {ratios[1]:.4f} of the CPU")
+    theirs, why = rival(options)
+    busy_ratio = round(statistics.median(beside["script"]) / statistics.median(beside["other"]), 4) if beside else None
     emit(
-        "bench_attach", vars(options), [{"plain": times["plain"], "attached": times["attached"]}], step_ratio=round(ratios[0], 4),
+        "bench_attach", vars(options), [{"plain": times["plain"], "attached": times["attached"], "busy": beside}], step_ratio=round(ratios[0], 4),
         cpu_ratio=round(ratios[1], 4), step_ms=round(statistics.median(plain[0]) * 1e3, 3), bytes_per_param=each["resting"],
         script_bytes_per_param=each["resting_script"], most_bytes_per_param=each["most"],
         most_script_bytes_per_param=each["most_script"], own_bytes_per_param=each["own"],
         fixed_mib=round(small["resting"] / 2**20, 1), node_cpu_share=round(large["node_cpu_share"], 4), memory=[small, large],
-        cpu_ratio_to_hivemind=None, busy_ratio=None,
+        cpu_ratio_to_hivemind=round(ratios[1] / theirs["local"], 4) if theirs else None, hivemind=theirs, hivemind_missing=why,
+        busy_ratio=busy_ratio,
     )  # fmt: skip
     return 0
 
@@ -153,6 +180,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--feedback", action="store_true", help="carry what the codec loses into the next contribution")
     parser.add_argument("--rounds", type=int, default=6, help="before memory is measured, and while it is (default 6)")
     parser.add_argument("--pairs", type=int, default=150, help="plain and attached steps (default 150 of each)")
+    parser.add_argument("--busy", action="store_true", help="measure rounds beside pure Python in the script's process, too")
+    parser.add_argument(
+        "--against", choices=["none", "hivemind"], default="hivemind", help="whose optimizer to compare with (default hivemind)"
+    )
     options = parser.parse_args()
     if options.params < 10 * SMALL or min(options.rounds, options.pairs) < 1:
         parser.error(f"--params is at least {10 * SMALL}, --rounds and --pairs at least 1")

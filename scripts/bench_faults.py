@@ -26,19 +26,18 @@ allowed_s            one more bulk time, and half a second for kill and reset, f
 from __future__ import annotations
 
 import argparse
-import math
 import random
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 from _bench import CANNOT, emit, progress
-from _fault_table import OWNERS, Cell, Table, Trial, cells
+from _fault_table import OWNERS, RIGHT, TRIES, Cell, Table, Trial, Tried, cells, summary
 from _kits import (
     KINDS,
     NETWORK,
@@ -64,10 +63,9 @@ from atoll.collectives.errors import AtollError
 
 LONG_NAMES = {"reduce-scatter": "reduce", "all-gather": "gather", "decision": "decide"}
 NOTICED = ("stop", "blackhole", "slow")  # found out by silence
-RIGHT = ("exact", "bit_equal", "contributors_right", "committed", "survivors_counted", "kept", "next_round_ok")
 FAULT_FREE = 5
+BEGAN = time.monotonic()
 BROKEN = (AssertionError, AtollError, LabError)  # a peer does not answer: this is no longer a swarm to measure with
-TRIES = 6  # times a trial is repeated when its fault comes too late
 
 
 class Bench:
@@ -167,59 +165,44 @@ class Bench:
             return False
 
 
-def attempts(options: argparse.Namespace, bench: Bench, cell: Cell) -> Iterator[Trial]:
-    """Trials of a cell until enough have met their phase. The first, and one after a miss, strike as the phase begins, the others anywhere
-    in it.
+def attempt(options: argparse.Namespace, bench: Bench, cell: Cell, tried: Tried) -> Trial:
+    """One trial of a cell. The first, and one after a miss, strike as the phase begins, the others anywhere in it.
 
     Raises one of BROKEN when the swarm is of no more use.
     """
     in_turn: Sequence[str] = ("node", "script") if cell.kind in ("kill", "stop") else ("both",)  # the others strike a whole peer
     parts = in_turn if options.part == "turn" else (options.part,)
-    chance, hits, missed = random.Random(str(cell)), 0, False
-    for number in range(cell.reps * TRIES):
-        after_s = 0.0 if missed or not number else chance.uniform(0.0, 0.6 * bench.lasts_s[cell.phase])
-        part = cast("Part", parts[hits % len(parts)])
-        found = bench.trial(fault(cell.kind).of(cell.target, part).during(cell.phase, after_s=round(after_s, 4)))
-        if found is None:
-            progress(f"trial {number + 1}: nobody could be struck")
-            continue
-        hits, missed = hits + found["hit"], not found["hit"]
-        shown = " ".join(f"{key}={value}" for key, value in found.items() if key != "fault")
-        progress(f"trial {number + 1}: {found['fault']}: {shown}")
-        yield found
-        assert found["next_round_ok"], "the rounds after it did not work"
-        if hits == cell.reps:
-            return
+    at_once = not tried.trials or not tried.trials[-1]["hit"]
+    after_s = 0.0 if at_once else random.Random(f"{cell} {len(tried.trials)}").uniform(0.0, 0.6 * bench.lasts_s[cell.phase])
+    part = cast("Part", parts[tried.hits % len(parts)])
+    what = fault(cell.kind).of(cell.target, part).during(cell.phase, after_s=round(after_s, 4))
+    found = next(filter(None, (bench.trial(what) for _ in range(TRIES))), None)
+    assert found is not None, f"nobody could be struck: {what}"
+    shown = " ".join(f"{key}={value}" for key, value in found.items() if key != "fault")
+    progress(f"trial {len(tried.trials) + 1}: {found['fault']}: {shown}")
+    allowed_s = bench.bulk_s + (4.0 if cell.kind in NOTICED else 0.5)
+    return found | {"fault_free_s": round(bench.typical_s, 4), "bulk_s": round(bench.bulk_s, 4), "allowed_s": round(allowed_s, 4)}
 
 
-def summary(trials: Sequence[Trial], bench: Bench, cell: Cell) -> dict[str, Any]:
-    """The figures of a cell."""
-    counted = [found for found in trials if found["hit"]]
-    figures: dict[str, Any] = {key: sum(found[key] for found in counted) for key in RIGHT}
-    for key in ("over_fault_free_s", "since_fault_s", "back_s"):
-        figures[f"{key}_max"] = max((found.get(key, 0.0) for found in counted), default=None)
-    allowed = bench.bulk_s + (4.0 if cell.kind in NOTICED else 0.5)
-    return {
-        "trials": len(counted), "misses": len(trials) - len(counted), **figures, "judged": RIGHT,
-        "right": len(counted) == cell.reps and all(figures[key] == len(counted) for key in RIGHT),
-        "fault_free_s": round(bench.typical_s, 4), "bulk_s": round(bench.bulk_s, 4), "allowed_s": round(allowed, 4),
-        "within": sum(found.get("over_fault_free_s", math.inf) <= allowed for found in counted),
-        "all_right": all(found["exact"] for found in trials),
-    }  # fmt: skip
+def late(options: argparse.Namespace) -> bool:
+    """Whether nothing new is to be begun."""
+    return options.seconds is not None and time.monotonic() - BEGAN > options.seconds
 
 
 def one(options: argparse.Namespace, bench: Bench) -> None:
     """All trials of one cell, and the figures."""
     bench.warm_up()
-    cell = Cell(options.fault, options.phase, options.target, options.reps)
-    trials: list[Trial] = []
+    cell, tried = Cell(options.fault, options.phase, options.target, options.reps), Tried()
     try:
-        trials.extend(attempts(options, bench, cell))
+        while not tried.over(cell) and not late(options):
+            tried.trials.append(attempt(options, bench, cell, tried))
+            assert tried.trials[-1]["next_round_ok"], "the rounds after it did not work"
     except BROKEN as error:
         progress(f"{cell}: {error}")
-        trials.append({"fault": str(cell), "hit": True, "error": str(error)[:2000], **dict.fromkeys(RIGHT, False)})
+        costs = {"fault_free_s": bench.typical_s, "bulk_s": bench.bulk_s, "allowed_s": 0.0}
+        tried.trials.append({"fault": str(cell), "hit": True, "error": str(error)[:2000], **costs, **dict.fromkeys(RIGHT, False)})
     settings = {key: value for key, value in vars(options).items() if not isinstance(value, Path)}
-    emit("bench_faults", settings, trials, **summary(trials, bench, cell))
+    emit("bench_faults", settings, tried.trials, **summary(tried.trials, cell))
 
 
 def table(options: argparse.Namespace) -> bool:
@@ -229,7 +212,7 @@ def table(options: argparse.Namespace) -> bool:
         cells(options.fault, options.phase, options.target, options.reps, options.owner_reps), settings, options.journal, options.logs
     )
     lost = 0  # swarms that never came to a round
-    while found.left and lost < TRIES:
+    while found.left and lost < TRIES and not late(options):
         with started(options) as bench:
             try:
                 bench.warm_up()
@@ -237,19 +220,26 @@ def table(options: argparse.Namespace) -> bool:
                 progress(f"cannot measure: {error}")
                 lost += 1
                 continue
-            broken = ""
-            while found.left and not broken:
-                cell, trials, seed = found.left[0], list[Trial](), bench.seed
-                try:
-                    for trial in attempts(options, bench, cell):
-                        trials.append(trial)
-                except BROKEN as error:
-                    progress(f"{cell}: {error}")
-                    broken = str(error) or repr(error)
-                found.add(cell, summary(trials, bench, cell), trials, broken, bench.swarm.all, seed)
-    figures = found.summary()
-    emit("bench_faults", {**settings, "reps": options.reps, "owner_reps": options.owner_reps}, [], **figures, table=found.rows)
+            fill(options, bench, found)
+    figures = found.figures()
+    emit("bench_faults", {**settings, "reps": options.reps, "owner_reps": options.owner_reps}, [], **figures)
     return figures["passed"] == figures["cells"]
+
+
+def fill(options: argparse.Namespace, bench: Bench, found: Table) -> None:
+    """Trials of all cells in turn until none is left, the time is over, or the swarm is of no more use."""
+    broken = ""
+    while found.left and not broken and not late(options):
+        cell = min(found.left, key=lambda left: found.tried(left).hits)
+        try:
+            trial = attempt(options, bench, cell, found.tried(cell))
+            found.add(cell, trial)
+            broken = "" if trial["next_round_ok"] else "the rounds after it did not work"
+        except BROKEN as error:
+            progress(f"{cell}: {error}")
+            broken = str(error) or repr(error)
+        if broken or found.tried(cell).over(cell):
+            found.end(cell, broken, bench.swarm.all, bench.seed)
 
 
 @contextmanager
@@ -278,7 +268,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--peers", type=int, default=4, help="default 4")
     parser.add_argument("--mbit", type=float, default=None, help="rate of each peer's host; default: no limit")
     parser.add_argument("--rtt-ms", type=float, default=0.0, help="round-trip time between hosts (default 0)")
-    parser.add_argument("--journal", type=Path, help="with --all: a file for the rows; cells that are in it already are not run again")
+    parser.add_argument("--journal", type=Path, help="with --all: a file for the trials; those that are in it already are not run again")
+    parser.add_argument("--seconds", type=float, help="begin no trial later than this; with --all and a --journal, the next call goes on")
     parser.add_argument("--logs", type=Path, help="with --all: a folder for the logs of failing cells (default: a new one in /tmp)")
     options = parser.parse_args()
     options.phase = LONG_NAMES.get(options.phase, options.phase)

@@ -99,19 +99,23 @@ def main() -> None:
     for number, (name, seed) in enumerate(cells, 1):
         if (name, seed) in rows:
             continue
-        started = time.monotonic()
+        started = time.process_time()
         found = cell(name, seed, SIZES[given.params])
-        row = {"method": name, "seed": seed, "params": given.params, **found, "wall_s": round(time.monotonic() - started, 1)}
+        row = {"method": name, "seed": seed, "params": given.params, **found, "cpu_s": round(time.process_time() - started, 1)}
         rows[name, seed] = row
         if given.journal is not None:
             with given.journal.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
         base = rows.get(("ddp", seed))
         ratio = f"{row['loss'] / base['loss']:.4f} of ddp" if base else ""
-        progress(f"{number}/{len(cells)} {name}, seed {seed}: {row['loss']:.4f} {ratio} ({row['wall_s']} s)")
+        progress(f"{number}/{len(cells)} {name}, seed {seed}: {row['loss']:.4f} {ratio} ({row['cpu_s']} CPU s)")
     chosen = {key: rows[key] for key in cells}
     settings = {"methods": sorted({name for name, _ in cells}), "seeds": sorted({seed for _, seed in cells}), "params": given.params}
-    emit("bench_methods", settings, list(chosen.values()), table=table(chosen))
+    result = table(chosen)
+    for name, row in result.items():
+        ratios = f"{row['loss_ratio'] or 1:.4f} of ddp  {row['ratio_to_reference'] or 1:.4f} of {row['reference']}"
+        progress(f"{name:24} {row['seeds']} seeds  {row['loss']:.4f}  {ratios}")
+    emit("bench_methods", settings, list(chosen.values()), table=result)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ lanes_direct  tries in which every lane is direct, of ``tries``
 direct        with ``--connections``: pairs that came to a direct libp2p connection within ``PATIENCE_S``, of ``tries``; else null
 median_s      from the wish to a lane that has authenticated, at the peer that drives: median over all lanes; with ``--connections`` from the
               relayed connection to the direct one
+sync_s        the same from the driver's Sync, after which both dial (half a round trip of it is its wait); null without a punched lane
 path          which way lanes or connections took: the commonest; ``paths``: all of them
 valid         pings before and after were on target; times of a run that was not are void, counts are not
 """
@@ -43,7 +44,7 @@ def run_connections(options: argparse.Namespace) -> int:
     emit(
         "bench_nat", vars(options), [meeting._asdict() for meeting in found], direct=sum(meeting.path != "relay" for meeting in found),
         lanes_direct=None, tries=len(found), median_s=round(statistics.median(seconds), 4) if seconds else None,
-        max_s=max(seconds, default=None), path=paths.most_common(1)[0][0], paths=dict(paths), valid=valid,
+        max_s=max(seconds, default=None), sync_s=None, path=paths.most_common(1)[0][0], paths=dict(paths), valid=valid,
         ping_ms=[round(before, 3), round(after, 3)],
     )  # fmt: skip
     return 0
@@ -58,17 +59,22 @@ def run(options: argparse.Namespace, folder: Path) -> int:
         before = pair.lab.ping_ms()
         for number in range(options.tries + 1):
             lanes = pair.lanes(options.lanes)
-            found = {"seconds": [round(lane["seconds"], 4) for lane in lanes], "paths": [lane["path"] for lane in lanes]}
+            found = {
+                "seconds": [round(lane["seconds"], 4) for lane in lanes], "paths": [lane["path"] for lane in lanes],
+                "from_sync": [round(lane["from_sync"], 4) for lane in lanes if lane["path"] == "punched"],
+            }  # fmt: skip
             progress(f"try {number} of {options.tries}: {', '.join(found['paths'])}; {max(found['seconds']):.3f} s")
             if number:  # the first one loads what all need
                 runs.append(found)
         after = pair.lab.ping_ms()
         valid = pair.lab.on_target(before) and pair.lab.on_target(after)
     seconds = [second for found in runs for second in found["seconds"]]
+    from_sync = [second for found in runs for second in found["from_sync"]]
     paths = Counter(path for found in runs for path in found["paths"])
     emit(
         "bench_nat", vars(options), runs, direct=None, lanes_direct=sum(not {"relay", "stream"} & {*found["paths"]} for found in runs),
-        tries=len(runs), median_s=round(statistics.median(seconds), 4), max_s=round(max(seconds), 4), path=paths.most_common(1)[0][0],
+        tries=len(runs), median_s=round(statistics.median(seconds), 4), max_s=round(max(seconds), 4),
+        sync_s=round(statistics.median(from_sync), 4) if from_sync else None, path=paths.most_common(1)[0][0],
         paths=dict(paths), valid=valid, ping_ms=[round(before, 3), round(after, 3)],
     )  # fmt: skip
     return 0

@@ -47,6 +47,20 @@ codec = "int8"
 every = 4
 """
 PATIENCE_S = 120.0
+SETTLE_S = 30.0
+"""So long after the last round a pair may take to come from a relay, or from nothing, to a direct path."""
+
+
+def roundabout(peers: list[Peer]) -> bool:
+    """Whether a pair of these is connected over a relay or not at all, or has no direct lane."""
+    ids = {peer.peer for peer in peers}
+    for peer in peers:
+        with NodeClient.connect(find_paths(peer.home)) as client:
+            network = client.status()["network"]
+        for paths in (network["paths"], network["lanes"]):
+            if not all(paths.get(other) in ("direct", "punched", "lan") for other in ids - {peer.peer}):
+                return True
+    return False
 
 
 def table(peers: list[Peer], names: dict[str, str]) -> dict[str, dict[str, str]]:
@@ -118,6 +132,9 @@ def run(options: argparse.Namespace, folder: Path) -> int:
             left = swarm.all[1:]
             rounds.follow(left)
             seconds = time.monotonic() - began
+            settled = time.monotonic() + SETTLE_S
+            while roundabout(left) and time.monotonic() < settled:
+                time.sleep(0.2)
             after = table(left, names)
     digests = {said["digest"] for said in rounds.trained.values()}
     last = [set(rounds.contributors[peer.name].get(options.rounds, ())) >= {other.peer for other in left} for peer in left]

@@ -38,6 +38,7 @@ SCRIPT = Path(__file__).with_name("_soak_peer.py")
 PAUSE_S = (5.0, 15.0)  # between faults
 GONE_S = (1.0, 6.0)  # how long a fault lasts, or a peer that was killed is away
 STUCK_S, EARLY_S = 30.0, 60.0
+READY_S = 300.0  # for a start on a busy machine
 BACK_S = 60.0  # a peer that is not in a round again by then counts as stuck
 SAMPLE_S = 2.0
 WINDOW = 0.15
@@ -105,7 +106,7 @@ class Soak:
     def __init__(self, folder: Path, peers: int, seed: int) -> None:
         self.folder, self.peers, self.rng = folder, peers, random.Random(seed)
         self.chronicle = Chronicle()
-        self.swarm = Peers(folder, peers, 0, SCRIPT, manifest=MANIFEST)
+        self.swarm = Peers(folder, peers, 0, SCRIPT, manifest=MANIFEST, ready_s=READY_S)
         self.rounds_of = dict.fromkeys(self.swarm.all, 0)  # rounds told since the last fault of it
         self.losses: list[dict[str, Any]] = []
         self._later: list[tuple[float, Any]] = []
@@ -258,14 +259,17 @@ def run(options: argparse.Namespace, folder: Path) -> int:
     progress(
         "grew, of those that lived through it: " + ", ".join(f"{one['grew_mib']} MiB and {one['grew_fds']} descriptors" for one in watched)
     )
-    progress(f"{chronicle.top} rounds, {sum(chronicle.faults.values())} faults, loss {loss:.4f}; now without faults")
+    differing = sorted(round_ for round_, digests in chronicle.digests.items() if len(digests) > 1)
+    progress(
+        f"{chronicle.top} rounds, {sum(chronicle.faults.values())} faults, {len(differing)} rounds with different anchors, loss {loss:.4f}; "
+        "now without faults"
+    )
     twin = Soak(folder / "twin", options.peers, options.seed)
     try:
         twin.calm(chronicle.top, seconds)
         loss_fault_free, twin_rounds = twin.loss(), twin.chronicle.top
     finally:
         twin.end()
-    differing = sorted(round_ for round_, digests in chronicle.digests.items() if len(digests) > 1)
     emit(
         "soak", vars(options), [{"faults": dict(chronicle.faults), "twin_rounds": twin_rounds, "watched": watched}], rounds=chronicle.top,
         faults=sum(chronicle.faults.values()), stuck=chronicle.stuck, digests_equal=not differing, differing=differing[:20],

@@ -193,6 +193,19 @@ def swarm_a_contribution_is_committed_and_moves_the_anchor(case: SwarmCase) -> N
         assert now == bits(expected)
 
 
+def swarm_a_contribution_stays_as_it_was_written(case: SwarmCase) -> None:
+    """Also once it is decided, until the next one: who carries what encoding loses reads it then."""
+    swarm, _ = opened(case)
+    kept: list[Tensor] = []
+
+    def write(out: Tensor) -> None:
+        out.copy_(DELTA)
+        kept.append(out)
+
+    assert swarm.contribute(samples=1, write=write).wait(60).counted
+    assert bits(kept[0]) == bits(DELTA)
+
+
 def swarm_an_outcome_may_be_asked_for_again(case: SwarmCase) -> None:
     swarm, _ = opened(case)
     pending = swarm.contribute(samples=2, write=copy(DELTA))
@@ -421,6 +434,7 @@ SWARM = (
     swarm_anchors_are_read_only_leases,
     swarm_anchors_are_read_in_pieces_that_fit,
     swarm_a_contribution_is_committed_and_moves_the_anchor,
+    swarm_a_contribution_stays_as_it_was_written,
     swarm_an_outcome_may_be_asked_for_again,
     swarm_outcomes_tell_the_bytes_since_the_one_before,
     swarm_one_contribution_at_a_time,

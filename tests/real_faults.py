@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from blake3 import blake3
 from faults import SLOW_SHARE, Fault, choose
-from swarm_kit import Peer, Peers
+from swarm_kit import Peer, Peers, unfold
 
 from atoll.collectives.errors import AtollError
 from atoll.collectives.swarm import OuterSettings
@@ -276,8 +276,8 @@ class Ledger:
     def __init__(self, swarm: Peers) -> None:
         self.swarm = swarm
         self.digests: dict[int, str] = {}
-        self._anchor = torch.zeros(swarm.numel)
-        self._momentum = torch.zeros(swarm.numel)
+        self._anchor = torch.zeros_like(swarm.folded_mean(0, {swarm.all[0].peer: 1}))  # folded as they are: the step is elementwise
+        self._momentum = torch.zeros_like(self._anchor)
         self._step = OuterStep(OuterSettings(kind="sgd", lr=1.0, momentum=0.0))
 
     def take(self, seed: int, outcomes: Sequence[dict[str, Any]]) -> Judgement:
@@ -290,9 +290,9 @@ class Ledger:
         for round_ in sorted(named.keys() - self.digests.keys()):
             if right:
                 target = torch.empty_like(self._anchor)
-                self._step.apply_range(self._anchor, self.swarm.mean(seed, named[round_]), self._momentum, target, 0, self.swarm.numel)
+                self._step.apply_range(self._anchor, self.swarm.folded_mean(seed, named[round_]), self._momentum, target, 0, len(target))
                 self._anchor = target
-                self.digests[round_] = blake3(memoryview(target.numpy()).cast("B")).hexdigest()
+                self.digests[round_] = blake3(memoryview(unfold(target, self.swarm.numel).numpy()).cast("B")).hexdigest()
         anchors = {
             outcome["anchor_round"]: {o["digest"] for o in committed if o["anchor_round"] == outcome["anchor_round"]}
             for outcome in committed

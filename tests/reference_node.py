@@ -141,6 +141,9 @@ class ReferenceSession:
     def samples(self, entry: int, fragment: int = 0) -> int:
         return sum(self.run.weights[:entry])
 
+    def lag(self, entry: int, fragment: int = 0) -> float:
+        return 0.0
+
     async def found(self) -> None:
         if not self.founding:
             raise LocalProtocolError("the run is founded")

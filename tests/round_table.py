@@ -124,7 +124,9 @@ class TableSwarm:
 
     closing = 0
 
-    def contribute(self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None, loss: float | None = None) -> Offer:
+    def contribute(
+        self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None, loss: float | None = None, lag: float | None = None
+    ) -> Offer:
         with self.table.changed:
             store = self._store()
             if samples < 1:
@@ -133,7 +135,7 @@ class TableSwarm:
                 raise LocalProtocolError("a contribution is undecided")
             vector = torch.empty(store.layout.numel)
             write(vector)
-            reading = reading_of(vector, store.layout, effective_outer(self.settings), loss)
+            reading = reading_of(vector, store.layout, effective_outer(self.settings), loss, lag)
             offer = self.table.offers[self.peer] = Offer(self.table, self.peer, vector, samples, reading)
             if self.table.auto and len(self.table.offers) == len(self.table.peers):
                 self.table.decide(self.table.peers)

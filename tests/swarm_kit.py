@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import torch
+from process.fault_peer import PERIOD, contribution
 
-from atoll.collectives.codec import DEFAULT_CHUNK_ELEMENTS, get_codec
+from atoll.collectives.codec import get_codec
 from atoll.collectives.reduce import MEAN
 from atoll.node.invite import make_invite
 from atoll.node.lifecycle import read_node_file
@@ -151,11 +152,12 @@ class Peer:
 
 
 class Peers:
-    """A swarm of real peers; a context manager. With ``hosts``, one a peer, each has a network of its own. ``sites``: their labels."""
+    """A swarm of real peers; a context manager. With ``hosts``, one a peer, each has a network of its own. ``sites``: their labels.
+    ``ready_s``: how long a peer may take to start."""
 
     def __init__(
         self, folder: Path, count: int, numel: int, script: Path = PEER_SCRIPT, *, hosts: Sequence[Host] = (), manifest: str = MANIFEST,
-        sites: Sequence[str] = (),
+        sites: Sequence[str] = (), ready_s: float = 60.0,
     ) -> None:  # fmt: skip
         self.numel = numel
         on: list[Host | None] = [*hosts] or [None] * count
@@ -170,11 +172,11 @@ class Peers:
         self.invite = str(make_invite(signed.run_id, [address], identity, now_s=time.time()))
         self.all = [Peer("p0", home, signed.run_id, numel, port, script, on[0], at[0])]
         try:
-            self.all[0].expect("ready")
+            self.all[0].expect("ready", ready_s)
             for index in range(1, count):
                 self.all.append(Peer(f"p{index}", folder / f"p{index}", self.invite, numel, script=script, host=on[index], site=at[index]))
             for peer in self.all[1:]:
-                peer.expect("ready")
+                peer.expect("ready", ready_s)
         except BaseException:
             self.end()
             raise
@@ -209,25 +211,38 @@ class Peers:
 
     def mean(self, seed: int, contributors: dict[str, int]) -> torch.Tensor:
         """What the mean over exactly these contributors must decode to, bit for bit: codec, order and arithmetic by the public functions."""
-        from process.fault_peer import contribution
+        return unfold(self.folded_mean(seed, contributors), self.numel)
 
-        codec, step = get_codec("int8"), DEFAULT_CHUNK_ELEMENTS["int8"]
+    def folded_mean(self, seed: int, contributors: dict[str, int]) -> torch.Tensor:
+        """What `unfold` makes the mean: contributions repeat themselves after `PERIOD` elements, a whole number of the codec's blocks."""
         members = sorted((p for p in self.all if p.peer in contributors), key=lambda p: p.peer)
-        vectors = []
-        for peer in members:
-            vector = torch.empty(self.numel)
-            contribution(seed + self.all.index(peer), self.numel, vector)
-            vectors.append(vector)
-        factors = MEAN.factors([contributors[p.peer] for p in members])
-        out = torch.empty(self.numel)
-        for start in range(0, self.numel, step):
-            stop = min(start + step, self.numel)
-            wires = []
-            for vector in vectors:
-                wire = codec.wire(memoryview(bytearray(codec.wire_bytes(stop - start))), stop - start)
-                assert codec.encode(vector[start:stop], wire)
-                wires.append(wire)
-            mean = codec.wire(memoryview(bytearray(codec.wire_bytes(stop - start))), stop - start)
-            assert codec.weighted_mean(wires, factors.multipliers, factors.divisor, mean)
-            codec.decode(mean, out[start:stop])
-        return out
+        weights = [contributors[p.peer] for p in members]
+        pieces: list[torch.Tensor] = []
+        for length in filter(None, (PERIOD * (self.numel >= PERIOD), self.numel % PERIOD)):
+            vectors = [torch.empty(min(PERIOD, self.numel)) for _ in members]
+            for peer, vector in zip(members, vectors, strict=True):
+                contribution(seed + self.all.index(peer), len(vector), vector)
+            pieces.append(_mean([vector[:length] for vector in vectors], weights))
+        return torch.cat(pieces)
+
+
+def unfold(folded: torch.Tensor, numel: int) -> torch.Tensor:
+    """The vector of this length whose one period, if it has one, and rest are given."""
+    out, whole = torch.empty(numel), numel - numel % PERIOD
+    if whole:
+        out[:whole].view(-1, PERIOD).copy_(folded[:PERIOD].expand(whole // PERIOD, PERIOD))
+    out[whole:] = folded[len(folded) - (numel - whole) :]
+    return out
+
+
+def _mean(vectors: Sequence[torch.Tensor], weights: Sequence[int]) -> torch.Tensor:
+    """What the weighted mean of these vectors becomes in int8."""
+    codec, factors, n = get_codec("int8"), MEAN.factors(weights), len(vectors[0])
+    wires = [codec.wire(memoryview(bytearray(codec.wire_bytes(n))), n) for _ in vectors]
+    for vector, wire in zip(vectors, wires, strict=True):
+        assert codec.encode(vector, wire)
+    mean = codec.wire(memoryview(bytearray(codec.wire_bytes(n))), n)
+    assert codec.weighted_mean(wires, factors.multipliers, factors.divisor, mean)
+    out = torch.empty(n)
+    codec.decode(mean, out)
+    return out

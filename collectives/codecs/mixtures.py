@@ -55,7 +55,10 @@ def has_partial_sums(text: str) -> bool:
 
 
 def arranged(specs: Iterable[TensorSpec], default: str, patterns: Mapping[str, str]) -> list[TensorSpec]:
-    """Tensors in an order in which those of one role and codec are neighbours, offsets to match; otherwise as they came."""
+    """Tensors in an order in which those of one role and codec are neighbours, offsets to match; otherwise as they came. Raises ConfigError
+    for a codec that is none."""
+    if unknown := [codec for codec in (default, *patterns.values()) if codec not in CODECS]:
+        raise ConfigError(f"{unknown[0]!r} is no codec", key="$.exchange.codec", hint=f"Choose one of: {', '.join(CODECS)}")
     roles = ("parameter", "mean", "variance")
     ordered = sorted(specs, key=lambda spec: (roles.index(spec.role) > 0, CODECS.index(codec_of(spec.name, default, patterns))))
     offset, found = 0, list[TensorSpec]()

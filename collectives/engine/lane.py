@@ -72,6 +72,7 @@ class Lane:
         self.limit_up, self.limit_down = limits
         self.can_read = True
         self.can_write = True
+        self.dry = False  # the last time it asked, nobody had anything to send
         self.opened_at = self.heard_at = self.spoke_at = now
         self.bytes_sent = 0
         self.bytes_received = 0
@@ -118,12 +119,13 @@ class Lane:
     def beat(self) -> None:
         """Put a heartbeat on its way, unless other bytes are (they say the same)."""
         if not self._begun:
-            self._pending = self._tx[: self._append(0, BEAT_HEADER, EMPTY)]
+            self._pending, self.dry = self._tx[: self._append(0, BEAT_HEADER, EMPTY)], False
 
     def retire(self) -> None:
         """Send what has been begun, then nothing more. The lane is gone when both ends have done so: no record is lost."""
         if not self.retired:
             self.leaving = self.retired = True
+            self.dry = False
             if not self._begun:
                 self._finish()
 
@@ -229,7 +231,7 @@ class Lane:
     # ---- sending
 
     def _fill(self, source: RecordSource) -> bool:
-        size = 0
+        size, self.dry = 0, False
         while size < BATCH_BYTES and not self._borrowed and not self._unsealed:
             record = source.next_record(self.peer, self.number)
             if record is None:
@@ -239,7 +241,7 @@ class Lane:
                 size = self._append(size, record.header, record.payload)
             else:
                 size = self._append(size, wire_header.repack(record.header, len(packed), packed=True), memoryview(packed))
-        self._pending = self._tx[:size]
+        self._pending, self.dry = self._tx[:size], not size
         return size > 0
 
     def _append(self, start: int, header: bytes, payload: memoryview) -> int:

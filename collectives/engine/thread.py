@@ -218,7 +218,7 @@ class EngineThread:
                 self._run(*self._commands.popleft())
             moved = False
             for lane in tuple(self._order):
-                if lane.can_write:
+                if lane.can_write and (not lane.dry or self._core.has_more(lane.peer)):
                     moved |= self._step(lane, lane.send, now)
             for lane in tuple(self._order):
                 if lane.can_read:

@@ -255,6 +255,10 @@ class Exchange:
             self._settle()
         return found
 
+    def has_more(self, peer: PeerId) -> bool:
+        """Whether `next_record`, which had nothing, may have something by now."""
+        return self._sender.has_more(peer)
+
     def destination(self, peer: PeerId, header: bytes | bytearray | memoryview, lane: int = 0) -> memoryview | None:
         """Where the payload of an arriving record goes; None: read and discard it. Raises RemoteProtocolError for an invalid header.
 

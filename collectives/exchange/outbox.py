@@ -141,6 +141,11 @@ class Sender:
         """Whether a chunk, if it was handed out at all, should have come by now: a lane loses nothing while it lasts."""
         return self._clock() - handed.get(chunk, LONG_AGO) >= self._patience_s()
 
+    def has_more(self, peer: PeerId) -> bool:
+        """See `Exchange.has_more`."""
+        box = self.boxes.get(peer)
+        return box is not None and bool(box.ring or box.blobs)
+
     def next_record(self, peer: PeerId, lane: int) -> Outgoing | None:
         """The next record for a peer over a lane, or None."""
         box = self.boxes.get(peer)

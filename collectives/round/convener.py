@@ -171,7 +171,7 @@ class Convening:
         machine = self.machine
         if not machine.quorum(list(self.promises)):
             return
-        awaited = [who for who in machine.config if who not in self.promises and not machine.actions.suspected(who.peer)]
+        awaited = [who for who in machine.config if who not in self.promises and not machine.silent(who)]
         if machine.merges and awaited and now - self.began_at < machine.timing.detect_s:
             return  # they may be on a branch
         accepted = [p.accepted for p in self.promises.values() if p.accepted]
@@ -197,7 +197,7 @@ class Convening:
         if self.ballot > 0 and machine.open.reduced:
             return self._propose_reduced(now, *machine.open.reduced)  # an earlier plan's bytes are all here: as honest as new ones
         ready = machine.open.ready
-        awaited = [member for member in machine.config if member not in ready and not machine.actions.suspected(member.peer)]
+        awaited = [member for member in machine.config if member not in ready and not machine.silent(member)]
         offers = machine.open.offers(machine.config)
         if not offers:
             if self._wants_entry(now):  # nobody waits for a round to be let in or out, or to learn the end of what was lost
@@ -234,7 +234,7 @@ class Convening:
         assert plan is not None
         if machine.open.reduced and machine.open.reduced[0] == plan:
             return
-        dead = {c.cid for c in plan.contributors if machine.actions.suspected(c.member.peer)}
+        dead = {c.cid for c in plan.contributors if machine.silent(c.member)}
         own = {machine.contribution[0]} if machine.contribution else set[bytes]()
         refused = {c.cid for c in plan.contributors if c.member == machine.me} - own  # it held NaN, say: it will never come
         gone = {cid for cids in held_up_by(plan, self.trees, self.missing).values() for cid in cids} & dead
@@ -248,7 +248,8 @@ class Convening:
         machine = self.machine
         self.lost |= dead
         if late and self._blame(now, plan):  # else what is missing of the living is on its way
-            return machine.next_ballot(now)
+            mine = machine.contribution[0] if machine.contribution else b""
+            return machine.next_ballot(now, aside=mine in self.lost)
         keep = [c for c in machine.open.offers(machine.config) if c.cid not in self.lost]
         if not keep or self.revision - self.before > len(machine.config) + 2 or self.stalls > len(machine.config):
             return machine.next_ballot(now)
@@ -264,7 +265,8 @@ class Convening:
         """Leave out who holds up the others, though it lives. True when that is us: most have what they need, and it does not come here.
 
         An owner that misses most contributions is slow itself: it is replaced, and the contributions stay. Where all are behind alike,
-        nobody is to blame. A contribution that has not come is left out, and its member owns nothing any more.
+        nobody is to blame. A contribution that has not come is left out, and its member owns nothing any more; where it is ours, the next
+        ballot is planned without it.
         """
         machine, me = self.machine, self.machine.me.peer
         owners = {part.owner for part in plan.parts}
@@ -288,6 +290,8 @@ class Convening:
         late = {cid for owner, cids in behind.items() if owner not in short for cid in cids}
         self.lost |= late
         self.slow |= short | silent | {c.member.peer for c in plan.contributors if c.cid in late}
+        if machine.contribution and machine.contribution[0] in late:
+            return True  # nor would the results come here
         if not owners - self.slow:
             self.lost |= {c.cid for c in plan.contributors if c.member.peer in silent}
         return False
@@ -300,7 +304,7 @@ class Convening:
     def _worth_voting(self) -> bool:
         """Where branches may be adopted, nothing new is proposed without a quorum in sight: a vote of a few would stand in their way."""
         machine = self.machine
-        alive = [who for who in machine.config if who == machine.me or not machine.actions.suspected(who.peer)]
+        alive = [who for who in machine.config if machine.heard(who)]
         return not machine.merges or machine.quorum(alive)
 
     def _consider_proposal(self, now: float) -> None:
@@ -358,10 +362,10 @@ class Convening:
         machine = self.machine
         leaving = {who for who, ready in machine.open.ready.items() if ready.leave} | machine.removed
         staying = [member for member in machine.config if member not in leaving] or self._last_one()
-        organiser_stays = any(member.peer == machine.organiser and not machine.actions.suspected(member.peer) for member in staying)
+        organiser_stays = any(member.peer == machine.organiser and machine.heard(member) for member in staying)
         floor = 1 if organiser_stays else 3
         for member in list(staying):
-            silent = member not in contributing and member != machine.me and machine.actions.suspected(member.peer)
+            silent = member not in contributing and member != machine.me and machine.silent(member)
             if silent and len(staying) > floor:
                 staying.remove(member)
         room = max(1, len(staying) - 1)

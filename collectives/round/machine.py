@@ -47,6 +47,7 @@ class RoundMachine:
         self.unsettled = False  # a script waits for the open round, whatever it decides: so ends what an earlier life offered
         self.stateless = False  # the entries are known but the state is still being fetched: nothing can be applied or voted on
         self.joiners: dict[Member, tuple[int, float]] = {}
+        self._spoke: dict[PeerId, int] = {}  # the newest incarnation that a peer was heard under since it was suspected
         self.ahead: list[Certified] = []  # verified entries beyond the open round
         self.round_s: float | None = None  # how long the last round took
         self.bulk_s = 0.0  # how long the last reduction took
@@ -75,6 +76,14 @@ class RoundMachine:
     def is_member(self) -> bool:
         """Whether this member, in this incarnation, is an acceptor of the open round."""
         return self.me in self.config and self.me not in self.removed
+
+    def silent(self, member: Member) -> bool:
+        """Whether a member will not answer: its peer is suspected, or it lost its journal and lives on as another member."""
+        return self._spoke.get(member.peer, 0) > member.incarnation or self.actions.suspected(member.peer)
+
+    def heard(self, member: Member) -> bool:
+        """Whether it spoke as this member: a sign of life of its peer's is none of one that lost its journal."""
+        return member == self.me or (self._spoke.get(member.peer) == member.incarnation and not self.actions.suspected(member.peer))
 
     @property
     def frontier(self) -> list[Certified]:
@@ -135,6 +144,8 @@ class RoundMachine:
     def on_message(self, now: float, peer: PeerId, incarnation: int, round_: int, body: m.Body) -> None:
         """A control message of this log. Raises RemoteProtocolError when it breaks a rule."""
         who = Member(peer, incarnation)
+        if round_ > 0 and incarnation > self._spoke.get(peer, -1) and len(self._spoke) < MAX_JOINERS:  # of round 0 asks who has no log
+            self._spoke[peer] = incarnation
         if self.sealing.shuns(who):
             return self.catching.answer(now, peer, round_) if round_ < self.round else None
         if isinstance(body, m.Catch):
@@ -240,7 +251,8 @@ class RoundMachine:
 
     def tick(self, now: float) -> None:
         """Call about every ``timing.pull_s`` seconds."""
-        opened = self.open
+        opened, known = self.open, {member.peer for member in self.config}
+        self._spoke = {who: life for who, life in self._spoke.items() if who in known and not self.actions.suspected(who)}
         if opened.decided and not opened.applying:
             self._try_apply(now)
         if opened.applying:
@@ -426,17 +438,17 @@ class RoundMachine:
             patience += 2 * self.bulk_s + stuck_s(self) - self.timing.revise_s
         elif self.ballot == 0:
             patience += self.timing.grace(self.round_s)
-        suspected = self.convener_of(self.ballot) != self.me and self.actions.suspected(self.convener_of(self.ballot).peer)
+        suspected = self.convener_of(self.ballot) != self.me and self.silent(self.convener_of(self.ballot))
         if now - self.open.progress_at <= patience and not suspected:
             return
         self.next_ballot(now)
 
-    def next_ballot(self, now: float) -> None:
-        """Move on to the next ballot whose owner is not suspected."""
+    def next_ballot(self, now: float, *, aside: bool = False) -> None:
+        """Move on to the next ballot whose owner is not suspected. ``aside``: the own contribution is not offered in it."""
         self.ballot = max(self.ballot, self.journal.promised) + 1
         for _ in self.config:
             owner = self.convener_of(self.ballot)
-            if owner == self.me or not self.actions.suspected(owner.peer):
+            if owner == self.me or not self.silent(owner):
                 break
             self.ballot += 1
         self.open.progress_at = now
@@ -444,6 +456,7 @@ class RoundMachine:
             self.convening.begin(now, self.ballot)
         else:
             self.convening.stop()
+            self.open.aside = self.ballot if aside else -1
             send_ready(self)
 
     def _progress(self, now: float) -> None:

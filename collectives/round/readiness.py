@@ -14,14 +14,16 @@ if TYPE_CHECKING:
 
 def my_ready(machine: RoundMachine) -> m.Ready | None:
     """The own contribution, or that none will come; None where there is nothing to say yet."""
-    if machine.contribution:
+    aside = machine.open.aside == machine.ballot
+    if machine.contribution and not aside:
         pace, (cid, weight, reading) = machine.actions.pace(), machine.contribution
         return m.Ready(
-            machine.base, cid, weight, machine.leaving, site=machine.site, up=pace.up, down=pace.down, proven=pace.proven, reading=reading
-        )
+            machine.base, cid, weight, machine.leaving, site=machine.site, up=pace.up, down=pace.down, proven=pace.proven, reading=reading,
+            ballot=machine.ballot,
+        )  # fmt: skip
     closing = machine.open.first_ready_at is not None  # before that, a script may still attach and contribute to this round
-    silent = machine.leaving or machine.unsettled or (machine.idle and closing)
-    return m.Ready(machine.base, None, 0, machine.leaving, machine.unsettled) if silent else None
+    silent = machine.leaving or machine.unsettled or aside or (machine.idle and closing)
+    return m.Ready(machine.base, None, 0, machine.leaving, machine.unsettled, ballot=machine.ballot) if silent else None
 
 
 def send_ready(machine: RoundMachine) -> None:
@@ -57,4 +59,6 @@ def on_ready(machine: RoundMachine, now: float, who: Member, ready: m.Ready) -> 
             send_ready(machine)
     opened.ready[who] = ready
     machine.convening.on_ready(who)
-    machine.convening.step(now)
+    if ready.ballot > machine.ballot and who == machine.convener_of(machine.ballot):
+        return machine.next_ballot(now)  # it has given its ballot up: nobody need find that out
+    return machine.convening.step(now)

@@ -136,6 +136,7 @@ class OpenRound:
     pending: tuple[int, Entry, PeerId] | None = None  # an Accept whose bytes are not all here
     decided: Certified | None = None
     applying: bool = False
+    aside: int = -1  # the ballot in which the own contribution is not offered: it held up the others in the one before
 
     def lacking_of(self, owner: PeerId) -> bool:
         """Whether result chunks of this owner have not arrived."""

@@ -11,11 +11,17 @@ from .output import short_peer
 Document = Mapping[str, Any]
 Row = tuple[str, str, str]
 
+_NO_NAME = "the name leads nowhere: it is misspelt, or the DNS does not answer"
+_NO_WAY = "no way there: this machine's network does not lead to it (/ip4/ needs IPv4, /ip6/ IPv6)"
 _MEANINGS = {
     "refused": "refused: that machine is there, but no node listens at that port",
     "no answer in": "no answer: it is off, has moved, or a firewall is in between",
-    "unreachable": "no way there: this machine's network does not lead to it",
-    "no route": "no way there: this machine's network does not lead to it",
+    "another peer answers": "another peer answers: that machine has a new key, or its address is somebody else's now",
+    "is no node": "what answers is no node: a web server, or the login page or proxy of this network",
+    "resolve": _NO_NAME,
+    "not known": _NO_NAME,
+    "unreachable": _NO_WAY,
+    "no route": _NO_WAY,
 }
 """By what the system or the network says."""
 
@@ -54,7 +60,10 @@ def alone_error(network: Document) -> NetworkError | None:
     why = "Training goes on alone. The node keeps trying, and tells all that was learned when it meets somebody."
     hint = "Another way in: any member prints an invite with fresh addresses (atoll invite new), then here: atoll join INVITE"
     if offline(network):
-        why, hint = f"This machine has no network that leads there. {why}", "Connect it (cable, Wi-Fi, VPN), then: atoll netcheck"
+        why, hint = (
+            f"This machine has no network that leads there. {why}",
+            "Connect it (cable, Wi-Fi, VPN), then: atoll netcheck. With IPv6 only, ask for an /ip6/ address",
+        )
     return NetworkError(f"{which}; this is not a ban and your key is fine", code="E110", why=why, hint=hint)
 
 

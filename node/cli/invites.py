@@ -103,7 +103,9 @@ def new(run: str | None, expires: str, bootstrap: tuple[str, ...]) -> None:
     if not run:
         stored = list(list_runs(terminal.paths))
         if len(stored) != 1:
-            raise ConfigError(f"which run? This node knows {len(stored)}", hint="See them: atoll ls", exit_code=2)
+            raise ConfigError(
+                f"which run? This node knows {len(stored)}", hint="Name one: atoll invite new RUN      See them: atoll ls", exit_code=2
+            )
         run = stored[0]
     signed = load_run(terminal.paths, run)
     invite = fresh_invite(terminal, signed, addresses_in_use(terminal, bootstrap, signed), duration_s(expires))

@@ -256,7 +256,7 @@ def _ended(terminal: Terminal, info: RunInfo, progress: Progress, status: int, s
     }
     if terminal.json:
         print(as_json(machine), flush=True)
-    how = f"left {info.name} after {rounds} rounds and {span_text(seconds)}; {bytes_text(progress.bytes_sent)} sent"
+    how = f"left {info.name} after {rounds} round{'' if rounds == 1 else 's'} and {span_text(seconds)}; {bytes_text(progress.bytes_sent)} sent"
     terminal.say(f"{how}. Back in: atoll join {info.run_id[:8]}")
     if (terminal.paths.state_dirs(info.run_id, info.settings.fragments)[0] / CHECKPOINT_FOLDER).exists():
         terminal.say(f"The model: atoll export {info.run_id[:8]} DIR")

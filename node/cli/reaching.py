@@ -37,7 +37,7 @@ RestartSec=5
 DynamicUser=yes
 StateDirectory=atoll
 Environment=ATOLL_HOME=/var/lib/atoll OMP_NUM_THREADS=1
-NoNewPrivileges=yes
+{rights}NoNewPrivileges=yes
 ProtectSystem=strict
 ProtectHome=yes
 PrivateTmp=yes
@@ -46,13 +46,16 @@ LimitNOFILE=65536
 [Install]
 WantedBy=multi-user.target"""
 
+LOW_PORTS = "AmbientCapabilities=CAP_NET_BIND_SERVICE\n"
+"""What a service of nobody's needs for a port below 1024."""
+
 CONTAINER = """\
 FROM docker.io/library/python:3.11-slim
 RUN apt-get update && apt-get install -y --no-install-recommends build-essential python3-dev libgmp-dev && rm -rf /var/lib/apt/lists/*
 RUN pip install --no-cache-dir atoll
 ENV ATOLL_HOME=/var/lib/atoll OMP_NUM_THREADS=1
 VOLUME /var/lib/atoll
-EXPOSE {port}/tcp
+EXPOSE {port}/tcp {lane_port}/tcp
 ENTRYPOINT ["atoll", "relay", "--port", "{port}"]"""
 
 
@@ -164,7 +167,9 @@ def pong(found: dict[str, Any]) -> str:
 
 
 @click.command("relay")
-@click.option("--port", type=click.IntRange(1, 65535), default=4150, show_default=True, help="TCP port to listen on.")
+@click.option(
+    "--port", type=click.IntRange(1, 65534), default=4150, show_default=True, help="TCP port to listen on, and the next one for lanes."
+)
 @click.option(
     "--announce", multiple=True, type=GIVEN, metavar="ADDRESS", help="Address that others dial, where it is not this machine's own."
 )
@@ -175,7 +180,8 @@ def pong(found: dict[str, Any]) -> str:
 def relay_command(port: int, announce: tuple[str, ...], known_runs_only: bool, print_systemd: bool, print_container: bool) -> None:
     """Be a bootstrap and a relay for others, on a machine with a public address.
 
-    It takes part in no run and sees ciphertext only. Members name it: atoll up --bootstrap ADDRESS, or it goes into invites.
+    It takes part in no run and sees ciphertext only. Members name it: atoll up --bootstrap ADDRESS, or it goes into invites. Where a firewall
+    is in front of it both ports must be open.
     """
     from .identity import identity_of
 
@@ -184,16 +190,16 @@ def relay_command(port: int, announce: tuple[str, ...], known_runs_only: bool, p
     if print_systemd:
         me = Path(sys.argv[0]).absolute()  # a shell that is told .venv/bin/atoll says just that
         command = " ".join([str(me) if me.name == "atoll" and me.exists() else "/usr/local/bin/atoll", "relay", *options])
-        unit = UNIT.format(command=command)
+        unit = UNIT.format(command=command, rights=LOW_PORTS if port < 1024 else "")
         terminal.data(unit, {"unit": unit})
         return
     if print_container:
-        text = CONTAINER.format(port=port)
+        text = CONTAINER.format(port=port, lane_port=port + 1)
         terminal.data(text, {"container": text})
         return
     terminal.paths.ensure()
     identity_of(terminal)
-    command = [sys.executable, "-m", "atoll.node", "--port", str(port), "--lane-port", "0"]
+    command = [sys.executable, "-m", "atoll.node", "--port", str(port), "--lane-port", str(port + 1)]
     command += [part for address in announce for part in ("--announce", address)]
     command += [] if known_runs_only else ["--relay-for-all"]
     command += ["--home", str(Path(terminal.home).expanduser().absolute())] if terminal.home else []

@@ -143,4 +143,9 @@ def export_command(run: str, folder: Path, force: bool) -> None:
             "files": done.files,
         },
     )
+    every = signed.open().checkpoint.every
+    if every > 1:
+        terminal.say(
+            f"This is the newest checkpoint; the node writes one every {every} rounds ([checkpoint] every), and at the run's last."
+        )
     terminal.say(f"Load it: safetensors.torch.load_file({str(folder / 'model.safetensors')!r})")

@@ -194,7 +194,7 @@ class RunSwarm(Manners):
             self._views.discard(view)
             at.link.post(p.Release(leased.slot, fragment), may_drop=False)
 
-        view = SlotView(at.memory, AnchorSlot(leased.slot, leased.round, leased.digest, leased.samples), give_back, fragment)
+        view = SlotView(at.memory, AnchorSlot(leased.slot, leased.round, leased.digest, leased.samples, leased.lag), give_back, fragment)
         self._views.add(view)
         return view
 
@@ -207,15 +207,18 @@ class RunSwarm(Manners):
         except SwarmClosedError as error:
             raise self._lose(at, error) from None
 
-    def contribute(self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None, loss: float | None = None) -> Ticket:
+    def contribute(
+        self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None, loss: float | None = None, lag: float | None = None
+    ) -> Ticket:  # fmt: skip
         """See Swarm. Does not wait for the node; an exception in ``write`` leaves nothing frozen. Raises SwarmClosedError
         without a node (``write`` is then not called), LocalProtocolError while another contribution is undecided."""
         if self.fragments > 1:
             raise LocalProtocolError(f"this run is cut into {self.fragments} fragments", hint="contribute_fragment() offers one of them")
-        return self.contribute_fragment(0, samples=samples, write=write, base=base, loss=loss)
+        return self.contribute_fragment(0, samples=samples, write=write, base=base, loss=loss, lag=lag)
 
     def contribute_fragment(
-        self, fragment: int, *, samples: int, write: Callable[[Tensor], None], base: int | None = None, loss: float | None = None
+        self, fragment: int, *, samples: int, write: Callable[[Tensor], None], base: int | None = None, loss: float | None = None,
+        lag: float | None = None,
     ) -> Ticket:  # fmt: skip
         """See FragmentSwarm. Waits and raises as `contribute` does."""
         if not 1 <= (samples := sample_count(samples)) < 1 << 48:
@@ -231,7 +234,7 @@ class RunSwarm(Manners):
             vector = at.memory.contribution.tensor()[slice(*at.memory.bounds[fragment])]
             write(vector)
             assert self._layout is not None
-            reading = reading_of(vector, cut(self._layout, self.fragments)[fragment], effective_outer(self.settings), loss)
+            reading = reading_of(vector, cut(self._layout, self.fragments)[fragment], effective_outer(self.settings), loss, lag)
             ticket = self._tickets[fragment] = Ticket(self, os.urandom(16))
             try:
                 ticket.call = at.link.submit(lambda id_: p.Contribute(id_, ticket.cid, samples, base, fragment, reading))

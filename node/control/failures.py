@@ -58,4 +58,5 @@ def error_of(answer: Failure) -> AtollError:
         error = kind(answer.message)
     error.code, error.why, error.hint = answer.code, answer.why, answer.hint
     error.exit_code, error.retryable = answer.exit_code, answer.retryable
+    error.annotate()
     return error

@@ -320,13 +320,15 @@ class Opened(msgspec.Struct, frozen=True, tag="opened"):
 
 
 class Leased(msgspec.Struct, frozen=True, tag="leased"):
-    """Slot ``slot`` holds the anchor after ``round`` committed rounds of ``samples`` in all and is not written until released."""
+    """Slot ``slot`` holds the anchor after ``round`` committed rounds of ``samples`` in all, the newest with this ``lag``, and is not written until
+    released."""
 
     id: Id
     slot: int
     round: int
     digest: str
     samples: int = 0
+    lag: float = 0.0
 
 
 class MemberList(msgspec.Struct, frozen=True, tag="members"):

@@ -97,6 +97,10 @@ class ScriptSession(Protocol):
         """How many samples were contributed to it."""
         ...
 
+    def lag(self, entry: int, fragment: int = 0) -> float:
+        """How many inner steps its newest round took to be decided (`AnchorView.lag`)."""
+        ...
+
     async def found(self) -> None:
         """``contribution`` holds the initial parameters (copy them before returning). Afterwards ``current`` of all anchors is set.
 

@@ -6,6 +6,7 @@ Addresses come from strangers, so that everything here is strict and bounded, an
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import ipaddress
 import re
@@ -177,9 +178,21 @@ def host_of(address: str) -> str:
     return host_and_port(found[1] if found else address)[0]
 
 
+def is_ipv6(address: str) -> bool:
+    """Whether what is dialled first for ``address`` is an IPv6 host."""
+    return ":" in host_of(address)
+
+
+def telling(addresses: Iterable[str]) -> list[str]:
+    """The direct addresses that show where a machine stands: the IPv4 ones, if it has any but loopback. With a private one it stands in a house,
+    whose firewall keeps its IPv6 addresses from strangers, public as they are."""
+    direct = [address for address in addresses if is_direct(address)]
+    return [address for address in direct if not is_ipv6(address) and not is_loopback(address)] or direct
+
+
 def has_public(addresses: Iterable[str]) -> bool:
-    """Whether one of these can be dialled on the internet, by number and without a relay."""
-    return any(is_direct(address) and is_internet(address) for address in addresses)
+    """Whether a machine with these can, as far as they show, be dialled on the internet, by number and without a relay."""
+    return any(map(is_internet, telling(addresses)))
 
 
 def own_hosts() -> list[str]:
@@ -199,10 +212,28 @@ def expand(host: str, port: int) -> list[str]:
     """The addresses under which a listener on ``host`` can be dialled (a wildcard has several)."""
     if host in _WILDCARDS:
         version = ipaddress.ip_address(host).version
-        hosts = [own for own in own_hosts() if version == 6 or ipaddress.ip_address(own).version == 4]
+        hosts = [own for own in own_hosts() if ipaddress.ip_address(own).version == version] or ["::1"]
     else:
         hosts = [host]
     return [make_address(own, port) for own in hosts]
+
+
+def listening_at(bound: Iterable[tuple[str, int]]) -> list[str]:
+    """The addresses of listeners on these hosts and ports: IPv4, IPv6, then loopback, that of IPv6 only where there is no other."""
+    found = sorted(
+        (address for host, port in bound for address in expand(host, port)), key=lambda address: (is_loopback(address), is_ipv6(address))
+    )
+    return [address for address in found if host_of(address) != "::1"] or found
+
+
+def everywhere(port: int) -> tuple[str, ...]:
+    """What to listen on for all addresses of this machine: IPv4, and IPv6 where the system has it."""
+    found = [f"/ip4/0.0.0.0/tcp/{port}"]
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as sock:
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind(("::", 0))
+        found.append(f"/ip6/::/tcp/{port}")
+    return tuple(found)
 
 
 def check_port_free(host: str, port: int) -> None:
@@ -216,6 +247,8 @@ def check_port_free(host: str, port: int) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         try:
             sock.bind((host, port))
         except OSError as error:

@@ -21,6 +21,8 @@ LIFE_S = 120.0
 RENEW_S = 30.0
 MAX_SKEW_S = 300.0
 """Clocks may differ by so much; records further off are refused."""
+REMEMBER_S = MAX_SKEW_S + LIFE_S
+"""So long after an announcement is over its sequence is remembered: no older one is fresh enough for anybody then."""
 MAX_RUNS = 1024
 MAX_PER_RUN = 512
 
@@ -71,7 +73,7 @@ class Registry:
         known = peers.get(PeerId(news.peer))
         if known is not None and known[0].sequence >= news.sequence:
             return False
-        if abs(news.sequence / 1000 - unix_s) > MAX_SKEW_S + LIFE_S:
+        if abs(news.sequence / 1000 - unix_s) > REMEMBER_S:
             return False
         if not verify(PeerId(news.peer), DOMAIN, _signed_bytes(news.run, news.peer, news.addresses, news.sequence), news.signature):
             raise RemoteProtocolError(f"announcement of {news.peer} is not signed by it", peer=sender)
@@ -85,13 +87,14 @@ class Registry:
     def members(self, run: RunId, now: float) -> list[Announcement]:
         """The live announcements of a run, sorted by peer."""
         self._expire(run, now)
-        return [news for _, (news, _) in sorted(self._runs.get(run, {}).items()) if not news.leaving]
+        return [news for _, (news, until) in sorted(self._runs.get(run, {}).items()) if until >= now and not news.leaving]
 
     def missing(self, run: RunId, known: Sequence[Announcement], now: float) -> list[Announcement]:
         """What somebody who sent ``known`` lacks, goodbyes included."""
         self._expire(run, now)
         theirs = {PeerId(news.peer): news.sequence for news in known}
-        return [news for peer, (news, _) in self._runs.get(run, {}).items() if theirs.get(peer, -1) < news.sequence]
+        live = [(peer, news) for peer, (news, until) in self._runs.get(run, {}).items() if until >= now]
+        return [news for peer, news in live if theirs.get(peer, -1) < news.sequence]
 
     def runs_of(self, peer: PeerId, now: float) -> set[str]:
         """The runs that ``peer`` has announced itself in."""
@@ -102,20 +105,21 @@ class Registry:
         """Forget a run."""
         self._runs.pop(run, None)
 
-    def _expire(self, run: str, now: float) -> None:
+    def _expire(self, run: str, now: float, remember_s: float = REMEMBER_S) -> None:
         peers = self._runs.get(run)
         if peers is None:
             return
-        for peer in [peer for peer, (_, until) in peers.items() if until < now]:
+        for peer in [peer for peer, (_, until) in peers.items() if until + remember_s < now]:
             del peers[peer]
         if not peers:
             del self._runs[run]
 
     def _make_room(self, run: str, now: float) -> bool:
-        self._expire(run, now)
+        if len(self._runs.get(run, {})) >= MAX_PER_RUN:
+            self._expire(run, now, 0.0)
         if run not in self._runs and len(self._runs) >= MAX_RUNS:
             for other in list(self._runs):
-                self._expire(other, now)
+                self._expire(other, now, 0.0)
         if run not in self._runs:
             return len(self._runs) < MAX_RUNS
         return len(self._runs[run]) < MAX_PER_RUN

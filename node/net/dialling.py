@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -21,6 +21,8 @@ from libp2p.io.trio import TrioTCPStream
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
+from libp2p.protocol_muxer.exceptions import MultiselectClientError
+from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
 from multiaddr import Multiaddr
 
 from ...collectives.errors import PeerLostError, PeerUnreachableError
@@ -58,8 +60,8 @@ class Dialler:
     def __init__(self, swarm: Swarm) -> None:
         """Made before `workarounds.apply`, whose accepted connections have another life."""
         self._swarm, self._upgrade_inbound = swarm, swarm.upgrade_inbound_raw_conn
-        self.from_listen: Callable[[], bool] = lambda: True
-        """Whether dials to the internet leave from the listen port. Who is behind no NAT learns nothing by it, and two who dial each other at
+        self.from_listen: Callable[[str], bool] = lambda host: True
+        """Whether dials to a host of the internet leave from the listen port. Who is behind no NAT learns nothing by it, and two who dial each other at
         the same moment from their listen ports get one connection with two beginnings."""
         self._sources: dict[int, tuple[str, int]] = {}
         self._ways: WeakKeyDictionary[RawConnection, str] = WeakKeyDictionary()  # noted before anybody can hear of the connection
@@ -71,7 +73,7 @@ class Dialler:
     async def dial(self, address: str, target: ID) -> None:
         """A connection to ``target`` at ``address``, from our listen port if it is one of the internet's. Raises what libp2p raises, or OSError."""
         host, port = host_and_port(address)
-        source = self._sources.get(_family(host)) if self.from_listen() and _numeric(host) and is_public(host) else None
+        source = self._sources.get(_family(host)) if _numeric(host) and is_public(host) and self.from_listen(host) else None
         stream = await _connect(host, port, source) if source else None
         if stream is None:
             await self._swarm.dial_addr(Multiaddr(address), target)
@@ -87,17 +89,17 @@ class Dialler:
             await trio.aclose_forcefully(stream)
             raise
 
-    async def punch(self, address: str, target: ID, *, initiator: bool, until: float, pause_s: Callable[[], float]) -> None:
-        """Open a connection at the same moment as ``target`` does, from our listen port, until ``until``. Raises PeerUnreachableError.
+    async def punch(self, address: str, target: ID, *, initiator: bool, dial: trio.CancelScope, pause_s: Callable[[], float]) -> None:
+        """Open a connection at the same moment as ``target`` does, from our listen port. Raises PeerUnreachableError.
 
-        ``pause_s()``: how long to wait after a router has refused.
+        ``dial``: what ends the dialling, not the handshake; ``pause_s()``: how long to wait after a router has refused.
         ``initiator``: which part we play in the handshake, since TCP gives both ends the same. As the other one it returns when the connection
         ends.
         """
         host, port = host_and_port(address)
         source = self._sources.get(_family(host)) if _numeric(host) else None
         stream: trio.SocketStream | None = None
-        with trio.move_on_at(until):
+        with dial:
             while stream is None and source is not None:
                 with contextlib.suppress(OSError):
                     stream = await _connect(host, port, source)
@@ -166,6 +168,31 @@ class Dialler:
             return _plain(sock.getsockname()[0]), _plain(sock.getpeername()[0])
         except (AttributeError, OSError):
             return None
+
+
+def why(error: BaseException) -> str:
+    """Why a dial failed, in few words: the system's where it said something, else who answered in place of the peer."""
+    causes = list(_causes(error))
+    for cause in causes:
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+    if any(isinstance(cause, PeerIDMismatchesPubkey) for cause in causes):
+        return "another peer answers there"
+    if any(isinstance(cause, MultiselectClientError) for cause in causes):
+        return "what answers there is no node"
+    return str(error.__cause__ or error)
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """An error and all that led to it."""
+    waiting, seen = [error], set[int]()
+    while waiting:
+        cause = waiting.pop(0)
+        if id(cause) not in seen:
+            seen.add(id(cause))
+            yield cause
+            waiting += [found for found in (cause.__cause__, cause.__context__) if found is not None]
+            waiting += cause.exceptions if isinstance(cause, BaseExceptionGroup) else ()
 
 
 def _raw(connection: Any) -> Any:

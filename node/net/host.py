@@ -27,8 +27,8 @@ from ...collectives.errors import AtollError, ConfigError, PeerLostError, PeerUn
 from ...collectives.identifiers import PeerId
 from ...security.identity import Identity
 from . import workarounds
-from .addresses import check_port_free, expand, host_and_port, is_private, split_circuit, usable
-from .dialling import Dialler
+from .addresses import check_port_free, host_and_port, is_private, listening_at, split_circuit, usable
+from .dialling import Dialler, why
 from .peer_stream import PeerStream
 
 DIAL_S = 10.0
@@ -136,10 +136,7 @@ class Host:
                     nursery.start_soon(connection.close)
 
     def _listening(self) -> list[str]:
-        found: list[str] = []
-        for address in self._host.get_transport_addrs():
-            host, port = host_and_port(str(address))
-            found += expand(host, port)
+        found = listening_at(host_and_port(str(address)) for address in self._host.get_transport_addrs())
         if not found:
             raise ConfigError(f"cannot listen on {', '.join(self._listen)}", key="listen", code="E101", exit_code=73)
         return found
@@ -285,7 +282,7 @@ class Host:
                 else:
                     await self.through(*hop, peer)
             except Exception as error:
-                failures.append(f"{address}: {error.__cause__ or error}")
+                failures.append(f"{address}: {why(error)}")
                 failed.set()
                 if len(failures) < len(candidates):
                     return
@@ -324,10 +321,10 @@ class Host:
                     nursery.start_soon(attempt, address)
         return self.path(peer) not in ("", "relay")
 
-    async def punch(self, peer: PeerId, address: str, *, initiator: bool, until: float, pause_s: Callable[[], float]) -> None:
+    async def punch(self, peer: PeerId, address: str, *, initiator: bool, dial: trio.CancelScope, pause_s: Callable[[], float]) -> None:
         """See `Dialler.punch`. Whether it worked, `wait_direct` tells."""
         try:
-            await self.dialler.punch(address, ID.from_base58(peer), initiator=initiator, until=until, pause_s=pause_s)
+            await self.dialler.punch(address, ID.from_base58(peer), initiator=initiator, dial=dial, pause_s=pause_s)
         except Exception as error:
             log.debug("punching %s: %r", address, error)
 

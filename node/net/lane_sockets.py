@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import trio
 
 from ...collectives.identifiers import PeerId
-from .addresses import check_port_free, expand, host_and_port, is_direct, is_private, usable
+from .addresses import check_port_free, host_and_port, is_direct, is_private, listening_at, usable
 
 MAGIC = b"atoll/1\n"
 TOKEN_BYTES = 16
@@ -28,7 +28,8 @@ DIAL_S = 3.0
 STAGGER_S = 0.15
 KNOCK_S = 0.25
 MAX_PENDING = 128
-"""Connections that have not said hello yet; more are closed at once."""
+"""Connections that have not said hello yet. Where there are more, whoever has been silent for `LATE_S` makes room, and nobody comes in else."""
+LATE_S = 0.5
 USER_TIMEOUT_MS = 20_000
 """Longer than the longest legitimate pause of a reader: it only catches what the heartbeats miss."""
 
@@ -88,12 +89,14 @@ def path_of(sock: socket.socket, way: str = "direct") -> str:
 class LaneListener:
     """Accepts lanes that were agreed on before."""
 
-    def __init__(self, host: str, port: int) -> None:
-        """``host``: numeric; ``port`` 0 takes any."""
-        self._host, self._port = host, port
+    def __init__(self, hosts: Sequence[str], port: int) -> None:
+        """``hosts``: numeric; at all but the first it listens at the same port if that is free. ``port`` 0 takes any."""
+        self._host, self._port, self._also = hosts[0], port, {*hosts[1:]} - {hosts[0]}
+        self._bound: list[tuple[str, int]] = []
         self._expected: dict[bytes, Expected] = {}
         self._services: dict[bytes, Callable[[trio.socket.SocketType], Awaitable[None]]] = {}
-        self._pending = 0
+        self._pending: dict[trio.CancelScope, float] = {}
+        """Of those that have not said hello: what ends their waiting, and since when they wait; oldest first."""
         self._announce: list[str] = []
         self.outside: Callable[[], list[str]] = list
         """Addresses of the internet that lead here through a router."""
@@ -114,8 +117,7 @@ class LaneListener:
 
     def look_again(self) -> None:
         """This machine's addresses are others."""
-        if self._announce:
-            self._announce = expand(self._host, host_and_port(self._announce[0])[1])
+        self._announce = listening_at(self._bound)
 
     def expect(self, token: bytes, peer: PeerId, secrets: bytes) -> Expected:
         """From now on a hello with this token is accepted, once."""
@@ -131,21 +133,40 @@ class LaneListener:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Accept until cancelled. Raises ConfigError E101 when the port is taken."""
         check_port_free(self._host, self._port)
-        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        with trio.socket.socket(family, socket.SOCK_STREAM) as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            set_options(listener)
-            await listener.bind((self._host, self._port))
-            listener.listen(128)
-            self._announce = expand(self._host, listener.getsockname()[1])
+        with contextlib.ExitStack() as stack:
+            listeners = [stack.enter_context(await self._listen(self._host, self._port))]
+            for host in self._also:
+                with contextlib.suppress(OSError):
+                    listeners.append(stack.enter_context(await self._listen(host, self._bound[0][1])))
+            self.look_again()
             try:
                 async with trio.open_nursery() as nursery:
+                    for listener in listeners:
+                        nursery.start_soon(self._accept, listener, nursery)
                     task_status.started()
-                    while True:
-                        await self._accept_one(listener, nursery)
             finally:
                 for token in list(self._expected):
                     self.forget(token)
+
+    async def _listen(self, host: str, port: int) -> trio.socket.SocketType:
+        """Raises OSError."""
+        listener = trio.socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if listener.family == socket.AF_INET6:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            set_options(listener)
+            await listener.bind((host, port))
+            listener.listen(128)
+        except BaseException:
+            listener.close()
+            raise
+        self._bound.append((host, listener.getsockname()[1]))
+        return listener
+
+    async def _accept(self, listener: trio.socket.SocketType, nursery: trio.Nursery) -> None:
+        while True:
+            await self._accept_one(listener, nursery)
 
     async def _accept_one(self, listener: trio.socket.SocketType, nursery: trio.Nursery) -> None:
         try:
@@ -153,24 +174,30 @@ class LaneListener:
         except OSError:  # out of descriptors, or the connection is gone again
             await trio.sleep(0.05)
             return
-        if self._pending >= MAX_PENDING:
-            sock.close()
-            return
-        self._pending += 1
-        nursery.start_soon(self._greet, sock)
+        now = trio.current_time()
+        if len(self._pending) >= MAX_PENDING:
+            oldest, since = next(iter(self._pending.items()))
+            if now - since < LATE_S:
+                sock.close()
+                return
+            oldest.cancel()
+            del self._pending[oldest]
+        patience = trio.CancelScope(deadline=now + HELLO_S)
+        self._pending[patience] = now
+        nursery.start_soon(self._greet, sock, patience)
 
-    async def _greet(self, sock: trio.socket.SocketType) -> None:
+    async def _greet(self, sock: trio.socket.SocketType, patience: trio.CancelScope) -> None:
         service = None
         try:
             with sock:
                 try:
-                    with trio.move_on_after(HELLO_S):
+                    with patience:
                         magic = await receive_exactly(sock, len(MAGIC))
                         service = self._services.get(magic)
                         if magic == MAGIC:
                             await self._check_hello(sock)
                 finally:
-                    self._pending -= 1
+                    self._pending.pop(patience, None)
                 if service is not None:
                     await service(sock)
         except OSError:

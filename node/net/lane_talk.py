@@ -104,10 +104,11 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
 
 
 class Meet(msgspec.Struct, frozen=True, array_like=True, tag="meet"):
-    """Driver: a port of mine is seen there. Where is one of yours? No candidates: not known."""
+    """Driver: a port of mine is seen there. Where is one of yours? No candidates: not known. ``guesses``: whether I would guess ports."""
 
     candidates: _Addresses
     symmetric: bool
+    guesses: bool = False
 
 
 class Met(msgspec.Struct, frozen=True, array_like=True, tag="met"):
@@ -115,10 +116,13 @@ class Met(msgspec.Struct, frozen=True, array_like=True, tag="met"):
 
     candidates: _Addresses
     symmetric: bool
+    guesses: bool = False
 
 
 class Sync(msgspec.Struct, frozen=True, array_like=True, tag="sync"):
-    """Driver: dial me now. I dial when this has arrived."""
+    """Driver: dial me now. I dial when this has arrived. ``guess``: see `through.punch`; only if both would."""
+
+    guess: bool = False
 
 
 class Relayed(msgspec.Struct, frozen=True, array_like=True, tag="relayed"):

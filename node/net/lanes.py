@@ -300,7 +300,7 @@ class Lanes:
             wanted.notify()
 
     async def _offered(self, talk: Talk, offer: Offer) -> None:
-        if not self._admitted(talk.peer):
+        if not self._admitted(talk.peer) and (talk.peer, offer.index) not in self._wanted:  # what we asked for needs no greeting
             await talk.say(Refuse("no run in common"))
             await talk.stream.finish()
             with trio.move_on_after(2.0):

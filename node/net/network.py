@@ -85,7 +85,7 @@ class PeerNetwork:
 
         ``cache``: the peer cache file; ``texts``: where the names among ``bootstrap`` are looked up.
         ``lan_discovery``: look for peers in the house by multicast DNS, and be found by it (not where ``listen`` is loopback).
-        ``lane_port``: TCP port of the lane listener, on the host of the first listen address; 0 takes any. Raises ConfigError.
+        ``lane_port``: TCP port of the lane listener, on the hosts of the listen addresses; 0 takes any. Raises ConfigError.
         """
         for address in listen:
             check_listen(address)
@@ -105,7 +105,7 @@ class PeerNetwork:
         if cache is not None:
             self.book.load(cache)
         self._host = Host(identity, listen, announce=announce, max_connections=max_connections)
-        listener = LaneListener(host_and_port(listen[0])[0], lane_port)
+        listener = LaneListener([host_and_port(address)[0] for address in listen], lane_port)
         self._streams = TopicStreams(self._host, self.connect, self._faults, self._rng, listener, self._may_dial, version)
         self._bootstrap = Bootstrap(
             [], self.connect, self._host.connected, lambda: not self._host.peers(), self.book.peers, self._look_up, self._rng
@@ -115,14 +115,15 @@ class PeerNetwork:
         self._rendezvous = Rendezvous(identity, self._host, self.connect, lambda: self._bootstrap.peers, self._faults, self._rng)
         self._rendezvous.learned = self._learned
         self._helpers = Helpers(self._host, self.book.addresses)
-        relays = (reach or ReachSettings()).relay
+        relays = (settings := reach or ReachSettings()).relay
         self._relay = Relay(
             self._host, listener, lambda run, peer: relays.open_to_all or self._knows(run, peer), Limits(circuits=relays.circuits)
         )
         self._ways = Ways(listener, self._helpers, self._streams.common_topic, self._may_dial, self._rng)
+        self._ways.guesses = settings.port_guessing
         self._lanes = Lanes(self._host, self._ways, self.connect, self._streams.admitted, self._faults, self._rng)
         self.reach = Reach(
-            self._host, self._faults, self._rng, dataclasses.replace(reach or ReachSettings(), announce=tuple(announce)),
+            self._host, self._faults, self._rng, dataclasses.replace(settings, announce=tuple(announce), lane_port=lane_port),
             first=lambda: self._bootstrap.peers, known=self.book.addresses,
             runs_of=lambda peer: self._rendezvous.registry.runs_of(peer, trio.current_time()), lanes=listener.addresses,
         )  # fmt: skip
@@ -132,9 +133,8 @@ class PeerNetwork:
         self.reach.on_path = lambda peer, path: self.on_path(peer, path)
         self._lan = LanDiscovery(self.peer, self._rng, mine=self.reach.manager.lan, found=self._neighbour, on=lan_discovery)
         self._runs: dict[RunId, trio.CancelScope] = {}
-        self._learned_at = 0.0
+        self._learned_at, self._unsaved = 0.0, trio.Event()
         self._nursery: trio.Nursery | None = None
-        self._unsaved = trio.Event()
 
     @property
     def on_refused(self) -> Callable[[str, PeerId, str, str], None]:

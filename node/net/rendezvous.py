@@ -27,9 +27,17 @@ from .host import Host, PeerStream
 
 PROTOCOL = "/atoll/peers/1"
 MEMBER_STREAMS = 2
+CONNECTED_STREAMS = 3
+"""To whoever is connected, where no bootstrap is."""
 MEMBER_DELAY_S = 2.0
 """Streams to random members come later: at the start everybody would dial everybody."""
 MAX_STREAMS = 512
+AGAIN_S = 0.1
+"""Before a peer is asked again."""
+SILENT_FIRST_S, SILENT_MAX_S = 0.5, 60.0
+"""The same where it said nothing: it need not be a node of ours, and there may be hundreds of such."""
+TURN_S = 1.0
+"""So long nobody else is asked in its place."""
 SILENT_S = LIFE_S
 _QUEUE = 64
 _PER_FRAME = 128
@@ -52,6 +60,8 @@ class _Exchange:
         self.stream = stream
         self.peer = stream.peer
         self.runs: set[str] = set()
+        self.heard = False
+        """Whether the other end has said anything."""
         self._queue: deque[bytes] = deque(maxlen=_QUEUE)
         self._wake = trio.Event()
 
@@ -104,6 +114,9 @@ class Rendezvous:
         self._hints: dict[PeerId, None] = {}
         self._exchanges: set[_Exchange] = set()
         self._partners: set[PeerId] = set()
+        """Whom we ask, or have asked and ask again after a pause; the latter are `_resting`, too."""
+        self._resting: set[PeerId] = set()
+        self._pauses: dict[PeerId, Backoff] = {}
         self._changed = trio.Event()
         self._running = False
         host.handle(PROTOCOL, self._serve)
@@ -167,17 +180,19 @@ class Rendezvous:
         """With whom to open a stream now: bootstraps; whoever is connected if there is none; hints; later random members."""
         wanted = [peer for peer in self._bootstraps() if self._host.connected(peer)]
         if not wanted:
-            wanted = self._host.peers()[:3]
+            others = [peer for peer in self._host.peers() if peer not in self._partners]
+            wanted = self._rng.sample(others, min(len(others), max(0, CONNECTED_STREAMS - len(self._partners - self._resting))))
         wanted += list(self._hints)[:2]
         self._hints.clear()
         members = [PeerId(news.peer) for run in self._mine for news in self.members(run)]
         if settled and members:
-            have = sum(peer in self._partners for peer in members)
+            have = sum(peer in self._partners - self._resting for peer in members)
             wanted += self._rng.sample(members, min(len(members), max(0, MEMBER_STREAMS - have)))
         return [peer for peer in dict.fromkeys(wanted) if peer not in self._partners]
 
     async def _partner(self, peer: PeerId) -> None:
-        """One stream that we opened, for as long as it lives."""
+        """One stream that we opened, for as long as it lives, and the pause that follows."""
+        pauses, answered = self._pauses.get(peer, Backoff(SILENT_FIRST_S, SILENT_MAX_S, self._rng)), False
         try:
             await self._connect(peer)
             stream = await self._host.open_stream(peer, PROTOCOL)
@@ -186,11 +201,21 @@ class Rendezvous:
                 for run in self._mine:
                     exchange.say(run, self._known(run), asks=True)
                 await self._converse(exchange)
+                answered = exchange.heard
             finally:
                 await stream.aclose()
         except NetworkError:
             pass
-        await trio.sleep(Backoff(0.1, 1.0, self._rng).next_s())
+        kept = self._pauses | {peer: pauses}
+        if answered:
+            del kept[peer]
+        self._pauses = {other: kept[other] for other in kept if other in self._partners or self._host.connected(other)}
+        pause_s = AGAIN_S if answered else pauses.next_s()
+        await trio.sleep(min(pause_s, TURN_S))
+        self._resting.add(peer)
+        self.changed()
+        await trio.sleep(max(0.0, pause_s - TURN_S))
+        self._resting.discard(peer)
         self._partners.discard(peer)
         self.changed()
 
@@ -224,6 +249,7 @@ class Rendezvous:
                     payload = await reader.next()
                 if payload is None:
                     return
+                exchange.heard = True
                 self._heard(exchange, decode(_decoder, payload, exchange.peer))
         except RemoteProtocolError:
             self._faults.count(exchange.peer, trio.current_time())

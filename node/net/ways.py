@@ -25,7 +25,7 @@ from .lane_sockets import DIAL_S, HELLO_S, Expected, LaneListener, MayDial, be_g
 from .lane_talk import ANSWER_S, Bridge, Dialled, Done, Meet, Met, Relayed, Reverse, Sync, Talk, Terms
 from .through.meeting import Spot
 from .through.observing import ASK_S
-from .through.punch import PUNCH_S, Punch, targets
+from .through.punch import GUESSES, PUNCH_S, Punch, guesses, targets
 from .through.relaying import Helpers, show
 
 LOOK_S = 0.1
@@ -57,6 +57,8 @@ class Ways:
         self.listener, self.helpers, self._run_of, self._may_dial, self.rng = listener, helpers, run_of, may_dial, rng
         self.why: dict[PeerId, str] = {}
         """Why the last lane that we drove to a peer is not direct."""
+        self.guesses = False
+        """Whether ports are guessed for the first lane where one router is symmetric (`through.punch`)."""
 
     def addresses(self) -> tuple[str, ...]:
         """Where the lane listener is."""
@@ -160,7 +162,7 @@ class _Drive:
         """Both dial at once, half a round trip after we have said so: then our dials leave together."""
         if self.spot is None:
             return None
-        await self._talk.say(Meet(self.spot.candidates, self.spot.symmetric))
+        await self._talk.say(Meet(self.spot.candidates, self.spot.symmetric, self._ways.guesses))
         answer = await self._talk.hear(ASK_S + ANSWER_S)
         if not isinstance(answer, Met):
             raise RemoteProtocolError("Meet is answered by Met", peer=self._talk.peer)
@@ -169,11 +171,13 @@ class _Drive:
         elif self.spot.symmetric and answer.symmetric:
             self.tried.append("both routers give every destination another port")
         else:
-            await self._talk.say(Sync())
+            doubtful = self.spot.symmetric or answer.symmetric
+            guess = doubtful and self._ways.guesses and answer.guesses and not self._terms.place
+            await self._talk.say(Sync(guess))
             await trio.sleep(self._rtt_s / 2)
-            with trio.move_on_after(DOUBTFUL_S + 3 * self._rtt_s if self.spot.symmetric or answer.symmetric else PUNCH_S):
+            with trio.move_on_after(DOUBTFUL_S + 3 * self._rtt_s if doubtful and not guess else PUNCH_S):
                 try:
-                    return await meet(self._ways, self.spot, self._talk.peer, self._terms, answer.candidates, self._rtt_s)
+                    return await meet(self._ways, self.spot, self._talk.peer, self._terms, answer.candidates, self._rtt_s, guess=guess)
                 except PeerUnreachableError as error:
                     self.tried.append(error.message)
                     return None
@@ -210,6 +214,7 @@ class Follower:
         self._made: Made | None = None
         self._arrived: trio.Event | None = None
         self._theirs: tuple[str, ...] = ()
+        self._guess = False
 
     async def run(self) -> Made | None:
         """Go along until the driver is done; None: the stream is the lane. Raises NetworkError, RemoteProtocolError."""
@@ -246,8 +251,9 @@ class Follower:
                 await self._observed.wait()
                 self._theirs = message.candidates
                 known = self._spot.candidates if self._spot is not None else ()
-                await self._talk.say(Met(known, self._spot is not None and self._spot.symmetric))
+                await self._talk.say(Met(known, self._spot is not None and self._spot.symmetric, self._ways.guesses))
             elif isinstance(message, Sync):
+                self._guess = message.guess and self._ways.guesses and not self._terms.place
                 self._propose(nursery, self._punch)
             elif isinstance(message, Relayed):
                 self._propose(nursery, partial(self._relay, message))
@@ -298,7 +304,7 @@ class Follower:
     async def _punch(self) -> Made | None:
         if self._spot is None or not self._theirs:
             return None
-        return await meet(self._ways, self._spot, self._talk.peer, self._terms, self._theirs, 0.0)
+        return await meet(self._ways, self._spot, self._talk.peer, self._terms, self._theirs, 0.0, guess=self._guess)
 
     async def _relay(self, message: Relayed) -> Made | None:
         where = [address for address in usable(message.addresses) if has_public((address,))]
@@ -306,10 +312,14 @@ class Follower:
         return None if sock is None else Made(sock, "relay")
 
 
-async def meet(ways: Ways, spot: Spot, peer: PeerId, terms: Terms, offered: tuple[str, ...], rtt_s: float) -> Made:
-    """A simultaneous open of both sides. Raises PeerUnreachableError."""
-    punch = Punch(trio.current_time(), targets(offered, spot.candidates), rtt_s, ways.rng)
-    sock = await spot.meet(peer, punch, terms.token, terms.both, driver=terms.initiator)
+async def meet(ways: Ways, spot: Spot, peer: PeerId, terms: Terms, offered: tuple[str, ...], rtt_s: float, *, guess: bool) -> Made:
+    """A simultaneous open of both sides. ``guess``: one of us has another port for every destination. Raises PeerUnreachableError."""
+    to = targets(offered, spot.candidates)
+    if guess and not spot.symmetric:
+        to = guesses(to, ways.rng)
+    punch = Punch(trio.current_time(), to, rtt_s, ways.rng)
+    ports = GUESSES if guess and spot.symmetric else 1
+    sock = await spot.meet(peer, punch, terms.token, terms.both, driver=terms.initiator, ports=ports)
     return Made(sock, path_of(sock, "punched"))
 
 

@@ -5,6 +5,7 @@ When libp2p is upgraded, read this file first: whatever was mended upstream goes
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import struct
 import types
@@ -12,6 +13,7 @@ from typing import Any
 
 import trio
 from libp2p.io.exceptions import ConnectionClosedError
+from libp2p.io.trio import TrioTCPStream
 from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.network.swarm import Swarm
 from libp2p.stream_muxer.yamux.yamux import HEADER_SIZE, TYPE_WINDOW_UPDATE, YAMUX_HEADER_FORMAT, Yamux
@@ -150,6 +152,20 @@ def skip_identify(swarm: Swarm) -> None:
         swarm.remove_notifee(notifee)
 
 
+def name_ipv6_remotes() -> None:
+    """`TrioTCPStream.get_remote_address` (io/trio.py:104) takes the four fields of an IPv6 socket's peer for no address at all."""
+
+    def get_remote_address(self: TrioTCPStream) -> tuple[str, int] | None:
+        found: tuple[str, int] | None = getattr(self, "_cached_remote_address", None)
+        if found is None:
+            with contextlib.suppress(OSError):
+                host, port = self.stream.socket.getpeername()[:2]
+                found = self._cached_remote_address = str(host), int(port)
+        return found
+
+    TrioTCPStream.get_remote_address = get_remote_address
+
+
 def quiet_logs() -> None:
     """libp2p logs what peers do to it, at warning and error level, so that a stranger could fill our terminal.
 
@@ -172,4 +188,5 @@ def apply(swarm: Swarm) -> None:
     drop_resource_manager(swarm)
     release_inbound_slots(swarm)
     skip_identify(swarm)
+    name_ipv6_remotes()
     quiet_logs()

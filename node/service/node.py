@@ -184,8 +184,15 @@ class Node:
         if len(named) == 1:
             return named[0]
         known = ", ".join(sorted(self.by_id)) or "none"
-        what = f"this node is in {len(self.by_id)} runs" if not run else f"no single run is called {run!r} here"
-        raise ConfigError(what, why=f"Runs of this node: {known}", hint="Join one: atoll join INVITE      See them: atoll ls")
+        if run:
+            what = f"no single run is called {run!r} here"
+        else:
+            what = f"this node is in {len(self.by_id)} runs, and none was named" if self.by_id else "there is no run to join"
+        raise ConfigError(
+            what,
+            why=f"Runs of this node: {known}",
+            hint="Join one: atoll join INVITE, or ATOLL_INVITE=INVITE for a script      Start one: atoll new RUN.toml      See them: atoll ls",
+        )
 
     def _info(self, run: RunService) -> RunInfo:
         assert run.manifest is not None

@@ -60,6 +60,7 @@ class NodeOptions:
     relay_for_all: bool = False
     """Relay for peers of whatever run, not only of those this node has heard of."""
     port_mapping: bool = True
+    port_guessing: bool = False
     """Behind a router, ask it to lead a port here (NAT-PMP, UPnP)."""
     lan_discovery: bool = False
     """Find peers in the house, and be found."""
@@ -104,7 +105,9 @@ async def _main(
     network = PeerNetwork(
         identity, listen=options.listen, lane_port=options.lane_port, bootstrap=options.bootstrap, announce=options.announce,
         cache=paths.state_dir / "peers.json", rng=random.Random(os.urandom(16)),
-        reach=ReachSettings(relay=RelayLimits(open_to_all=options.relay_for_all), port_mapping=options.port_mapping),
+        reach=ReachSettings(
+            relay=RelayLimits(open_to_all=options.relay_for_all), port_mapping=options.port_mapping, port_guessing=options.port_guessing
+        ),
         lan_discovery=options.lan_discovery,
     )  # fmt: skip
     token = trio.lowlevel.current_trio_token()

@@ -339,6 +339,9 @@ class RunService:
             if signed.run_id != self.run_id or signed.organiser != self.organiser:
                 raise ConfigError("not the manifest of this run")
             signed.open()
+        except VersionMismatchError as error:  # it is the run's own: told at once, since no other will come
+            self.fail(error)
+            return
         except AtollError as error:
             self.troubles.tell(error)
             return

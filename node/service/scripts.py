@@ -16,6 +16,7 @@ from ..manifest import Manifest
 from ..session import Session
 from ..session import events as ev
 from ..session.fragments import Fragments
+from ..session.tallies import lag as lag_at
 from ..session.tallies import tallies
 from ..shared_memory import AnchorSlots, SharedBuffer
 from .buffers import PooledBuffer
@@ -110,6 +111,10 @@ class AttachedScript:
     def samples(self, entry: int, fragment: int = 0) -> int:
         """Samples contributed to it."""
         return self.whole.sessions[fragment].samples(entry)
+
+    def lag(self, entry: int, fragment: int = 0) -> float:
+        """Inner steps that its newest round took to be decided."""
+        return lag_at(self.whole.sessions[fragment], entry)
 
     def members(self) -> Sequence[PeerView]:
         """The members of the configuration."""

@@ -186,6 +186,7 @@ class Operation(BesideRun):
         self.results = {entry.part_digests: data}  # not those of plans that came to nothing
         now = self.touched_at = session.clock()
         self.entry, self.done, self.decision_s = entry, True, max(0.0, now - self.complete_at)
+        session.operations.undone.pop(self.key, None)
         contribution = self.machine.contribution
         timed = self.timeline.finish(now, session.me, now, self.op_id or "")
         if timed is not None:

@@ -46,6 +46,7 @@ class Operations:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.by_key: dict[str, Operation] = {}
+        self.undone: dict[str, Operation] = {}  # those of them that are not decided
         self._spent: dict[str, None] | None = None  # oldest first
         self._refused: dict[str, None] = {}  # what our script called in other words than the others, oldest first
 
@@ -66,7 +67,7 @@ class Operations:
     @property
     def under_way(self) -> bool:
         """Whether any operation is."""
-        return any(operation.under_way for operation in reversed(self.by_key.values()))  # it is one of the newest
+        return any(operation.under_way for operation in self.undone.values())
 
     # ---- the script
     def prepare(self, now: float, call: Call, numel: int) -> Operation:
@@ -234,7 +235,7 @@ class Operations:
                 return None
             self._forget(over)
         operation = Operation(self.session, spec, key, config, now)
-        self.by_key[operation.key] = operation
+        self.by_key[operation.key] = self.undone[operation.key] = operation
         if self.session.script is None or operation.key in self._refused:
             operation.machine.set_idle(now, True)  # nobody here who could call: the others need not wait
         return operation
@@ -297,6 +298,8 @@ class Operations:
             if (operation.done or operation.op_id is None) and now - operation.touched_at > LIFETIME_S:
                 self._forget(operation)
                 continue
+            if operation.done:
+                continue
             if operation.others:
                 self._follow(now, operation)
             operation = self.by_key[operation.key]
@@ -312,4 +315,5 @@ class Operations:
 
     def _forget(self, operation: Operation) -> None:
         del self.by_key[operation.key]
+        self.undone.pop(operation.key, None)
         operation.end()

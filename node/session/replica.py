@@ -56,6 +56,7 @@ class ModelReplica:
         self._step = OuterStep(outer, layout)
         self.momentum = torch.zeros(self._step.state_numel(layout.numel), dtype=torch.float32, device="cpu")
         self._slot = 0  # of the newest applied generation
+        self._unchanging: dict[int, bytes] = {}  # hashes of chunks of a state that no step reads or writes, by where they start
 
     @property
     def anchor(self) -> Tensor:
@@ -99,8 +100,14 @@ class ModelReplica:
             stop = min(start + step, length)
             if start < size < stop:
                 hashes.append(chunk_hash(bytes(anchor[start:]) + bytes(momentum[: stop - size])))
+            elif stop <= size:
+                hashes.append(chunk_hash(anchor[start:stop]))
+            elif self._step.needs_momentum:
+                hashes.append(chunk_hash(momentum[start - size : stop - size]))
             else:
-                hashes.append(chunk_hash(anchor[start:stop] if stop <= size else momentum[start - size : stop - size]))
+                if start not in self._unchanging:
+                    self._unchanging[start] = chunk_hash(momentum[start - size : stop - size])
+                hashes.append(self._unchanging[start])
         return hashes
 
     def snapshot(self) -> memoryview:
@@ -119,6 +126,7 @@ class ModelReplica:
         self._slot = self.slots.next_slot()
         bytes_of(self.anchor)[:] = data[:size]
         bytes_of(self.momentum)[:] = data[size:]
+        self._unchanging.clear()
         self.applied = round_
 
 

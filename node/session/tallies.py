@@ -1,4 +1,4 @@
-"""What the log says of the data, for scripts that read it by lease (`optim.data.leases`)."""
+"""What the log says to scripts: of the data, which they read by lease (`optim.data.leases`), and of how long rounds take."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ...collectives.group import Member
 from ...collectives.round import rounds_in
 from ...collectives.swarm import Tally
+from ...optim.outer.readings import median_lag
 
 if TYPE_CHECKING:
     from .session import Session
@@ -29,3 +30,17 @@ def tallies(session: Session, first: int) -> list[Tally]:
         round_ += rounds_in(entry)
         told.append(Tally(entry.round, round_, tuple(shares.items()), entry.next_config))
     return told
+
+
+def lag(session: Session, entry: int) -> float:
+    """How many inner steps the newest round took to be decided that is in the state after log entry ``entry``: the median of what its
+    contributors say, 0 where none does. That of the last certified one on a branch."""
+    if session.machine is None:
+        return 0.0
+    entries = session.machine.journal.entries
+    ahead = {certified.entry.round: certified for certified in session.machine.frontier}
+    for number in range(min(entry, max([len(entries) - 1, *ahead])), 0, -1):
+        found = entries[number] if number < len(entries) else ahead[number]
+        if found.entry.contributors:
+            return median_lag([contributor.reading for contributor in found.entry.contributors])
+    return 0.0

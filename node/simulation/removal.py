@@ -66,7 +66,7 @@ class Removal:
             if self.rng.random() < 0.5:
                 swarm.network.cut(peer, swarm.organiser)
             swarm.world.after(self.rng.random() * 0.3, partial(self._crash, peer))
-        if self.reboots and len(config) > 3:  # else nobody could go on after it, if its user did not say so
+        if self.reboots and all(len(watch.config) > 3 for watch in swarm.watches):  # else nobody goes on after it unless its user says so
             swarm.world.after(self.rng.random() * 0.3, partial(swarm.reboot, swarm.organiser))
 
     def _crash(self, peer: PeerId) -> None:

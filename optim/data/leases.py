@@ -43,7 +43,7 @@ class Leases:
         self._keep: dict[Member, int] = {}  # how many
 
     def stream(self, member: Member | None) -> Cursor:
-        """The positions of a member. Of one that has none, those of the first: nothing that it does will be counted."""
+        """The positions of a member. Of one that has none, those of the first: what it reads is displaced once it is a member again."""
         if member is None or member not in self.members:
             return Cursor(self._turns(0))
         return Cursor(chain(self._kept.get(member, []), self._turns(self.members.index(member))))

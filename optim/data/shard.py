@@ -64,9 +64,10 @@ class Shard:
         self._turn = -1  # of the ledger, when the lease was looked up
         self._next = 0  # in this member's stream since the newest entry: what comes out next
         self._drawn = deque[NDArray[np.int64]]()  # positions of the batches that the loader is at work on
+        self._checked = True  # since then: whether what was drawn is still this member's
         self._pass = 0
-        self.displaced = 0
-        """Samples that this member had begun when it heard that others were to read them: as many may be missing from its epoch."""
+        self._displaced = 0
+        self._lost = 0  # of what this member has begun: displaced already
         self._loader = _reordered(loader, self)
         ranks = getattr(swarm, "ranks", None)
         self._rank, self._ranks = (ranks.rank, ranks.size) if ranks is not None else (0, 1)
@@ -89,6 +90,14 @@ class Shard:
             attachment.ledger.given += self._batch
             yield batch
 
+    @property
+    def displaced(self) -> int:
+        """Samples that this member had begun when it heard that others were to read them: as many may be missing from its epoch. In a job
+        of several ranks all ask, or none."""
+        if (attachment := self._attached()) is not None:
+            self._catch_up(attachment)
+        return self._displaced
+
     def draw(self) -> Iterator[list[int]]:
         """The samples of the batches to come, as the loader asks for them."""
         while True:
@@ -100,20 +109,26 @@ class Shard:
             yield self._order(positions[mine : mine + self._batch]).tolist()
 
     def _follow(self, attachment: Attachment) -> bool:
-        """After a turn: take up what the log says, and where this member stands in it. Whether what was drawn is another's now."""
+        """After a turn: take up what the log says. Whether what was drawn is another's now."""
+        self._catch_up(attachment)
+        if self._checked:
+            return False
+        self._checked, step = True, self._batch * self._ranks
+        return any((self._positions(self._next + at * step) != drawn).any() for at, drawn in enumerate(self._drawn))
+
+    def _catch_up(self, attachment: Attachment) -> None:
+        """Take up what the log says since the last turn, and where this member stands in it."""
         ledger = attachment.ledger
         if ledger.turns == self._turn:
-            return False
+            return
         round_, begun = attachment.begun
-        self._turn = ledger.turns
+        self._turn, self._checked = ledger.turns, False
         try:
-            self._learn(list(self._news(round_)), begun, ledger)
+            self._learn(list(self._news(round_)), 0 if attachment.done else begun, ledger)  # after the end it will be in no round
         except SwarmClosedError:
             pass  # the lease holds until there is a node again
         begun += ledger.uncertified
         self._next = begun + ledger.given * self._ranks
-        step = self._batch * self._ranks
-        return any((self._positions(self._next + at * step) != drawn).any() for at, drawn in enumerate(self._drawn))
 
     def _news(self, round_: int) -> Iterator[Tally]:
         """The entries after the newest that is known, as far as the script has adopted them: they are in the anchor of ``round_``."""
@@ -136,9 +151,11 @@ class Shard:
                 mine.take(counts[at])
                 ahead = mine.take(begun_then)
             self._leases.decided(tally)
-            if begun_then and ahead != self._leases.stream(self._me).take(begun_then):
-                self.displaced += begun_then
-                logger.warning("%d samples that were read here are others' to read, too: this member was away too long", begun_then)
+            self._lost = min(max(0, self._lost - counts[at]), begun_then)
+            if self._lost < begun_then and ahead != self._leases.stream(self._me).take(begun_then):
+                lost, self._lost = begun_then - self._lost, begun_then
+                self._displaced += lost
+                logger.warning("%d samples that were read here are others' to read, too: this member was away too long", lost)
             if tally.shares:
                 ledger.uncertified = 0
 
@@ -154,11 +171,13 @@ class Shard:
         """This member, in its newest life; None while it is not in the configuration."""
         return max((member for member in self._leases.members if member.peer == self._swarm.peer), default=None)
 
-    def _attachment(self) -> Attachment:
+    def _attached(self) -> Attachment | None:
         from ..script.attachment import attachment_of  # which imports this package
 
-        found = attachment_of(self._swarm)
-        if found is None:
+        return attachment_of(self._swarm)
+
+    def _attachment(self) -> Attachment:
+        if (found := self._attached()) is None:
             raise ConfigError(
                 "a shard of a swarm to which nothing is attached",
                 key="swarm",

@@ -8,6 +8,8 @@ when a foreign anchor is adopted.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -30,39 +32,52 @@ def contribution_grid(layout: Layout, settings: RunSettings) -> Grid:
 
 
 def as_decoded(grid: Grid, contribution: Tensor, out: Tensor) -> None:
-    """What the others make of a contribution: float32 (numel,) both; they may be the same. One chunk's bytes at a time."""
+    """What the others make of a contribution: float32 (numel,) both; they may be the same."""
+    for part, decoded in _decoded(grid, contribution):
+        out[part] = decoded
+
+
+def _decoded(grid: Grid, contribution: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """The same a chunk at a time, in memory that is used again for the next."""
+    wire = memoryview(bytearray(max(grid.wire_bytes(chunk) for chunk in range(grid.chunks))))
+    scratch = torch.empty(min(grid.chunk_elements, grid.numel), dtype=torch.float32, device="cpu")
     for chunk in range(grid.chunks):
         codec, start = grid.codec(chunk), chunk * grid.chunk_elements
-        part = slice(start, start + grid.elements(chunk))
-        wire = grid.wire(memoryview(bytearray(grid.wire_bytes(chunk))), chunk)
-        codec.encode(contribution[part], wire)
-        codec.decode(wire, out[part])
+        part, decoded = slice(start, start + grid.elements(chunk)), scratch[: grid.elements(chunk)]
+        encoded = grid.wire(wire[: grid.wire_bytes(chunk)], chunk)
+        codec.encode(contribution[part], encoded)
+        codec.decode(encoded, decoded)
+        yield part, decoded
 
 
 class Feedback:
-    """The residual of one vector: float32 (numel,). A second one of its length is there while a contribution is undecided."""
+    """The residual of one vector: float32 (numel,). What encoding loses is computed when a contribution was counted, from the contribution as
+    it still lies where it was offered: so there is never a second vector of its length."""
 
     def __init__(self, layout: Layout, settings: RunSettings) -> None:
         self._grid = contribution_grid(layout, settings)
         self.residual = torch.zeros(layout.numel, dtype=torch.float32, device="cpu")
         self._kept = settings.feedback_kept
-        self._next: Tensor | None = None
+        self._offered: Tensor | None = None
 
     @torch.no_grad()
     def add_to(self, contribution: Tensor) -> None:
-        """Add the residual to a contribution (float32 (numel,)), in place, and remember what encoding will lose of the sum."""
-        contribution.add_(self.residual if self._kept == 1.0 else self.residual * self._kept)
-        lost = torch.empty_like(self.residual)
-        as_decoded(self._grid, contribution, lost)
-        self._next = torch.sub(contribution, lost, out=lost)
+        """Add the residual to a contribution (float32 (numel,)), in place. Nobody may write to it any more until `settle`."""
+        for into, residual in zip(
+            contribution.split(self._grid.chunk_elements), self.residual.split(self._grid.chunk_elements), strict=True
+        ):
+            into.add_(residual if self._kept == 1.0 else residual * self._kept)
+        self._offered = contribution
 
+    @torch.no_grad()
     def settle(self, counted: bool) -> None:
         """The contribution was decided, or given up (then it is taken for not counted)."""
-        if counted and self._next is not None:
-            self.residual = self._next
-        self._next = None
+        if counted and self._offered is not None:
+            for part, decoded in _decoded(self._grid, self._offered):  # once more from the start, if this is interrupted
+                torch.sub(self._offered[part], decoded, out=self.residual[part])
+        self._offered = None
 
     def zero(self) -> None:
         """Forget everything: the anchor is another history's."""
         self.residual.zero_()
-        self._next = None
+        self._offered = None

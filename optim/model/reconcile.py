@@ -5,7 +5,8 @@ With A the new anchor, L the live values and S where their uncounted progress st
 * contribution counted, nothing trained since it was frozen: ``L ← A``, an exact copy (`adopt`);
 * counted, trained on since: ``L ← A + (L - S)``, S = the live values when training went on (`rebase`);
 * not counted: ``L ← A + (L - S)``, S = the anchor the progress was measured against. The progress stays and is contributed again;
-* counted, in a run that mixes: ``L ← α·L + (1 - α)·A`` (`mix`; Streaming DiLoCo, arXiv 2501.18512).
+* either, in a run that mixes, wherever ``L - S`` would be added: ``L ← α·L + (1 - α)·A`` (`mix`; Streaming DiLoCo, arXiv 2501.18512). What the
+  others did meanwhile is mostly what one did oneself, and is not taken twice.
 
 So, but for `mix`, each unit of work is in the log once or in the live parameters once, never both. What members train on while a round
 is under way is another matter: their own values as they are, or what they expect of the round (`expect`).

@@ -55,12 +55,12 @@ PRESETS = (
         source="few rounds: best of the values tried with 2, 4 and 8 peers, H = 10 to 50, 6 to 30 rounds",
     ),
     Preset(
-        "short-delay", OuterSettings("nesterov", 0.9, 0.6), short=True, overlap=("late",), part=True,
+        "short-delay", OuterSettings("nesterov", 0.9, 0.6), short=True, overlap=("late", "eager"), part=True,
         source="few rounds, results adopted before half the next is over: as without overlap, tried with 4 peers, H = 10, delay = 3",
     ),
     Preset(
-        "short-late", OuterSettings("nesterov", 0.9, 0.2), short=True, overlap=("late",),
-        source="few rounds, results a whole round late: little momentum, best of the values tried with 4 peers, H = 10, 30 rounds",
+        "short-late", OuterSettings("nesterov", 1.0, 0.4), short=True, overlap=("late",),
+        source="few rounds, results a whole round late: less momentum, best of the values tried with 4 peers, H = 10, 30 rounds",
     ),
     Preset(
         "short-eager", OuterSettings("nesterov", 0.9, 0.0), short=True, overlap=("eager",),
@@ -68,7 +68,7 @@ PRESETS = (
     ),
     Preset(
         "co2", OuterSettings("co2", 1.0, 0.5), short=True, overlap=(),
-        source="results a whole round late, CO2: best of the values tried with 4 peers, H = 10, 30 rounds; take it by name",
+        source="CO2 with late results: best of the values tried with 4 peers, H = 10, 30 rounds; best with a delay; take it by name",
     ),
     Preset(
         "sparse", OuterSettings("sgd", 1.0), overlap=(),

@@ -23,13 +23,13 @@ Said = Sequence[tuple[int, Reading]]
 LARGEST = 1e30
 
 
-def reading_of(vector: Tensor, layout: Layout, outer: OuterSettings, loss: float | None) -> Reading:
-    """What the run's outer step wants to know of a contribution, float32 (numel,); nothing of what it does not ask for."""
+def reading_of(vector: Tensor, layout: Layout, outer: OuterSettings, loss: float | None, lag: float | None = None) -> Reading:
+    """What the run wants to know of a contribution, float32 (numel,): of what its outer step does not ask for, nothing."""
     norm = None
     if outer.stretch:
         pieces = [vector[spec.offset : spec.offset + spec.numel] for spec in layout.tensors if spec.role == "parameter" and spec.numel]
         norm = _sayable(math.hypot(*(float(torch.linalg.vector_norm(piece)) for piece in pieces)))
-    return Reading(_sayable(loss) if outer.governor else None, norm)
+    return Reading(_sayable(loss) if outer.governor else None, norm, _sayable(lag))
 
 
 def _sayable(value: float | None) -> float | None:
@@ -52,3 +52,8 @@ def median_loss(said: Said) -> float | None:
     """The median of the losses that were told."""
     losses = [reading.loss for _, reading in said if reading.loss is not None]
     return statistics.median(losses) if losses else None
+
+
+def median_lag(readings: Sequence[Reading]) -> float:
+    """The median of the lags that were told, 0 where none was: half of the contributors have to lie to move it far."""
+    return statistics.median([reading.lag for reading in readings if reading.lag is not None] or [0.0])

@@ -3,10 +3,12 @@
 conditions   what is known of the peers, checked
 estimate     how long a round of given settings takes, and what share of the time is training
 planner      which settings: the ladder, and why in words
+again        how long the next round is, from what the log says of the last one
 """
 
+from .again import Lag, Pace, again
 from .conditions import Conditions, Peer
 from .estimate import Choice, Estimate, estimate
 from .planner import Plan, plan
 
-__all__ = ["Choice", "Conditions", "Estimate", "Peer", "Plan", "estimate", "plan"]
+__all__ = ["Choice", "Conditions", "Estimate", "Lag", "Pace", "Peer", "Plan", "again", "estimate", "plan"]

@@ -70,13 +70,18 @@ class Conditions:
     @property
     def longest(self) -> int:
         """The longest round, in inner steps."""
-        return self.max_steps or (MAX_STEPS if self.parameters >= LARGE else MAX_STEPS_SMALL)
+        return self.max_steps or longest_round(self.parameters)
 
     def only(self, names: set[str]) -> Conditions:
         """The same with these peers only."""
         links = {ends: rate for ends, rate in self.links.items() if set(ends) <= names}
         peers = tuple(peer for peer in self.peers if peer.name in names)
         return Conditions(self.parameters, peers, self.rtt_s, self.share, self.max_steps, links)
+
+
+def longest_round(parameters: int) -> int:
+    """The longest round of a model of this size, in inner steps, where nobody says another."""
+    return MAX_STEPS if parameters >= LARGE else MAX_STEPS_SMALL
 
 
 def _check(key: str, value: float, low: float, high: float) -> None:

@@ -33,8 +33,9 @@ class _Head(msgspec.Struct):
 class RankView:
     """One rank's slices of an anchor; an AnchorView. `digest` is the whole anchor's, and asked by all ranks."""
 
-    def __init__(self, ranks: Ranks, round_: int, samples: int, values: Tensor, view: AnchorView | None) -> None:
-        self.round, self.samples, self.numel = round_, samples, values.numel()
+    def __init__(self, ranks: Ranks, head: tuple[int, int, float], values: Tensor, view: AnchorView | None) -> None:
+        self.round, self.samples, self.lag = head
+        self.numel = values.numel()
         self._ranks, self._values, self._view = ranks, values, view
         self._digest = ""
 
@@ -128,10 +129,12 @@ class RankSwarm:
         return self._lease(view)
 
     def contribute(
-        self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None, loss: float | None = None
+        self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None, loss: float | None = None, lag: float | None = None
     ) -> RankPending:
         """See Swarm; ``write`` fills the vector of this rank's slices, ``samples`` are those of all ranks."""
-        pending = self._written(lambda whole: self._at_rank_0.contribute(samples=samples, write=whole, base=base, loss=loss), write)
+        pending = self._written(
+            lambda whole: self._at_rank_0.contribute(samples=samples, write=whole, base=base, loss=loss, lag=lag), write
+        )
         return RankPending(self.ranks, pending)
 
     @property
@@ -243,8 +246,8 @@ class RankSwarm:
     def _lease(self, view: AnchorView | None) -> RankView:
         """A view of every rank's slices of rank 0's view; they travel once a round."""
         ranks, slices = self.ranks, self._sliced()
-        round_, samples = ranks.tell(lambda: (view.round, view.samples) if view is not None else (0, 0), tuple[int, int])
-        if self._newest is None or self._newest[0] != round_:
+        head = ranks.tell(lambda: (view.round, view.samples, view.lag) if view is not None else (0, 0, 0.0), tuple[int, int, float])
+        if self._newest is None or self._newest[0] != head[0]:
             values = torch.empty(slices.mine.numel, dtype=torch.float32, device="cpu")
             if view is None:
                 ranks.receive(values, 0)
@@ -254,8 +257,8 @@ class RankSwarm:
                     theirs = torch.empty(slices.of(rank).numel, dtype=torch.float32, device="cpu")
                     slices.cut(rank, view, theirs)
                     ranks.send(theirs, rank)
-            self._newest = round_, values
-        return RankView(ranks, round_, samples, self._newest[1], view)
+            self._newest = head[0], values
+        return RankView(ranks, head, self._newest[1], view)
 
 
 def rank_swarm(swarm: Swarm | None, check: Callable[[object], None]) -> RankSwarm:

@@ -62,7 +62,7 @@ class Log(Protocol):
         ...
 
     def contribute(
-        self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None, loss: float | None = None
+        self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None, loss: float | None = None, lag: float | None = None
     ) -> Pending[Outcome]:
         """See Swarm."""
         ...
@@ -89,6 +89,7 @@ class Replica:
         self.settings = settings or RunSettings()
         self.feedback = Feedback(flat.layout, self.settings) if has_feedback(self.settings) else None
         self.loss: float | None = None  # mean of the inner steps that are contributed next
+        self.lag: float | None = None  # how many inner steps rounds take here
         self.members = 1
         self.own: Tensor | None = None  # eager: the momentum of one's own contributions
         self.share = 0.0  # of the samples, in the last round that counted
@@ -198,7 +199,7 @@ class Replica:
 
     def _offer(self, deadline_s: float, decidable: Callable[[], bool]) -> Turn:
         started, samples, base = self._clock(), self.unsent, self.base
-        pending = self.swarm.contribute(samples=samples, write=self._write, base=base.round, loss=self.loss)
+        pending = self.swarm.contribute(samples=samples, write=self._write, base=base.round, loss=self.loss, lag=self.lag)
         frozen = self.frozen = Frozen(pending, samples)
         self.unsent = 0
         decided = False
@@ -230,10 +231,10 @@ class Replica:
         if not counted:
             self._restore(frozen)
             self.unsent += frozen.samples
-            rebase(self.flat, new, self.base)
+            self._carry(new)
         elif frozen.snapshot is None:
             adopt(self.flat, new)
-        elif self.overlap and self.settings.mixing is not None:
+        elif self.settings.mixing is not None and self.overlap:
             mix(self.flat, new, self.settings.mixing)
         else:
             rebase(self.flat, new, FlatTensor(frozen.snapshot))
@@ -252,8 +253,15 @@ class Replica:
         if new.round == self.base.round:  # one run has one anchor a round
             new.release()
             return
-        rebase(self.flat, new, self.base)
+        self._carry(new)
         self._take(new)
+
+    def _carry(self, new: AnchorView) -> None:
+        """Make live parameters with progress that was not counted start from ``new``."""
+        if self.settings.mixing is not None and new.round != self.base.round:
+            mix(self.flat, new, self.settings.mixing)
+        else:
+            rebase(self.flat, new, self.base)
 
     def _remember(self, frozen: Frozen) -> None:
         if frozen.snapshot is None:

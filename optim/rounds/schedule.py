@@ -145,12 +145,12 @@ class Schedule:
         """Seconds since the round began."""
         return self._clock() - self._started
 
-    def due(self, counter: StepCounter | Since, round_: int = 0) -> bool:
-        """Whether to synchronise after the step just counted; ``round_``: rounds committed so far."""
+    def due(self, counter: StepCounter | Since, round_: int = 0, steps: int | None = None) -> bool:
+        """Whether to synchronise after the step just counted; ``round_``: rounds committed so far; ``steps``: the round's, where planned again."""
         if round_ < self._local_after:
             return counter.fired > 0 and counter.settle().steps > 0
-        if self._sync_every is not None:
-            return counter.fired >= self._sync_every and counter.settle().steps >= self._sync_every
+        if (steps := steps or self._sync_every) is not None:
+            return counter.fired >= steps and counter.settle().steps >= steps
         if self._target is not None:
             mine = self._target * (self.share or 1 / max(1, self.members))
             return counter.fired > 0 and counter.settle().samples >= mine

@@ -14,6 +14,7 @@ from torch import Tensor
 from ...collectives.layout import Layout
 from ...collectives.swarm import AnchorView, FragmentSwarm, Outcome, Pending, Swarm
 from ..model.flat import FlatVector
+from ..planning import Lag, Pace, again
 from .gradients import GradientReplica
 from .replica import Replica, Turn
 from .schedule import Counted, Schedule, Since, StepCounter
@@ -34,10 +35,10 @@ class FragmentLog:
         return self._swarm.fragment_anchor(self._fragment)
 
     def contribute(
-        self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None, loss: float | None = None
+        self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None, loss: float | None = None, lag: float | None = None
     ) -> Pending[Outcome]:
         """See Log."""
-        return self._swarm.contribute_fragment(self._fragment, samples=samples, write=write, base=base, loss=loss)
+        return self._swarm.contribute_fragment(self._fragment, samples=samples, write=write, base=base, loss=loss, lag=lag)
 
 
 class Bases:
@@ -48,7 +49,7 @@ class Bases:
     def __init__(self, views: Sequence[AnchorView]) -> None:
         self._views = views
         self.round, self.numel = min(view.round for view in views), sum(view.numel for view in views)
-        self.samples = min(view.samples for view in views)
+        self.samples, self.lag = min(view.samples for view in views), views[0].lag
 
     def copy_into(self, destination: Tensor, start: int = 0) -> None:
         """See AnchorView."""
@@ -75,6 +76,8 @@ class Strand:
         self.since = Since(counter)
         self._closing = closing
         self._offered = Since(counter)  # inner steps since a contribution is under way
+        self._lag = Lag() if replica.settings.share is not None else None
+        self._waited_s = 0.0  # since the last boundary
         settings = replica.settings
         if settings.sync_every is not None:
             self.since.restore(Counted(round(ahead * settings.sync_every), 0, 0))
@@ -82,10 +85,16 @@ class Strand:
             self.schedule.restart(ahead * settings.round_s)
 
     @property
+    def pace(self) -> Pace:
+        """How long this round is: a plan by the anchor that training started from, so all that did have the same."""
+        return again(self.replica.settings, self.replica.flat.layout.numel, self.replica.base.lag)
+
+    @property
     def due(self) -> bool:
         """Whether the round is over after the step just counted: by the schedule, or because another member has finished it."""
         replica = self.replica
-        if self.schedule.due(self.since, replica.base.round):
+        steps = self.pace.steps if self._lag is not None else None
+        if self.schedule.due(self.since, replica.base.round, steps):
             return True
         under_way = replica.overlap and replica.frozen is not None
         return self.since.fired > 0 and self._closing() > replica.base.round + under_way
@@ -93,7 +102,8 @@ class Strand:
     @property
     def late(self) -> bool:
         """Whether it is time to adopt the result of what is under way."""
-        delay, replica = self.replica.settings.delay, self.replica
+        replica = self.replica
+        delay = self.pace.delay if self._lag is not None else replica.settings.delay
         return delay is not None and replica.overlap and replica.frozen is not None and self._offered.fired >= delay
 
     @property
@@ -110,15 +120,27 @@ class Strand:
 
     def collect(self, loss: float | None = None) -> None:
         """The round's samples are the replica's to contribute; ``loss`` is what it says of them."""
+        counted = self.since.settle()
         self.replica.loss = loss
-        self.replica.collect(self.since.settle().samples)
+        self.replica.collect(counted.samples)
+        if self._lag is not None:
+            self._lag.trained(counted.steps, self.schedule.elapsed_s - self._waited_s)
+            self.replica.lag = self._lag.steps
         self.since.clear()
+
+    def begin(self) -> None:
+        """A round begins."""
+        self.schedule.restart()
+        self._waited_s = 0.0
 
     def noted(self, turn: Turn) -> None:
         """What a turn says about the next round."""
+        self._waited_s += turn.waited_s
         if turn.outcome.status == "open":
             self._offered.clear()
             return
+        if self._lag is not None:
+            self._lag.decided(max(turn.outcome.elapsed_s, turn.waited_s))
         total = sum(share.samples for share in turn.outcome.contributors)
         if turn.outcome.counted and total:
             self.schedule.share = turn.samples / total

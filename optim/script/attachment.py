@@ -32,7 +32,7 @@ from ..rounds.events import ProgressDropped, Reentered, RoundSeen, TrainingAlone
 from ..rounds.replica import Turn
 from ..rounds.schedule import Since, StepCounter, WaitBudget
 from ..rounds.strand import Bases, Strand, enter, make_strands
-from .checks import check_arguments, check_method, check_optimizer, check_swarm, in_job, innermost, moves_nothing
+from .checks import check_arguments, check_capture, check_method, check_optimizer, check_swarm, in_job, innermost, moves_nothing
 from .lookout import Lookout, reached
 from .resume import Resume, save
 from .state import Totals
@@ -159,6 +159,7 @@ class Attachment:
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._evaluating:
             raise ConfigError("optimizer.step() inside evaluate_anchor()", key="evaluate_anchor", hint="Train outside of the with block.")
+        check_capture(optimizer)
         self._finish_resume()
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -224,7 +225,7 @@ class Attachment:
             self._failed(error)
         if not only_settle:
             for strand in strands:
-                strand.schedule.restart()
+                strand.begin()
             self._look_around()
         self.ledger.turns += 1
         if self._on_round is not None:
@@ -380,6 +381,7 @@ class Attachment:
             "skipped_steps": totals.skipped_steps + since.skipped,
             "samples_unsent": max(strand.unsent for strand in self._strands),
             "deadline_s": self._budget.seconds,
+            "sync_every": self._strands[0].pace.steps if self.swarm.settings.sync_every is not None else None,
             "peers": self._lookout.peers,
             "alone": self._lookout.peers == 0,
             "node_lost": self._node_lost,

@@ -79,6 +79,17 @@ def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
         )
 
 
+def check_capture(optimizer: Optimizer) -> None:
+    """Raise ConfigError when a step is being captured into a CUDA graph, which optimizers without state can be without being capturable."""
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        raise ConfigError(
+            f"a step of {type(optimizer).__name__} is being captured into a CUDA graph",
+            key="optimizer.step",
+            why="A step replayed from a CUDA graph runs no hooks, so its steps could not be counted.",
+            hint=f"Capture forward and backward only, or attach by hand: {BY_HAND}",
+        )
+
+
 def check_method(settings: RunSettings) -> None:
     """Raise ConfigError when the run's members contribute gradients: an optimizer of the script's own would move the model between them."""
     if settings.method == "gradient_averaging":

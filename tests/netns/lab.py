@@ -463,7 +463,8 @@ def router() -> Path:
     """The delay router, compiled once a version of its source. Raises LabError."""
     source = Path(__file__).with_name("router.c")
     digest = hashlib.sha256(source.read_bytes()).hexdigest()[:16]
-    folder = Path(tempfile.gettempdir()) / f"atoll-netlab-{os.getuid()}"
+    user = Path("/proc/self/uid_map").read_text(encoding="ascii").split()[1]  # who root of a user namespace is outside of it
+    folder = Path(tempfile.gettempdir()) / f"atoll-netlab-{user}-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid():
         raise LabError(f"{folder} belongs to somebody else")

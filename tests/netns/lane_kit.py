@@ -160,6 +160,11 @@ class Pair:
             home.become(kind)
         self.homes[1].open6(PORT)
 
+    def guess(self, on: bool) -> None:
+        """Whether the two guess ports."""
+        for peer in self._tell("guess", on=on):
+            peer.expect("guesses")
+
     def lanes(self, count: int = 1) -> list[dict[str, Any]]:
         """Make so many lanes between the two, and drop them: what the driver says of each."""
         made = self.make(count)

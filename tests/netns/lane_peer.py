@@ -3,9 +3,10 @@
     lane_peer.py LISTEN LANE_HOST [serve]
 
 LISTEN: a libp2p address; LANE_HOST: where its lane listener is. "serve": it answers everybody, as a public node does. Commands come as JSON
-lines on stdin: {"do": "connect", "peer": P, "addresses": [...]}, {"do": "lanes", "peer": P, "count": N}, {"do": "drop", "peer": P}, {"do": "send",
-"seconds": S, "congestion": C}, {"do": "receive", "warm_s": W, "seconds": S}. It says "ready", "connected", for each lane "lane" once bytes have gone
-both ways, "dropped", "sent", and "received" with the bytes that came within S seconds, counted from W seconds after the first ones.
+lines on stdin: {"do": "connect", "peer": P, "addresses": [...]}, {"do": "lanes", "peer": P, "count": N}, {"do": "drop", "peer": P},
+{"do": "guess", "on": B}, {"do": "send", "seconds": S, "congestion": C}, {"do": "receive", "warm_s": W, "seconds": S}. It says "ready",
+"connected", for each lane "lane" once bytes have gone both ways, "dropped", "guesses", "sent", and "received" with the bytes that came within S
+seconds, counted from W seconds after the first ones.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from atoll.node.net import ways
 from atoll.node.net.faults import Faults
 from atoll.node.net.host import Host
 from atoll.node.net.lane_sockets import LaneListener
+from atoll.node.net.lane_talk import Message, Sync, Talk
 from atoll.node.net.lanes import Lanes
 from atoll.node.net.through.relaying import Helpers, Relay
 from atoll.security.identity import Identity
@@ -42,7 +44,7 @@ class LanePeer:
     def __init__(self, listen: str, lane_host: str) -> None:
         self.identity, self.rng = Identity.generate(), random.Random()
         self.host = Host(self.identity, [listen])
-        self.listener = LaneListener(lane_host, 0)
+        self.listener = LaneListener([lane_host], 0)
         self.book: dict[PeerId, list[str]] = {}
         self.helpers = Helpers(self.host, lambda peer: self.book.get(peer, ()))
         self.relay = Relay(self.host, self.listener, lambda run, peer: True)
@@ -50,8 +52,21 @@ class LanePeer:
         self.lanes = Lanes(self.host, self.ways, self.connect, lambda peer: True, Faults(), self.rng)
         self.lanes.on_lane = self.on_lane
         self.began: dict[PeerId, float] = {}
-        self.synced: float | None = None
+        self.synced: dict[PeerId, float] = {}
         self.open: list[trio.socket.SocketType] = []
+
+    def note_sync(self) -> None:
+        """From now on the moment is known at which this peer, as the driver, has said Sync last."""
+        plainly = Talk.say
+
+        synced = self.synced
+
+        async def say_and_note(self: Talk, message: Message) -> None:
+            if isinstance(message, Sync):
+                synced[self.peer] = trio.current_time()
+            await plainly(self, message)
+
+        Talk.say = say_and_note
 
     async def connect(self, peer: PeerId) -> None:
         """Make sure of a connection."""
@@ -59,11 +74,22 @@ class LanePeer:
 
     def on_lane(self, peer: PeerId, sock: socket.socket, mine: bytes, theirs: bytes, drives: bool, path: str, index: int, _: bool) -> None:
         """See `lanes.OnLane`."""
-        seconds = trio.current_time() - self.began.get(peer, trio.current_time())
-        self.nursery.start_soon(self.talk, peer, trio.socket.from_stdlib_socket(sock), mine + theirs, drives, path, index, seconds)
+        now = trio.current_time()
+        seconds, from_sync = now - self.began.get(peer, now), now - self.synced.get(peer, now)
+        self.nursery.start_soon(
+            self.talk, peer, trio.socket.from_stdlib_socket(sock), mine + theirs, drives, path, index, seconds, from_sync
+        )
 
     async def talk(
-        self, peer: PeerId, sock: trio.socket.SocketType, secrets: bytes, drives: bool, path: str, index: int, seconds: float
+        self,
+        peer: PeerId,
+        sock: trio.socket.SocketType,
+        secrets: bytes,
+        drives: bool,
+        path: str,
+        index: int,
+        seconds: float,
+        from_sync: float,
     ) -> None:
         """Bytes both ways, then word of it."""
         self.open.append(sock)
@@ -75,7 +101,7 @@ class LanePeer:
                 break
             got += piece
         say(
-            "lane", peer=peer, path=path, index=index, seconds=seconds, drives=drives, right=got == GREETING + bytes([index]),
+            "lane", peer=peer, path=path, index=index, seconds=seconds, from_sync=from_sync, drives=drives, right=got == GREETING + bytes([index]),
             why=self.ways.why.get(peer, ""), congestion=congestion(sock),
         )  # fmt: skip
 
@@ -90,6 +116,9 @@ class LanePeer:
         elif command["do"] == "lanes":
             self.began[peer] = trio.current_time()
             self.lanes.ensure(peer, command["count"])
+        elif command["do"] == "guess":
+            self.ways.guesses = command["on"]
+            say("guesses")
         elif command["do"] == "drop":
             self.lanes.release(peer)
             for sock in self.open:
@@ -127,6 +156,7 @@ class LanePeer:
 
     async def run(self) -> None:
         """Until stdin ends."""
+        self.note_sync()
         async with trio.open_nursery() as nursery:
             self.nursery = nursery
             await nursery.start(self.host.run, lambda peer, up: None)

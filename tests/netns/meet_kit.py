@@ -44,16 +44,20 @@ class Meetings:
             ]
             self._stack = stack.pop_all()
 
-    def meet(self, patience_s: float) -> list[Meeting]:
-        """Let one pair after the other meet."""
+    def meet(self, patience_s: float, *, crossing: bool = False) -> list[Meeting]:
+        """Let one pair after the other meet. ``crossing``: both call at the same moment."""
         for node in itertools.chain(*self.sides):
             node.status_when(lambda found: len(found["reach"]["relays"]) == 2)
         pairs = itertools.islice(itertools.product(*self.sides), self._tries)
-        return [self._meet(one, other, patience_s) for one, other in pairs]
+        return [self._meet(one, other, patience_s, crossing) for one, other in pairs]
 
     @staticmethod
-    def _meet(one: Node, other: Node, patience_s: float) -> Meeting:
-        one.until("member", lambda member: member[0] == other.peer and "/p2p-circuit" in str(member[1]))
+    def _meet(one: Node, other: Node, patience_s: float, crossing: bool) -> Meeting:
+        ends = ((one, other), (other, one))
+        for node, met in ends:
+            node.until("member", lambda member, peer=met.peer: member[0] == peer and "/p2p-circuit" in str(member[1]))
+        for node, met in ends if crossing else ends[:1]:
+            node.tell(connect=met.peer)
         one.tell(send=other.peer)
 
         def direct(path: list[str]) -> bool:

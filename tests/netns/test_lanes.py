@@ -50,3 +50,15 @@ def test_where_no_punch_can_work_a_relay_does(pair: Pair, b: Kind) -> None:
     lane = pair.lanes()[0]
     assert lane["path"] == "relay"
     assert "every destination another port" in lane["why"]
+
+
+@pytest.mark.parametrize(("a", "b"), [("symmetric", "port-restricted"), ("port-restricted", "symmetric")])
+def test_ports_are_guessed_where_both_were_told_to(pair: Pair, a: Kind, b: Kind) -> None:
+    """One of 50 lanes finds none; the second lane of a pair is not worth hundreds of sockets."""
+    pair.become(a, b)
+    pair.guess(True)
+    try:
+        assert paths(pair, 1, 3).count("punched") >= 2
+        assert sorted(paths(pair, 2))[-1] == "relay"
+    finally:
+        pair.guess(False)

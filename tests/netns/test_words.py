@@ -51,7 +51,7 @@ class Peer:
 
     def __init__(self, warm: Warm, place: Host | Inner, home: Path, *options: str, **environ: str) -> None:
         self._warm, self.home = warm, home
-        self._pid = warm.start(place, home, "--port", "4001", *options, **environ)
+        self._pid = warm.start(place, home, "--listen", "/ip4/0.0.0.0/tcp/4001", *options, **environ)
 
     @property
     def peer(self) -> str:

@@ -1,6 +1,7 @@
 """A node with something odd about it, for tests: ``odd_node.py WHAT [arguments of python -m atoll.node]``.
 
 version   it speaks another version of the protocol
+codec     it is of a release that knows no fp32
 defect    its sessions fail with an exception nobody expects, as soon as there is a file ``defect`` in the home
 job       a job in its worker thread does
 engine    its data plane does
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.collectives.exchange import Exchange
+from atoll.node import manifest
 from atoll.node.__main__ import main
 from atoll.node.net.network import PeerNetwork
 from atoll.node.service import lanes, scripts
@@ -62,6 +64,8 @@ if __name__ == "__main__":
     what = sys.argv[1]
     if what == "version":
         (PeerNetwork.__init__.__kwdefaults__ or {})["version"] = 2
+    elif what == "codec":
+        manifest.CODECS = tuple(codec for codec in manifest.CODECS if codec != "fp32")
     elif what == "defect":
         fail_in(Session, "tick")
     elif what == "job":

@@ -246,6 +246,21 @@ def test_another_version_of_the_protocol(swarm: tuple[Run, Member]) -> None:
 
 
 @pytest.mark.slow
+def test_a_codec_that_a_member_does_not_know(swarm: tuple[Run, Member]) -> None:
+    """Its release is older than the run's codec: it is told so before it is anybody's member, and the others' rounds go on."""
+    run, a = swarm
+    one_round(a)
+    before = a.state()["round"]
+    with pytest.raises(VersionMismatchError) as told:
+        run.member("older", command=odd("codec"))
+    assert (told.value.code, told.value.exit_code) == ("E140", 76)
+    assert "codec 'fp32' is not known" in told.value.message
+    assert "pip install -U atoll" in told.value.hint
+    assert one_round(a)[0].round == before + 1
+    assert a.state()["trouble"] is None
+
+
+@pytest.mark.slow
 def test_a_script_without_atoll_join_ends_with_the_error_of_its_own(tmp_path: Path) -> None:
     """`python train.py`: the exception is the user's, and carries the code."""
     (tmp_path / "train.py").write_text(SCRIPT)
@@ -254,6 +269,7 @@ def test_a_script_without_atoll_join_ends_with_the_error_of_its_own(tmp_path: Pa
         [sys.executable, str(tmp_path / "train.py")], env=environment, capture_output=True, text=True, timeout=100, check=False
     )
     assert done.returncode == 1
-    assert "ConfigError" in done.stderr.splitlines()[-1]
+    assert "ConfigError: " in done.stderr
+    assert done.stderr.splitlines()[-2:] == ["See the runs: atoll ls", "More: atoll explain E400"]
     logs = "".join(path.read_text() for path in (tmp_path / "home" / "state" / "log").glob("*"))
     assert "Traceback" not in logs

@@ -1,5 +1,5 @@
-"""Every script of scripts/examples runs, alone and on tiny data, and trains what it says it trains; the plain one, and the lines of the
-README, also as two peers with real nodes."""
+"""Every script of scripts/examples runs, alone and on tiny data, and trains what it says it trains; the plain one, the lines of the
+README, and a job of two sharded ranks with a peer of one process also as two peers with real nodes."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ EXAMPLES = {  # rounds, samples counted, loss at most: it starts at 4 to 5 (trai
     "lightning": (6, 6 * 10 * 32, 2.0),
     "fsdp2": (6, 6 * 10 * 32 * 2, 2.0),
 }
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+EXAMPLE = str(ROOT / "scripts/examples/{}.py")
 
 
 def test_all_are_here() -> None:
@@ -31,8 +33,7 @@ def test_all_are_here() -> None:
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_example(name: str) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"] if name == "fsdp2" else []
-    command = [sys.executable, *torchrun, str(ROOT / "scripts/examples" / f"{name}.py")]
+    command = [sys.executable, *(TORCHRUN if name == "fsdp2" else []), EXAMPLE.format(name)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     said = re.search(r"^round (\d+), (\d+) samples counted, (?:held-out )?loss ([\d.]+)$", done.stdout, re.MULTILINE)
@@ -67,31 +68,34 @@ def around(home: Path, **more: str) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["plain", "readme"])
+@pytest.mark.parametrize("what", ["plain", "readme", "fsdp2"])
 def test_two_peers_with_nodes_of_their_own(what: str, tmp_path: Path) -> None:
     """The first has a node that was started before, the second is invited and gets a private one."""
-    first, second, script = tmp_path / "one", tmp_path / "two", ROOT / "scripts/examples/plain.py"
+    first, second, plain = tmp_path / "one", tmp_path / "two", [EXAMPLE.format("plain")]
     if what == "readme":
-        script = tmp_path / "train.py"
-        script.write_text(re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)[0])
+        plain = [str(tmp_path / "train.py")]
+        readme = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)[0]
+        (tmp_path / "train.py").write_text(readme)
+    other = [*TORCHRUN, EXAMPLE.format("fsdp2")] if what == "fsdp2" else plain  # of one mesh size and of another: the same model
     (tmp_path / "run.toml").write_text(RUN)
     atoll(first, "up", "--background")
     try:
         invite = atoll(first, "new", str(tmp_path / "run.toml"))["invite"]
         pipe = subprocess.PIPE
         scripts = [
-            subprocess.Popen([sys.executable, str(script), *argv], env=environment, stdout=pipe, stderr=pipe, text=True)
-            for argv, environment in (
-                ([invite] if what == "plain" else [], around(second, ATOLL_INVITE=invite)),
-                (["mine"] if what == "plain" else [], around(first)),
+            subprocess.Popen([sys.executable, *command, *argv], env=environment, stdout=pipe, stderr=pipe, text=True)
+            for command, argv, environment in (
+                (plain, [] if what == "readme" else [invite], around(second, ATOLL_INVITE=invite)),
+                (other, [] if what == "readme" else ["mine"], around(first)),
             )
         ]
         said = [process.communicate(timeout=200) for process in scripts]
         assert [process.returncode for process in scripts] == [0, 0], said
         rounds = atoll(first, "status", "mine")["runs"][0]
         assert rounds["round"] == 30
-        if what == "plain":
-            lines = [re.fullmatch(r"round (\d+), (\d+) samples counted, held-out loss ([\d.]+)\n", out) for out, _ in said]
+        if what != "readme":
+            pattern = r"^round (\d+), (\d+) samples counted, held-out loss ([\d.]+)$"
+            lines = [re.search(pattern, out, re.MULTILINE) for out, _ in said]
             assert all(line and int(line[1]) == 30 and int(line[2]) > 0 for line in lines), said
             assert len({line[3] for line in lines if line}) == 1  # they have the same anchor
     finally:

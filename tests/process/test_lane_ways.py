@@ -11,6 +11,8 @@ from process.test_net import RUN, network, run, wait_for
 
 from atoll.collectives.errors import PeerUnreachableError
 from atoll.collectives.identifiers import PeerId
+from atoll.node.net import lane_sockets
+from atoll.node.net.lane_sockets import LATE_S, MAX_PENDING, dial
 from atoll.node.net.lane_talk import Terms
 from atoll.node.net.network import PeerNetwork
 from atoll.node.net.through import meeting
@@ -144,5 +146,48 @@ def test_two_ports_meet_if_both_sides_know_the_secrets(right: bool, monkeypatch:
                 sock.close()
             for spot in spots:
                 spot.close()
+
+    run(main)
+
+
+def test_a_silent_crowd_at_the_lane_port_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than may wait: who came late finds a place all the same, as soon as the first have been silent for a moment."""
+    monkeypatch.setattr(lane_sockets, "HELLO_S", 60.0)  # nobody leaves by himself
+
+    async def main(nursery: trio.Nursery) -> None:
+        node = network()
+        await nursery.start(node.run)
+        listener, peer = node._ways.listener, PeerId("somebody")
+        there = (HERE, int(listener.addresses()[0].rpartition("/")[2]))
+        crowd: list[trio.SocketStream] = []
+        try:
+            while len(crowd) < MAX_PENDING + 10:
+                crowd.append(await trio.open_tcp_stream(*there))
+            await wait_for(lambda: len(listener._pending) == MAX_PENDING)
+            await trio.sleep(LATE_S)
+            expected = listener.expect(TOKEN, peer, SECRETS)
+            found = await dial([f"/ip4/{HERE}/tcp/{there[1]}"], TOKEN, SECRETS)
+            assert found is not None
+            found.close()
+            await expected.arrived.wait()
+            listener.forget(TOKEN)
+        finally:
+            for stream in crowd:
+                await stream.aclose()
+
+    run(main)
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+def test_lanes_are_announced_where_the_user_said_if_their_port_is_fixed(fixed: bool) -> None:
+    """A machine of a cloud, say, whose public address is its router's."""
+
+    async def main(nursery: trio.Nursery) -> None:
+        with socket.create_server((HERE, 0)) as probe:
+            port = probe.getsockname()[1]
+        node = network(announce=["/ip4/11.0.0.7/tcp/4150"], lane_port=port if fixed else 0)
+        await nursery.start(node.run)
+        assert ("/ip4/11.0.0.7" in node._ways.addresses()[0]) is fixed
+        assert not fixed or node._ways.addresses()[0] == f"/ip4/11.0.0.7/tcp/{port}"
 
     run(main)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -10,6 +11,7 @@ import trio
 
 from atoll.collectives.errors import ConfigError, PeerUnreachableError
 from atoll.collectives.identifiers import PeerId, RunId
+from atoll.node.cli.alone import entry_text
 from atoll.node.net import dnsaddr
 from atoll.node.net.addresses import host_and_port, split_peer
 from atoll.node.net.host import DIALS_AT_ONCE
@@ -153,6 +155,36 @@ def test_one_who_has_met_nobody_goes_on_trying() -> None:
         assert not alone.connected(first.peer)
         alone.add_bootstrap(first.addresses())
         await wait_for(lambda: known(alone) == {first.peer})
+
+    run(main)
+
+
+def test_who_answers_in_place_of_a_bootstrap_node_is_told() -> None:
+    async def main(nursery: trio.Nursery) -> None:
+        first = await started(nursery)
+        web = (await trio.open_tcp_listeners(0, host="127.0.0.1"))[0]
+
+        async def serve(stream: trio.SocketStream) -> None:
+            with contextlib.suppress(trio.BrokenResourceError):
+                async with stream:
+                    await stream.receive_some()
+                    await stream.send_all(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        nursery.start_soon(trio.serve_listeners, serve, [web])
+        shut = (await trio.open_tcp_listeners(0, host="127.0.0.1"))[0]
+        closed = shut.socket.getsockname()[1]
+        await shut.aclose()
+        stranger, page, nobody = [Identity.generate().peer for _ in range(3)]
+        node = await started(
+            nursery,
+            f"{split_peer(first.addresses()[0])[1]}/p2p/{stranger}",
+            f"/ip4/127.0.0.1/tcp/{web.socket.getsockname()[1]}/p2p/{page}",
+            f"/ip4/127.0.0.1/tcp/{closed}/p2p/{nobody}",
+        )
+        says = {stranger: "another peer answers", page: "what answers is no node", nobody: "refused: that machine is there"}
+        await wait_for(lambda: "connecting" not in node.status()["bootstrap"].values())
+        told = node.status()["bootstrap"]
+        assert {peer: says[peer] in entry_text(told[peer]) for peer in says} == dict.fromkeys(says, True), told
 
     run(main)
 

@@ -140,6 +140,7 @@ def test_with_churn_no_certified_work_is_of_the_same_samples(seed: int) -> None:
     assert sum(counted(lives).values()) > SIZE // 3
     twice = [sample for sample, times in counted(lives).items() if times > 1]
     assert len(twice) <= sum(life.displaced for life in lives)
+    assert all(life.displaced <= len(life.read) for life in lives)
 
 
 def played(seed: int, strike: Any = None) -> tuple[list[Trained], dict[int, str]]:

@@ -7,10 +7,12 @@ from typing import Any
 import torch
 
 from atoll.collectives import api
+from atoll.collectives.group import convener
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.pace import Pace
 from atoll.collectives.swarm import Outcome, RunSettings
 from atoll.node.local import LocalSwarm
+from atoll.node.session.naming import Spec, operation_key
 
 NUMEL = 2_000_000
 RATE = 4e6  # bytes per second of a link
@@ -106,6 +108,31 @@ def test_a_straggler_is_left_out_stays_a_member_and_is_back_in_the_next() -> Non
         return [counted(first), counted(second)]
 
     assert swarm.run(script) == [[["p0", "p2", "p3"], ["p0", "p1", "p2", "p3"]]] * 4
+
+
+def test_a_convener_that_holds_up_the_others_gives_its_ballot_up_and_says_so() -> None:
+    """Its chunks come, one now and then: nobody else would find the round stuck. The results would not come to it, either."""
+    swarm = swarm_of()
+    p1, kind = swarm.names[1], Spec(NUMEL, "fp32", "mean", True, "")
+    slow(swarm, p1, 0.04)
+    healed = BEGIN_S + 25.0
+    swarm.world.at(healed, lambda: slow(swarm, p1, 1.0))
+
+    def convened_by_p1(member: Any) -> str:
+        session = member._node().session
+        run, config = session.run, session.machine.config
+        logs = {name: kind.log_name(operation_key(run, name), config, config) for name in map(str, range(100))}
+        return next(name for name, log in logs.items() if convener(run, log, 1, 0, config).peer == p1)
+
+    def script(member: Any) -> list[str]:
+        api.enter(member)
+        member.sleep(BEGIN_S - member.clock())
+        outcome, elapsed = reduced(member, convened_by_p1(member), 200.0)
+        if member.peer != p1:
+            assert elapsed < 6.0  # 4.4; 7.9 where the others must find it out
+        return counted(outcome)
+
+    assert swarm.run(script) == [["p0", "p2", "p3"]] * 4
 
 
 def test_a_small_operation_is_not_kept_waiting_by_a_large_one() -> None:

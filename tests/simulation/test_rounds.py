@@ -67,6 +67,17 @@ def test_lost_content_of_a_fragment_is_asked_for_again(seed: int) -> None:
     assert run_seed(seed, Options(fragments=2)).problem == ""
 
 
+def test_no_fragment_hangs_on_a_founder_that_loses_power() -> None:
+    """In this seed a fragment had the founder and one other when the founder's machine lost power: only its user could have gone on."""
+    assert run_seed(5000498, Options(peers=(3, 9))).problem == ""
+
+
+@pytest.mark.parametrize("seed", [4000274, 4000543])
+def test_a_founder_whose_journal_is_lost_wedges_nothing(seed: int) -> None:
+    """In these seeds a convener took the sign of life of the founder's next life for the member that it was, and evicted all others."""
+    assert run_seed(seed, Options(peers=(3, 9))).problem == ""
+
+
 def found_by(plant: str, seeds: range, options: Options | None = None) -> tuple[int, str] | None:
     """The first seed that finds a plant."""
     for seed in seeds:

@@ -391,3 +391,31 @@ def test_a_member_that_is_evicted_while_nobody_trains_learns_it_from_its_own_que
     assert away.machine.round == others[0].machine.round
     assert all(away.name in peer.session.config_peers() for peer in others)
     table.end()
+
+
+def test_a_founder_that_lost_its_disk_is_not_counted_on_as_the_member_it_was() -> None:
+    """Where branches may be adopted, its vote and the convener's would be a quorum, and everybody else evicted: for ever, as it cannot vote."""
+    table = Table(4)
+    table.place.branch_after_s = 1000.0
+    table.all_in()
+    founder = table.peers[0]
+    while in_order(table)[0] is founder:
+        together(table, table.peers, f"round {founder.machine.round}")
+    convener, *others = [peer for peer in in_order(table) if peer is not founder]
+    founder.kill()
+    founder.storage = MemoryStorage(table.place.settings.outer, 7)
+    table.network.partition({convener.name: 1})
+    for peer in (convener, *others):
+        peer.contribute(f"of {peer.name}")
+    table.until(lambda: convener.machine.open.reduced is not None and len(convener.machine.open.reduced[0].contributors) == 1)
+    table.network.partition({convener.name: 1, founder.name: 1})
+    founder.start()
+    table.until(lambda: convener.session.membership.live(table.world.now, founder.name))
+    table.wait(3.0)
+    assert convener.machine.journal.accepted is None
+    founder.attach()
+    table.network.partition(None)
+    table.until(lambda: all(peer.inside and len(peer.session.config_peers()) == 4 for peer in table.peers))
+    table.until(lambda: len({peer.machine.round for peer in table.peers}) == 1)
+    assert founder.machine.me.incarnation == 7
+    table.end()

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from atoll.collectives.errors import ConfigError
 from atoll.collectives.swarm import OuterSettings, RunSettings
 from atoll.optim import SoloSwarm, attach
 
@@ -47,3 +48,16 @@ def test_values_cross_through_page_locked_memory() -> None:
         torch.cuda.synchronize()
     names = [event.name for event in profile.events() if event.name.startswith("Memcpy DtoH")]
     assert any("Pinned" in name for name in names)
+
+
+@pytest.mark.filterwarnings("ignore")  # the graph is empty
+def test_a_step_captured_into_a_graph_is_refused() -> None:
+    """Plain SGD can be captured without being capturable; replayed it would train, and never be counted."""
+    model = nn.Linear(8, 8).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    attach(model, optimizer, SoloSwarm(SETTINGS))
+    model(torch.ones(4, 8, device="cuda")).square().mean().backward()
+    optimizer.step()
+    torch.cuda.synchronize()
+    with pytest.raises(ConfigError, match="captured into a CUDA graph"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        optimizer.step()

@@ -1,6 +1,12 @@
-"""attach with models and loops as users write them: adapters only, tied weights, compiled and narrow models, accelerate."""
+"""attach with models and loops as users write them: every kind of loop, adapters only, tied weights, compiled and narrow models, accelerate.
+
+More of the matrix: test_optim_attach.py (counting, running statistics, refusals), tests/process/test_ranks.py (DDP, FSDP2, TP) and
+tests/process/test_examples.py (Trainer, Lightning, torchrun).
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -88,17 +94,123 @@ def test_tied_weights_stay_one_tensor_and_are_counted_once() -> None:
     assert torch.equal(model.head.weight.detach().reshape(-1), anchor[:24])
 
 
+def batches() -> Iterator[Tensor]:
+    draw = torch.Generator().manual_seed(1)
+    while True:
+        yield torch.randn(4, 5, generator=draw)
+
+
+def ordinary(model: nn.Module) -> Iterator[torch.optim.Optimizer]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    yield optimizer
+    for inputs in batches():
+        optimizer.zero_grad()
+        model(inputs).square().mean().backward()
+        optimizer.step()
+        yield optimizer
+
+
+def closure(model: nn.Module) -> Iterator[torch.optim.Optimizer]:
+    optimizer, data = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3), batches()
+    yield optimizer
+    for inputs in data:
+
+        def evaluate(inputs: Tensor = inputs) -> Tensor:
+            optimizer.zero_grad()
+            (loss := model(inputs).square().mean()).backward()
+            return loss
+
+        optimizer.step(evaluate)
+        yield optimizer
+
+
+def accumulated(model: nn.Module) -> Iterator[torch.optim.Optimizer]:
+    optimizer, data = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), batches()
+    yield optimizer
+    while True:
+        optimizer.zero_grad()
+        for _ in range(3):
+            (model(next(data)).square().mean() / 3).backward()
+        optimizer.step()
+        yield optimizer
+
+
+def scheduled(model: nn.Module) -> Iterator[torch.optim.Optimizer]:
+    steps = ordinary(model)
+    yield (optimizer := next(steps))
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=100)
+    for _ in steps:
+        scheduler.step()
+        yield optimizer
+
+
+def scaled(fused: bool) -> Callable[[nn.Module], Iterator[torch.optim.Optimizer]]:
+    """Mixed precision; every third gradient overflows and is skipped."""
+
+    def loop(model: nn.Module) -> Iterator[torch.optim.Optimizer]:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=fused)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        yield optimizer
+        for number, inputs in enumerate(batches()):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = model(inputs).square().mean()
+            scaler.scale(loss.float() * (float("inf") if number % 3 == 1 else 1.0)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            if number % 3 != 1:
+                yield optimizer
+
+    return loop
+
+
+def compiled(model: nn.Module) -> Iterator[torch.optim.Optimizer]:
+    return ordinary(torch.compile(model, backend="eager"))  # type: ignore[arg-type]
+
+
+LOOPS = {
+    "ordinary": ordinary,
+    "closure": closure,
+    "accumulation": accumulated,
+    "scheduler": scheduled,
+    "GradScaler": scaled(fused=False),
+    "GradScaler, fused": scaled(fused=True),
+    "torch.compile": compiled,
+}
+
+
 @pytest.mark.filterwarnings("ignore")  # torch warns about itself
-def test_a_compiled_model_trains_to_the_same_bits_under_the_same_names() -> None:
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_loop_trains_as_it_does_alone_and_its_real_steps_count(loop: str) -> None:
+    """Between rounds to the bit. A round of the mean of one ends every H steps; its rounding is all that tells them apart after it."""
+    alone, member = net(), net()
+    mine, theirs = LOOPS[loop](member), LOOPS[loop](alone)
+    settings = RunSettings(sync_every=H, codec="fp32", method="local_sgd")
+    attachment = attach(member, next(mine), SoloSwarm(settings))
+    next(theirs)
+    for step in range(1, 3 * H + 1):
+        next(mine)
+        next(theirs)
+        if step < H:
+            assert all(torch.equal(*pair) for pair in zip(member.parameters(), alone.parameters(), strict=True))
+        assert (attachment.stats["steps"], attachment.round) == (step, step // H)
+    for here, there in zip(member.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(here, there, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch warns about itself
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_a_compiled_model_trains_to_the_same_bits_under_the_same_names(backend: str) -> None:
     plain, inside = net(), net()
-    compiled = torch.compile(inside, backend="eager")
+    compiled = torch.compile(inside, backend=backend)
     for model in (plain, compiled):
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         attachment = attach(model, optimizer, SoloSwarm(SETTINGS))
         train(model, optimizer, 2 * H)
         assert attachment.round == 2
         assert names(attachment) == ["0.weight", "0.bias", "2.weight", "2.bias"]
-    assert all(torch.equal(*pair) for pair in zip(plain.parameters(), inside.parameters(), strict=True))
+    for here, there in zip(plain.parameters(), inside.parameters(), strict=True):  # inductor's kernels round otherwise than eager ones
+        assert torch.equal(here, there) if backend == "eager" else torch.allclose(here, there, rtol=1e-4, atol=1e-5)
     other = net()  # torch.compile has wrapped the step of this optimizer by now, so as never to compile it
     attach(other, torch.optim.LBFGS(other.parameters()), SoloSwarm(SETTINGS)).detach()
 
@@ -119,6 +231,17 @@ def test_a_bfloat16_model_has_a_float32_anchor_that_moves_by_less_than_it_can_ho
     now = torch.empty(before.numel)
     before.write_to(now)
     assert torch.equal(now, anchor.to(torch.bfloat16).float())
+
+
+def test_frozen_parameters_stay_what_they_are_and_are_not_sent() -> None:
+    model = net()
+    model[0].requires_grad_(False)  # type: ignore[index]
+    frozen = [value.detach().clone() for value in model[0].parameters()]  # type: ignore[index]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)  # of all, as many scripts have it
+    attachment = attach(model, optimizer, SoloSwarm(SETTINGS))
+    train(model, optimizer, 2 * H)
+    assert (names(attachment), attachment.round) == (["2.weight", "2.bias"], 2)
+    assert all(torch.equal(*pair) for pair in zip(frozen, model[0].parameters(), strict=True))  # type: ignore[index]
 
 
 @pytest.mark.slow

@@ -437,7 +437,7 @@ def test_views_take_documents_that_lack_things() -> None:
         "loss 1.5",
         "2.0 KiB sent",
         "disk full",
-        "z: refused",
+        "z  refused",
         "training",
     ):
         assert words in text

@@ -159,6 +159,7 @@ def test_every_error_crosses_with_its_class(kind: type[AtollError]) -> None:
     got = error_of(failure(7, made))
     assert type(got) is kind
     assert (got.message, got.code, got.why, got.hint, got.exit_code, got.retryable) == ("what", "E999", "why", "hint", 42, True)
+    assert got.__notes__ == ["why", "hint", "More: atoll explain E999"]
 
 
 def test_the_fields_of_errors_cross() -> None:

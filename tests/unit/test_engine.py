@@ -107,6 +107,8 @@ def test_a_lane_that_is_replaced_in_the_middle_loses_nothing(swarm):
     start(peers, plan, vectors)
     for number in range(7, 17, 2):
         sent = a.engine.totals()[0]
+        if sent > 3 * numel:  # of four: on a busy machine the lanes are faster than we are
+            break
         while a.engine.totals()[0] < sent + 100_000:
             assert a.engine.sync(WAIT_S)
         link(a, b, number=number)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Iterator
 
 import pytest
 from house import ROOT, package_files
 
 from atoll.collectives import errors
+from atoll.collectives.errors import ConfigError
 from atoll.node.cli import COMMANDS
 from atoll.node.cli.errors_catalogue import PAGES, page
 
@@ -68,3 +70,14 @@ def test_commands_on_pages_exist() -> None:
 def test_an_unknown_code_is_a_defect() -> None:
     assert page("E999") == PAGES["E000"]
     assert page("e201") == PAGES["E201"]
+
+
+def test_the_traceback_of_a_script_ends_with_the_way_out() -> None:
+    error = ConfigError("lr is -1", key="lr", why="A rate is positive.", hint="Give another lr.")
+    assert "".join(traceback.format_exception(error)).splitlines() == [
+        "atoll.collectives.errors.ConfigError: lr is -1",
+        "A rate is positive.",
+        "Give another lr.",
+        "More: atoll explain E400",
+    ]
+    assert not hasattr(ConfigError("lr is -1"), "__notes__")

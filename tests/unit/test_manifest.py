@@ -91,7 +91,7 @@ def test_defaults_and_settings() -> None:
 
 @pytest.mark.parametrize(("text", "key"), [
     ("train = { delay = 3 }", "$.train.delay"),
-    ("train = { mixing = 0.5 }", "$.train.mixing"),
+    ("train = { method = 'gradient_averaging', mixing = 0.5 }", "$.train.mixing"),
     ("train = { overlap = 'late', sync_every = 4, delay = 4 }", "$.train.delay"),
     ("train = { sync_every = 4, target_samples = 9 }", "$.train.target_samples"),
     ("train = { outer = { optimizer = 'yogi' } }\nno_quorum = { policy = 'branch' }", "$.train.outer.optimizer"),
@@ -259,10 +259,16 @@ def test_defaults_are_left_out_of_the_canonical_form() -> None:
     assert said.encode() == m.parse_manifest(PLAIN).encode()
 
 
-def test_a_field_of_a_later_release_asks_for_that_release() -> None:
-    later = msgspec.msgpack.encode({"schema": 1, "name": "tide", "train": {"sync_every": 100}, "novelty": 1})
-    with pytest.raises(VersionMismatchError, match="newer atoll"):
-        m.decode_manifest(later)
+@pytest.mark.parametrize(("later", "words"), [
+    ({"novelty": 1}, "newer atoll"),
+    ({"train": {"method": "magic", "sync_every": 100}}, "newer atoll"),
+    ({"exchange": {"codec": "int3"}}, "codec 'int3' is not known"),
+    ({"exchange": {"codecs": {"x": "int3"}}}, "codec 'int3' is not known"),
+])  # fmt: skip
+def test_what_only_a_later_release_knows_asks_for_that_release(later: dict[str, Any], words: str) -> None:
+    with pytest.raises(VersionMismatchError, match=words) as told:
+        m.decode_manifest(msgspec.msgpack.encode({"schema": 1, "name": "tide", "train": {"sync_every": 100}, **later}))
+    assert told.value.hint == "pip install -U atoll"
 
 
 @pytest.mark.parametrize("plain", [

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from atoll.collectives.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.node.net import addresses, faults
-from atoll.node.net.announcements import LIFE_S, Announcement, Registry, announce
+from atoll.node.net.announcements import LIFE_S, MAX_PER_RUN, REMEMBER_S, Announcement, Registry, announce
 from atoll.node.net.backoff import Backoff
 from atoll.node.net.dht import records, store, wire
 from atoll.node.net.dht.routing import RoutingTable, closest, position
@@ -123,6 +123,27 @@ def test_announcements_expire_by_the_clock_of_the_holder() -> None:
     assert registry.accept(announce(A, RUN, [HERE], 5000.0), B.peer, 0.0, 5090.0)
     assert len(registry.members(RUN, LIFE_S - 1)) == 1
     assert registry.members(RUN, LIFE_S + 1) == []
+
+
+def test_an_announcement_that_is_replayed_after_a_newer_one_has_expired_is_not_taken() -> None:
+    """Until it is too old for anybody."""
+    registry = Registry()
+    older, goodbye = announce(A, RUN, [HERE], 1000.0), announce(A, RUN, [], 1001.0)
+    assert registry.accept(goodbye, B.peer, 0.0, 1001.0)
+    for now in (1.0, LIFE_S + 1.0, LIFE_S + REMEMBER_S - 1.0, LIFE_S + REMEMBER_S + 1.0):
+        registry.members(RUN, now)
+        assert not registry.accept(older, B.peer, now, 1001.0 + now)
+    assert registry.runs_of(A.peer, LIFE_S + 1.0) == set()
+
+
+def test_a_full_run_remembers_nobody_who_is_gone() -> None:
+    registry, many = Registry(), [Identity.generate() for _ in range(MAX_PER_RUN + 1)]
+    for identity in many[:-1]:
+        assert registry.accept(announce(identity, RUN, [HERE], 1000.0), B.peer, 0.0, 1000.0)
+    newest = announce(many[-1], RUN, [HERE], 1000.0)
+    assert not registry.accept(newest, B.peer, 1.0, 1001.0)
+    assert registry.accept(newest, B.peer, LIFE_S + 1.0, 1001.0 + LIFE_S)
+    assert [news.peer for news in registry.members(RUN, LIFE_S + 1.0)] == [many[-1].peer]
 
 
 def test_forged_altered_and_ancient_announcements_are_refused() -> None:

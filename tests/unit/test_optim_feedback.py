@@ -42,6 +42,19 @@ def test_what_was_counted_and_what_is_carried_are_all_that_was_contributed(codec
     assert feedback.residual.abs().max() == 0
 
 
+def test_there_is_one_vector_of_residuals_and_an_interrupted_settling_is_made_again() -> None:
+    feedback, contribution = Feedback(LAYOUT, RunSettings(codec="int4", feedback=True)), delta(0)
+    place = feedback.residual.data_ptr()
+    feedback.add_to(contribution)
+    lost = delta(0)
+    as_decoded(contribution_grid(LAYOUT, RunSettings(codec="int4")), delta(0), lost)
+    feedback.residual[:500] = 7.0  # half of it had been written when Ctrl-C came
+    feedback.settle(True)
+    assert torch.equal(feedback.residual, delta(0) - lost)
+    assert feedback.residual.data_ptr() == place
+    assert torch.equal(contribution, delta(0))  # the node may still be asked for it
+
+
 def test_a_part_of_it_fades() -> None:
     feedback = Feedback(LAYOUT, RunSettings(codec="sparse64", feedback_kept=0.75))
     feedback.add_to(delta(0))

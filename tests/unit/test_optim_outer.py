@@ -103,35 +103,37 @@ from blake3 import blake3
 from atoll.collectives.group import Reading
 from atoll.collectives.swarm import OuterSettings
 from atoll.optim import OuterStep
-torch.set_num_threads({threads})
-digest = blake3()
-rng = np.random.default_rng(3)
-anchor, mean = (torch.from_numpy(rng.standard_normal(300_001, dtype=np.float32)) for _ in range(2))
-for kind in ("nesterov", "sgd", "adam", "yogi", "adagrad", "co2", "adamw"):
-    step = OuterStep(OuterSettings(kind=kind, governor=kind == "nesterov", stretch=kind in ("nesterov", "co2")))
-    said = [(3, Reading(2.5, 0.7 * 300_001**0.5)), (5, Reading(2.25, 1.9 * 300_001**0.5)), (2, Reading())]
-    state, out = torch.zeros(step.state_numel(300_001)), torch.empty_like(anchor)
-    for _ in range(3):
-        step.apply(anchor, mean.clone(), state, out, said)
-        anchor, out = out, anchor
-        digest.update(anchor.numpy().tobytes() + state.numpy().tobytes())
-print(torch.backends.cpu.get_cpu_capability(), digest.hexdigest())
+for threads in (1, 2, 4):
+    torch.set_num_threads(threads)
+    digest, rng = blake3(), np.random.default_rng(3)
+    anchor, mean = (torch.from_numpy(rng.standard_normal(300_001, dtype=np.float32)) for _ in range(2))
+    for kind in ("nesterov", "sgd", "adam", "yogi", "adagrad", "co2", "adamw"):
+        step = OuterStep(OuterSettings(kind=kind, governor=kind == "nesterov", stretch=kind in ("nesterov", "co2")))
+        said = [(3, Reading(2.5, 0.7 * 300_001**0.5)), (5, Reading(2.25, 1.9 * 300_001**0.5)), (2, Reading())]
+        state, out = torch.zeros(step.state_numel(300_001)), torch.empty_like(anchor)
+        for _ in range(3):
+            step.apply(anchor, mean.clone(), state, out, said)
+            anchor, out = out, anchor
+            digest.update(anchor.numpy().tobytes() + state.numpy().tobytes())
+    print(torch.backends.cpu.get_cpu_capability(), threads, digest.hexdigest())
 """
 
 
 def test_bits_do_not_depend_on_instruction_set_or_threads() -> None:
     children = [
         subprocess.Popen(
-            [sys.executable, "-c", PROBE.format(threads=threads)],
-            env={**os.environ, "ATEN_CPU_CAPABILITY": capability},
+            [sys.executable, "-c", PROBE],
+            env={**os.environ, "ATEN_CPU_CAPABILITY": capability, "OMP_WAIT_POLICY": "passive"},
             stdout=subprocess.PIPE,
             text=True,
         )
-        for capability, threads in [("default", 1), ("avx2", 2), ("avx512", 1)]
+        for capability in ("default", "avx2", "avx512")
     ]
-    printed = [child.communicate(timeout=100)[0].split() for child in children]
+    printed = [child.communicate(timeout=100)[0].splitlines() for child in children]
     assert [child.returncode for child in children] == [0, 0, 0]
-    assert len({digest for _, digest in printed}) == 1
+    found = [line.split() for lines in printed for line in lines]
+    assert [threads for _, threads, _ in found] == ["1", "2", "4"] * 3
+    assert len({digest for _, _, digest in found}) == 1
     before = torch.get_num_threads()
     results = []
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from atoll.optim.model.reconcile import adopt, rebase
 from atoll.optim.rounds.replica import Replica
 
 AVERAGING = RunSettings(method="local_sgd", sync_every=1)
+MIXING = msgspec.structs.replace(AVERAGING, mixing=0.25)
 NUMBERS = st.integers(-1000, 1000)  # as float32 they add and subtract exactly
 
 
@@ -132,3 +134,26 @@ def test_progress_made_while_a_round_was_open_survives_it_once() -> None:
     assert [(turn.outcome.status, turn.outcome.counted, turn.samples) for turn in turns] == [("committed", True, 2), ("open", False, 2)]
     assert torch.equal(table.offers[table.peers[0]].vector, torch.full((4,), -10.0))
     assert torch.equal(live(flat), torch.full((4,), 11.0))
+
+
+def test_progress_that_was_not_counted_is_mixed_with_an_anchor_that_moved_without_it() -> None:
+    table = RoundTable(["me", "other"], MIXING, auto=False)
+    flat = FlatVector(Numbers())
+    replica = Replica(flat, table.member("me"), lambda: 0.0, lambda samples, reason: None, MIXING)
+    replica.enter()
+    other = table.member("other")
+    other.open(flat.layout, lambda out: None).release()
+    start = live(flat)
+    with torch.no_grad():
+        for tensor in flat.tensors:
+            tensor.add_(8.0)
+    replica.unsent += 2
+    assert [turn.outcome.status for turn in replica.turn(0.0)] == ["open"]
+    assert torch.equal(live(flat), start + 8)  # the anchor has not moved: nothing is mixed
+    other.contribute(samples=3, write=lambda out: out.fill_(-4.0))
+    table.decide(["other"])
+    turns = list(replica.turn(0.0))
+    assert [(turn.outcome.status, turn.outcome.counted) for turn in turns] == [("committed", False), ("open", False)]
+    assert torch.equal(live(flat), start + 5)  # a quarter of its 8, three quarters of the others' 4
+    assert torch.equal(table.offers[table.peers[0]].vector, torch.full((4,), -1.0))
+    assert turns[-1].samples == 2

@@ -23,11 +23,12 @@ from atoll.optim.outer.presets import PRESETS, choose
     ({"rounds": 30, "peers": 1}, "short", 0.9, 0.6),
     ({"rounds": 500, "overlap": "late"}, "published-overlap", 0.4, 0.9),
     ({"rounds": None, "overlap": "eager"}, "published-overlap", 0.4, 0.9),
-    ({"rounds": 30, "overlap": "late", "sync_every": 10}, "short-late", 0.9, 0.2),
-    ({"rounds": 30, "overlap": "late", "sync_every": 10, "delay": 6}, "short-late", 0.9, 0.2),
+    ({"rounds": 30, "overlap": "late", "sync_every": 10}, "short-late", 1.0, 0.4),
+    ({"rounds": 30, "overlap": "late", "sync_every": 10, "delay": 6}, "short-late", 1.0, 0.4),
     ({"rounds": 30, "overlap": "late", "sync_every": 10, "delay": 3}, "short-delay", 0.9, 0.6),
-    ({"rounds": 30, "overlap": "late", "delay": 3}, "short-late", 0.9, 0.2),  # half of what, nobody knows
+    ({"rounds": 30, "overlap": "late", "delay": 3}, "short-late", 1.0, 0.4),  # half of what, nobody knows
     ({"rounds": 30, "overlap": "eager", "sync_every": 10}, "short-eager", 0.9, 0.0),
+    ({"rounds": 30, "overlap": "eager", "sync_every": 10, "delay": 3}, "short-delay", 0.9, 0.6),
 ])  # fmt: skip
 def test_which_is_for_which_run(run: dict[str, Any], name: str, lr: float, momentum: float) -> None:
     assert choose(**run).name == name

@@ -108,6 +108,33 @@ def test_what_is_observed_is_told_only_when_it_was_reached() -> None:
     assert manager.reach(1.0) == "public"
 
 
+SIX = "/ip6/2a0b:1::7/tcp/4150"
+
+
+def test_an_ipv6_address_in_a_house_is_told_once_it_was_reached() -> None:
+    manager = AddressManager()
+    manager.interfaces([HOUSE, SIX, LOOP])
+    manager.observed(S1, WAN, 0.0)
+    manager.observed(S2, SHIFTED, 0.0)
+    manager.circuits([CIRCUIT])
+    assert (manager.plain(ipv6=False), manager.plain(ipv6=True)) == (False, True)
+    assert manager.nat(0.0) == "address-dependent"
+    assert manager.candidates(0.0) == [SIX]
+    assert (manager.advertised(0.0), manager.reach(0.0)) == ((CIRCUIT,), "private")
+    manager.report(SIX, S1, True, 0.0)
+    assert (manager.advertised(0.0), manager.reach(0.0)) == ((SIX, CIRCUIT), "private")  # whoever has IPv4 only needs a relay
+
+
+def test_where_no_house_is_in_between_an_ipv6_address_is_told_at_once() -> None:
+    for own, told in (([WAN, SIX, LOOP], (WAN, SIX)), ([SIX], (SIX,))):
+        manager = AddressManager()
+        manager.interfaces(own)
+        assert (manager.advertised(0.0), manager.nat(0.0)) == (told, "none")
+        manager.report(SIX, S1, False, 0.0)
+        manager.circuits([CIRCUIT])
+        assert manager.advertised(0.0) == (*(address for address in told if address != SIX), CIRCUIT)
+
+
 def test_the_majority_of_servers_decides_and_verdicts_age() -> None:
     manager = behind_nat((S1, WAN), (S2, WAN))
     manager.report(WAN, S1, True, 0.0)

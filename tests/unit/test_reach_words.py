@@ -94,7 +94,11 @@ NO_NAME = "the name boot.example.org is not known"
     [
         (REFUSED, f"{name_of(PEER)} …{PEER[-8:]}  /ip4/11.0.0.9/tcp/4150 refused: that machine is there, but no node listens at that port"),
         (SILENT, f"{name_of(PEER)} …{PEER[-8:]}  /ip4/11.0.0.9/tcp/4150 no answer: it is off, has moved, or a firewall is in between"),
-        (NO_WAY, f"{name_of(PEER)} …{PEER[-8:]}  /ip4/11.0.0.9/tcp/4150 no way there: this machine's network does not lead to it"),
+        (
+            NO_WAY,
+            f"{name_of(PEER)} …{PEER[-8:]}  /ip4/11.0.0.9/tcp/4150 no way there: this machine's network does not lead to it"
+            " (/ip4/ needs IPv4, /ip6/ IPv6)",
+        ),
         (NO_NAME, f"{name_of(PEER)} …{PEER[-8:]}  {NO_NAME}"),
         ("connecting", f"{name_of(PEER)} …{PEER[-8:]}  is being tried"),
     ],
@@ -226,7 +230,10 @@ def test_a_relay_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["relay", "--print-container", "--json"]) == 0
     text = json.loads(capsys.readouterr().out)["container"]
     assert 'ENTRYPOINT ["atoll", "relay", "--port", "4150"]' in text
-    assert "EXPOSE 4150/tcp" in text
+    assert "EXPOSE 4150/tcp 4151/tcp" in text
+    assert "CAP_NET_BIND_SERVICE" not in unit
+    assert run(["relay", "--port", "443", "--print-systemd"]) == 0
+    assert "AmbientCapabilities=CAP_NET_BIND_SERVICE\n" in capsys.readouterr().out
 
 
 def test_netcheck_and_ping_need_a_node(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:

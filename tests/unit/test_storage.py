@@ -186,6 +186,21 @@ def test_checkpoint_comes_back_bit_for_bit_and_damage_is_told(tmp_path: Path) ->
     damaged.close()
 
 
+def test_what_no_step_changes_is_hashed_anew_only_after_another_state_was_installed() -> None:
+    numel = 600_000  # three chunks of anchor, of which the last holds the first of the other vector, then two of that alone
+    replica = ModelReplica(make_layout([("w", (numel,))]), OuterSettings("sgd", 1.0, 0.0), PlainSlots(numel))
+    replica.initialise(torch.randn(numel, generator=torch.Generator().manual_seed(1)))
+    first = replica.hashes()
+    assert replica.hashes() == first
+    state = bytearray(replica.snapshot())
+    state[-1] ^= 1
+    replica.install(memoryview(state), 1)
+    assert [index for index, (one, other) in enumerate(zip(first, replica.hashes(), strict=True)) if one != other] == [len(first) - 1]
+    state[0] ^= 1
+    replica.install(memoryview(state), 2)
+    assert replica.hashes()[0] != first[0]
+
+
 def test_who_founded_a_run_and_lost_its_folder_does_not_found_it_again_and_is_somebody_new(tmp_path: Path) -> None:
     def life(number: int, me: str = "p0") -> RunFiles:
         return RunFiles(

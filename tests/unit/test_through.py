@@ -12,7 +12,18 @@ import pytest
 from atoll.collectives.engine.meter import Reading
 from atoll.collectives.engine.settings import control, offers
 from atoll.collectives.identifiers import PeerId
-from atoll.node.net.through.punch import MAX_TRIES, RETRY_S, SPREAD_S, Punch, candidates, is_symmetric, targets
+from atoll.node.net.through.punch import (
+    GUESSES,
+    LOWEST_PORT,
+    MAX_TRIES,
+    RETRY_S,
+    SPREAD_S,
+    Punch,
+    candidates,
+    guesses,
+    is_symmetric,
+    targets,
+)
 from atoll.node.net.through.splice import Splice
 from atoll.node.net.through.vouchers import VOUCHER_BYTES, Limits, NoVoucherError, Vouchers
 
@@ -84,6 +95,14 @@ def test_a_voucher_is_good_once_and_in_time() -> None:
     assert (claim.circuit, claim.side, claim.bytes_left) == (b"c" * 16, 0, 1000)
     assert vouchers.show(102.0, mine) is None
     assert vouchers.show(130.5, theirs) is None
+
+
+def test_guessed_ports_are_many_and_of_one_host() -> None:
+    found = guesses([("11.0.0.2", 5000), ("11.0.0.3", 5000)], random.Random(1))
+    assert len(set(found)) == GUESSES
+    assert {host for host, _ in found} == {"11.0.0.2"}
+    assert all(LOWEST_PORT <= port < 65_536 for _, port in found)
+    assert guesses([], random.Random(1)) == []
 
 
 def test_a_voucher_that_was_changed_or_made_by_another_relay_is_worth_nothing() -> None:

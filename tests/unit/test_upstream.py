@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,3 +48,14 @@ def test_the_autonat_server_still_calls_whoever_is_connected_reachable() -> None
     server.host = SimpleNamespace(connect=connect)
     dead = b"\x04\x0b\x00\x00\x07\x06\x00\x09"  # /ip4/11.0.0.7/tcp/9
     assert trio.run(server._try_dial, ID.from_base58(Identity.generate().peer), [dead]) == dead
+
+
+def test_the_other_end_of_an_ipv6_connection_still_has_no_address() -> None:
+    """In a process of its own, where nothing of ours was loaded."""
+    program = """
+from types import SimpleNamespace
+from libp2p.io.trio import TrioTCPStream
+stream = TrioTCPStream(SimpleNamespace(socket=SimpleNamespace(getpeername=lambda: ("2a0b::1", 4001, 0, 0))))
+print(stream.get_remote_address())
+"""
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "None\n"

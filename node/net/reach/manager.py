@@ -1,6 +1,7 @@
 """The address manager: what this node knows of its own addresses, and which of them it tells others. Sans-IO.
 
 * Addresses of this machine's interfaces. One of the internet's is told at once, and no more when those who tried it say that it does not answer.
+  An IPv6 one beside a private IPv4 one is behind the firewall of a house: it is told once somebody has reached us there.
 * Addresses at which public peers see us (behind a NAT): told when servers on other hosts have reached us there.
 * An address that the router was asked to map to us: the same.
 * Relays' circuits, while nobody can dial us.
@@ -15,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from ..addresses import host_and_port, is_direct, is_internet, is_loopback, usable
+from ..addresses import has_public, host_and_port, is_direct, is_internet, is_ipv6, is_loopback, telling, usable
 
 Verdict = Literal["reachable", "unreachable", "unknown"]
 Reach = Literal["public", "private", "unknown", "local"]
@@ -93,7 +94,7 @@ class AddressManager:
         found = self.seen_at(now)
         if self.nat(now) == "address-dependent":  # a mapping for one destination is nobody else's
             known = {*self._own, *self._mapped.values()}
-            found = [address for address in found if address in known]
+            found = [address for address in found if address in known or is_ipv6(address)]
         return found[:MAX_CANDIDATES]
 
     def lan(self) -> list[str]:
@@ -101,13 +102,18 @@ class AddressManager:
         return sorted((address for address in self._own if not is_internet(address)), key=is_loopback)
 
     def nat(self, now: float) -> Nat:
-        """Which kind of mapping stands between us and the internet, as far as TCP shows it."""
-        seen = {address for address, at in self._observed.values() if now - at <= FRESH_S}
-        if any(is_internet(address) for address in self._own) and all(self._is_own(address) for address in seen):
+        """Which kind of mapping stands between us and the internet, as far as TCP shows it: for IPv4, if we have that."""
+        observed = [(address, at) for address, at in self._observed.values() if self._tells(address)]
+        seen = {address for address, at in observed if now - at <= FRESH_S}
+        if has_public(self._own) and all(self._is_own(address) for address in seen):
             return "none"
         if len(seen) > 1 and len({host_and_port(address)[1] for address in seen}) > 1:
             return "address-dependent"
-        return "endpoint-independent" if len(self._observed) >= ENOUGH and len(seen) == 1 else "unknown"
+        return "endpoint-independent" if len(observed) >= ENOUGH and len(seen) == 1 else "unknown"
+
+    def _tells(self, address: str) -> bool:
+        """Whether an address is of the family by which others reach us, or do not: IPv4, if we have it."""
+        return address in telling([*self._own, address])
 
     def _is_own(self, address: str) -> bool:
         return host_and_port(address)[0] in {host_and_port(own)[0] for own in self._own}
@@ -119,10 +125,9 @@ class AddressManager:
             return "unknown"
         return "reachable" if 2 * sum(fresh) > len(fresh) else "unreachable"
 
-    @property
-    def plain(self) -> bool:
-        """Whether an interface of ours has an address of the internet's: then no NAT is in between."""
-        return any(is_internet(address) for address in self._own)
+    def plain(self, ipv6: bool) -> bool:
+        """Whether an interface of ours has an address of the internet's, of this family: then no NAT is in between."""
+        return any(is_internet(address) and is_ipv6(address) == ipv6 for address in self._own)
 
     @property
     def online(self) -> bool:
@@ -133,7 +138,7 @@ class AddressManager:
         """Whether others can dial us. "local": nobody outside of private networks was met, so that nobody can tell."""
         if any(is_internet(address) for address in self._announce):
             return "public"
-        verdicts = [self.verdict(address, now) for address in self.candidates(now)]
+        verdicts = [self.verdict(address, now) for address in self.candidates(now) if self._tells(address)]
         if "reachable" in verdicts:
             return "public"
         if (verdicts and "unknown" not in verdicts) or (not verdicts and self.nat(now) == "address-dependent"):
@@ -142,7 +147,8 @@ class AddressManager:
 
     def direct(self, now: float) -> list[str]:
         """Addresses of the internet at which we can be dialled, as far as anybody knows."""
-        own = [address for address in self._own if is_internet(address) and self.verdict(address, now) != "unreachable"]
+        plain = has_public(self._own)  # no house's firewall, as far as our addresses show
+        own = [address for address in self._own if plain and is_internet(address) and self.verdict(address, now) != "unreachable"]
         return list(dict.fromkeys([*own, *(a for a in self.candidates(now) if self.verdict(a, now) == "reachable")]))
 
     def advertised(self, now: float) -> tuple[str, ...]:

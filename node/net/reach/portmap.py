@@ -14,12 +14,13 @@ from urllib.parse import urlsplit
 import trio
 
 from ..addresses import host_and_port, is_internet, is_loopback, make_address
+from ..backoff import Backoff
 from . import natpmp, upnp
 from .routes import ROUTES
 
 LIFE_S = 3600
-AGAIN_S = 600.0
-"""Pause after a router that does not want to, or a network without one."""
+AGAIN_FIRST_S, AGAIN_MAX_S = 5.0, 600.0
+"""Pauses after a router that does not want to, or a network without one: the first may have been busy, or its answer lost."""
 HTTP_S = 4.0
 REMOVE_S = 1.5
 _FAILURES = (OSError, ValueError, trio.BrokenResourceError)
@@ -53,6 +54,7 @@ class PortMapper:
     async def run(self) -> None:
         """Until cancelled; then what was mapped is unmapped, if the router answers at once."""
         held: Mapping | None = None
+        pauses = Backoff(AGAIN_FIRST_S, AGAIN_MAX_S, self._rng)
         try:
             while True:
                 self._wake = trio.Event()
@@ -62,10 +64,10 @@ class PortMapper:
                 held, self.answer = found, "none" if found is None else "mapped"
                 if found is not None:
                     self._told(found.means, found.address)
-                with trio.move_on_after(
-                    AGAIN_S * self._rng.uniform(0.8, 1.2) if found is None else max(30.0, min(found.life_s, LIFE_S) / 2)
-                ):
+                    pauses.reset()
+                with trio.move_on_after(pauses.next_s() if found is None else max(30.0, min(found.life_s, LIFE_S) / 2)):
                     await self._wake.wait()
+                    pauses.reset()
         finally:
             if held is not None:
                 with trio.move_on_after(REMOVE_S, shield=True):
@@ -142,14 +144,15 @@ async def _discover(own: str) -> str:
         sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(own))
         sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, 2)
         await sock.bind((own, 0))
-        await sock.sendto(upnp.search(), (upnp.GROUP, upnp.PORT))
-        with trio.move_on_after(upnp.SEARCH_S):
-            while True:
-                answer, sender = await sock.recvfrom(2048)
-                try:
-                    return upnp.location_in(answer, sender[0])
-                except ValueError:
-                    continue
+        for patience_s in upnp.SEARCHES_S:
+            await sock.sendto(upnp.search(), (upnp.GROUP, upnp.PORT))
+            with trio.move_on_after(patience_s):
+                while True:
+                    answer, sender = await sock.recvfrom(2048)
+                    try:
+                        return upnp.location_in(answer, sender[0])
+                    except ValueError:
+                        continue
     return ""
 
 

@@ -7,17 +7,21 @@ other's. TCP makes one connection of two simultaneous opens, with equal ends: th
 py-libp2p 0.8.1 has this, too. What is wrong with it: it first dials every address it knows of the peer, private ones as well, and waits 10 s for
 them (relay/circuit_v2/dcutr.py:488); it tells a guess in place of the observed address (:1118), which no port-shifting NAT honours; both sides
 drive (:278); after three tries it never tries again.
+
+Two who call each other at the same moment both drive. A connection that both open at once in two conversations has two beginnings, or none, and keeps
+their ports until its handshake times out. So there is one conversation with a peer at a time: of two that cross, that of the smaller id goes on.
 """
 
 from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 
 import trio
 
-from ....collectives.errors import NetworkError, RemoteProtocolError
+from ....collectives.errors import NetworkError, PeerLostError, RemoteProtocolError
 from ....collectives.identifiers import PeerId
 from ..addresses import host_of, is_direct, is_internet, is_loopback
 from ..backoff import Backoff
@@ -30,6 +34,8 @@ from .circuit import kind_of, pack, unpack
 PROTOCOL = "/libp2p/dcutr"
 CONNECT, SYNC = 100, 300
 ANSWER_S = 5.0
+CALL_S = 30.0
+"""So long a caller may take for the handshakes of a relayed connection: on a busy machine they wait for the processor."""
 DIAL_S = 2.0
 LAN_S = 1.0
 PUNCH_S = 4.0
@@ -63,6 +69,7 @@ class Puncher:
         self._host, self._faults, self._rng = host, faults, rng
         self._seen_at, self._lan, self._known = seen_at, lan, known
         self._driving: set[PeerId] = set()
+        self._talking: dict[PeerId, tuple[trio.CancelScope, bool]] = {}  # the conversation, and whether it is ours
         self._served: dict[PeerId, tuple[float, int]] = {}
         self._nursery: trio.Nursery | None = None
         host.handle(PROTOCOL, self._serve)
@@ -81,21 +88,21 @@ class Puncher:
 
     async def _drive(self, peer: PeerId) -> None:
         try:
-            if not await self._host.wait_connected(peer, ANSWER_S):
+            if not await self._host.wait_connected(peer, CALL_S):
                 return
             pauses = Backoff(AGAIN_FIRST_S, AGAIN_MAX_S, self._rng)
             while self._host.path(peer) == "relay":
                 if await self._host.dial_direct(peer, self._known(peer), DIAL_S) or await self._attempts(peer):
-                    break
-                await trio.sleep(pauses.next_s())
-            await self._settle(peer)
+                    await self._settle(peer)
+                else:
+                    await trio.sleep(pauses.next_s())
         finally:
             self._driving.discard(peer)
 
     async def _attempts(self, peer: PeerId) -> bool:
         for _ in range(ATTEMPTS):
             try:
-                if await self._attempt(peer):
+                if await (self._host.wait_direct(peer, PUNCH_S) if peer in self._talking else self._attempt(peer)):
                     return True
             except RemoteProtocolError:
                 self._faults.count(peer, trio.current_time())
@@ -107,7 +114,25 @@ class Puncher:
             await trio.sleep(self._rng.uniform(0.1, 0.5))
         return self._host.path(peer) not in ("", "relay")
 
+    @contextmanager
+    def _conversation(self, peer: PeerId, *, ours: bool) -> Generator[None]:
+        """The only one with ``peer`` from now on. It is left early where another one takes its place."""
+        if peer in self._talking:
+            self._talking[peer][0].cancel()
+        with trio.CancelScope() as scope:
+            mine = self._talking[peer] = scope, ours
+            try:
+                yield
+            finally:
+                if self._talking.get(peer) is mine:
+                    del self._talking[peer]
+
     async def _attempt(self, peer: PeerId) -> bool:
+        with self._conversation(peer, ours=True):
+            return await self._drive_once(peer)
+        return False
+
+    async def _drive_once(self, peer: PeerId) -> bool:
         stream = await self._host.open_stream(peer, PROTOCOL, ANSWER_S)
         try:
             mine = list(self._seen_at())[:MAX_ADDRESSES]
@@ -126,9 +151,11 @@ class Puncher:
 
     async def _hear(self, stream: PeerStream, kind: int) -> list[str]:
         """The addresses of the next message, which must be of this kind. Raises NetworkError, RemoteProtocolError."""
-        found: protobuf.Fields = {}
+        found: protobuf.Fields | None = None
         with trio.move_on_after(ANSWER_S):
             found = await protobuf.receive(stream)
+        if found is None:
+            raise PeerLostError(f"{stream.peer} did not go on with DCUtR", peer=stream.peer)
         if kind_of(found, stream.peer) != kind:
             raise RemoteProtocolError(f"DCUtR: message {kind} was expected", peer=stream.peer)
         addresses = [unpack(raw) for raw in found.get(2, [])[: 4 * MAX_ADDRESSES]]
@@ -137,17 +164,21 @@ class Puncher:
     async def _open(self, peer: PeerId, theirs: Sequence[str], rtt_s: float, *, initiator: bool) -> bool:
         """Dial them, at the moment when they dial us. Addresses that are not the internet's are nobody's to name."""
         assert self._nursery is not None, "hole punching is not running"
-        until = trio.current_time() + PUNCH_S
-        public = [address for address in theirs if is_internet(address)]
+        public = [address for address in theirs if is_internet(address)][:MAX_ADDRESSES]
         log.debug("punching to %s at %s", peer, public)
-        for address in public[:MAX_ADDRESSES]:
-            self._nursery.start_soon(self._punch, peer, address, initiator, until, rtt_s)
-        return bool(public) and await self._host.wait_direct(peer, PUNCH_S)
+        dials = [trio.CancelScope(deadline=trio.current_time() + PUNCH_S) for _ in public]
+        try:
+            for address, dial in zip(public, dials, strict=True):
+                self._nursery.start_soon(self._punch, peer, address, initiator, dial, rtt_s)
+            return bool(public) and await self._host.wait_direct(peer, PUNCH_S)
+        finally:
+            for dial in dials:
+                dial.cancel()
 
-    async def _punch(self, peer: PeerId, address: str, initiator: bool, until: float, rtt_s: float) -> None:
+    async def _punch(self, peer: PeerId, address: str, initiator: bool, dial: trio.CancelScope, rtt_s: float) -> None:
         """Where a router answers with a RST, two that try again at equal times stay out of step for ever: so most of the pause is chance."""
         spread_s = max(rtt_s, SPREAD_S)
-        await self._host.punch(peer, address, initiator=initiator, until=until, pause_s=lambda: RETRY_S + self._rng.uniform(0.0, spread_s))
+        await self._host.punch(peer, address, initiator=initiator, dial=dial, pause_s=lambda: RETRY_S + self._rng.uniform(0.0, spread_s))
 
     async def _settle(self, peer: PeerId) -> None:
         if self._host.path(peer) in ("", "relay"):
@@ -163,8 +194,14 @@ class Puncher:
         self._served[peer] = (since, count + 1) if now - since < 60.0 else (now, 1)
         if len(self._served) > 1024:
             self._served.clear()
-        if self._host.path(peer) != "relay" or self._served.get(peer, (now, 0))[1] > SERVED_PER_MINUTE:
+        _, ours = self._talking.get(peer, (None, False))
+        if self._host.path(peer) != "relay" or self._served.get(peer, (now, 0))[1] > SERVED_PER_MINUTE or (ours and self._host.peer < peer):
             return
+        with self._conversation(peer, ours=False):
+            await self._go_along(stream)
+
+    async def _go_along(self, stream: PeerStream) -> None:
+        peer = stream.peer
         try:
             theirs = await self._hear(stream, CONNECT)
             mine = list(self._seen_at())[:MAX_ADDRESSES]

@@ -14,7 +14,7 @@ import trio
 
 from ....collectives.errors import ConfigError, NetworkError, RemoteProtocolError
 from ....collectives.identifiers import PeerId
-from ..addresses import host_of, is_direct, is_internet, is_loopback, is_public, usable
+from ..addresses import host_of, is_direct, is_internet, is_ipv6, is_loopback, is_public, make_address, telling, usable
 from ..faults import Faults
 from ..host import Host
 from .autonat import AutoNat
@@ -38,11 +38,13 @@ SERVERS = 3
 
 @dataclass(frozen=True, slots=True)
 class ReachSettings:
-    """What the user says. ``announce``: addresses that need no proof."""
+    """What the user says. ``announce``: addresses that need no proof; ``lane_port``: where lanes arrive at their hosts, 0: nobody said."""
 
     announce: tuple[str, ...] = ()
+    lane_port: int = 0
     relay: RelayLimits = RelayLimits()
     port_mapping: bool = True
+    port_guessing: bool = False
 
 
 class Reach:
@@ -100,7 +102,7 @@ class Reach:
         self._told: tuple[str, ...] = ()
         self._nat = "unknown"
         self._paths: dict[PeerId, str] = {}
-        host.dialler.from_listen = lambda: not self.manager.plain
+        host.dialler.from_listen = lambda to: not self.manager.plain(":" in to)
         host.advertised = lambda: self.manager.advertised(trio.current_time())
 
     def may_dial(self, address: str) -> bool:
@@ -207,7 +209,11 @@ class Reach:
         self.turned()
 
     def lanes_outside(self) -> list[str]:
-        """Where the router leads to our lane listener. Nobody tries that for us; so it is told while somebody has reached our other port there."""
+        """Where the router leads to our lane listener. Nobody tries that for us; so it is told while somebody has reached our other port there.
+        Where the user said what to announce and fixed the port of lanes, it is at that host."""
+        if self.settings.lane_port and self.settings.announce:
+            hosts = dict.fromkeys(host_of(address) for address in self.settings.announce if is_direct(address) and is_internet(address))
+            return [make_address(host, self.settings.lane_port) for host in hosts]
         reached = {host_of(address) for address in self.manager.direct(trio.current_time())}
         return [address for address in self._lane_at.values() if host_of(address) in reached]
 
@@ -254,7 +260,7 @@ class Reach:
                     self.circuits.look()
             now = trio.current_time()
             for address in self.manager.candidates(now):
-                if self._due(host, address, ASK_AGAIN_S):
+                if is_ipv6(address) == (":" in host) and self._due(host, address, ASK_AGAIN_S):  # it tries where we come from
                     reached = await self.autonat.ask(peer, address)
                     if reached is not None:
                         self.manager.report(address, host, reached, trio.current_time())
@@ -268,8 +274,9 @@ class Reach:
         return self.manager.online and self.manager.reach(trio.current_time()) != "public" and not self._plainly_public()
 
     def _plainly_public(self) -> bool:
-        """An interface of ours has an address of the internet's, and nobody says that it does not answer."""
-        return bool(self.manager.direct(trio.current_time()))
+        """An interface of ours has an address of the internet's for everybody, and nobody says that it does not answer."""
+        direct = self.manager.direct(trio.current_time())
+        return any(address in direct for address in telling([*self.manager.lan(), *direct]))
 
     def _relays(self) -> list[PeerId]:
         return [peer for peer, _ in self._servers() if self._host.path(peer) != "punched"]  # those are behind a NAT themselves

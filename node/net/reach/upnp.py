@@ -10,7 +10,8 @@ import re
 from urllib.parse import urljoin, urlsplit
 
 GROUP, PORT = "239.255.255.250", 1900
-SEARCH_S = 1.5
+SEARCHES_S = (0.5, 1.5)
+"""How long answers to a search are waited for, one datagram each: multicast over radio gets lost."""
 SERVICES = ("urn:schemas-upnp-org:service:WANIPConnection:1", "urn:schemas-upnp-org:service:WANPPPConnection:1")
 MAX_ANSWER_BYTES = 65_536
 _DEVICE = "urn:schemas-upnp-org:device:InternetGatewayDevice:1"

@@ -79,9 +79,12 @@ class Spot:
                     return host
         return self._host
 
-    async def meet(self, peer: PeerId, punch: Punch, token: bytes, secrets: bytes, *, driver: bool) -> socket.socket:
-        """A lane, authenticated, non-blocking. Raises PeerUnreachableError with what became of the dials."""
-        attempt = _Attempt(self._host, self.port, punch, token, secrets, driver)
+    async def meet(self, peer: PeerId, punch: Punch, token: bytes, secrets: bytes, *, driver: bool, ports: int = 1) -> socket.socket:
+        """A lane, authenticated, non-blocking. ``ports``: each dial is made from so many; more than one are not ours.
+
+        Raises PeerUnreachableError with what became of the dials.
+        """
+        attempt = _Attempt(self._host, self.port if ports == 1 else 0, punch, token, secrets, driver, ports)
         with trio.move_on_after(PUNCH_S):
             found = await attempt.run(trio.socket.from_stdlib_socket(self._listener.dup()))
             if found is not None:
@@ -92,8 +95,9 @@ class Spot:
 class _Attempt:
     """The sockets of one punch."""
 
-    def __init__(self, host: str, port: int, punch: Punch, token: bytes, secrets: bytes, driver: bool) -> None:
-        self._host, self._port, self._punch = host, port, punch
+    def __init__(self, host: str, port: int, punch: Punch, token: bytes, secrets: bytes, driver: bool, ports: int) -> None:
+        """``port``: where dials leave from; 0: from any, each from ``ports``."""
+        self._host, self._port, self._punch, self._ports = host, port, punch, ports
         mine, theirs = (b"punch", b"punched") if driver else (b"punched", b"punch")
         self._says, self._wants, self._driver = MAGIC + token + proof(secrets, mine, token), proof(secrets, theirs, token), driver
         self._head = MAGIC + token
@@ -131,7 +135,8 @@ class _Attempt:
         while True:
             changed = self._changed
             for target in self._punch.due(trio.current_time()):
-                nursery.start_soon(self._dial, target, nursery)
+                for _ in range(self._ports):
+                    nursery.start_soon(self._dial, target, nursery)
             with trio.move_on_at(self._punch.next_at()):
                 await changed.wait()
 
@@ -143,7 +148,7 @@ class _Attempt:
                 await sock.connect(target)
                 await self._greet(sock, nursery)
         except ConnectionRefusedError:
-            why, again = "refuses", True
+            why, again = "refuses", self._ports == 1
         except OSError as error:
             why = errno.errorcode.get(error.errno or 0, str(error))
         self._punch.ended(trio.current_time(), target, why, again=again)

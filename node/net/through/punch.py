@@ -4,6 +4,10 @@ A router lets in what comes from where its host has sent something; so the first
 goes through the hole that the first has made. Most routers are silent about what they drop; the kernel repeats a SYN after a second. Some
 answer with a RST: then a dial is tried again after 30 ms and a random part of a round trip, since two that repeat at equal times
 stay out of step for ever.
+
+Where one router gives every destination another port, nobody can say which one the partner gets. By the birthday paradox both can guess: that side
+dials from GUESSES ports, the other dials as many ports at random from its one. Of 64,512 ports one of theirs is one of ours in 98 % of all cases. It
+costs hundreds of sockets and of mappings in the routers, so only who was told to does it.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ MAX_HOSTS = 2
 """A peer could have us dial strangers: not many."""
 LOWEST_PORT = 1024
 PUNCH_S = 4.0
+GUESSES = 512
 
 Target = tuple[str, int]
 
@@ -54,6 +59,11 @@ def targets(offered: Sequence[str], mine: Sequence[str]) -> list[Target]:
     found = [target for target in found if together or not is_private(target[0])]
     hosts = list(dict.fromkeys(host for host, _ in found))[: MAX_HOSTS + together]
     return [target for target in found if target[0] in hosts]
+
+
+def guesses(to: Sequence[Target], rng: random.Random) -> list[Target]:
+    """Ports of the first of these hosts at random, GUESSES of them."""
+    return [(to[0][0], port) for port in rng.sample(range(LOWEST_PORT, 65_536), GUESSES)] if to else []
 
 
 def is_symmetric(seen: Sequence[Target]) -> bool:
@@ -91,5 +101,5 @@ class Punch:
 
     def why(self) -> str:
         """What became of every candidate."""
-        said = [f"{host}:{port} {self._ends.get((host, port), 'does not answer')}" for host, port in self._tries]
+        said = [f"{host}:{port} {self._ends.get((host, port), 'does not answer')}" for host, port in list(self._tries)[:MAX_CANDIDATES]]
         return "; ".join(said) or "the other side has no address that could be dialled"
