@@ -1,4 +1,5 @@
 """Keys, signatures, and later everything that decides whom and what to trust. Knows neither libp2p nor trio.
 
 identity    a peer's Ed25519 key, its file, its peer id; sign and verify
+rules/      robust aggregation: one vector from many of which some may be hostile; numbers only
 """
