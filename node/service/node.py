@@ -187,7 +187,7 @@ class Node:
         if run:
             what = f"no single run is called {run!r} here"
         else:
-            what = f"this node is in {len(self.by_id)} runs, and none was named" if self.by_id else "there is no run to join"
+            what = f"this node is in {len(self.by_id)} runs, and none was named" if self.by_id else "this node is in no run"
         raise ConfigError(
             what,
             why=f"Runs of this node: {known}",
