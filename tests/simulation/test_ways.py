@@ -38,7 +38,7 @@ def test_whoever_fails_in_a_tree_the_round_is_decided(plan: TopologyKind, kind: 
         struck += len(faults.struck)
         trees += sum(certified.entry.topology.kind == plan for certified in swarm.checker.entries if len(certified.entry.contributors) > 2)
     assert struck >= 2
-    assert trees >= 10
+    assert trees >= 6  # of 36 entries: where a tree was held up with nobody to blame, later ones are butterflies
 
 
 class Sum:
