@@ -77,9 +77,7 @@ class Byzfl:
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(60)
+        self._process.communicate(timeout=60)
 
     def ask(self, **question: Any) -> Any:
         """The process's answer to one question."""
