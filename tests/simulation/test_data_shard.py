@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 import pytest
 import torch
+from seeds import seeds
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -122,12 +123,7 @@ def test_on_a_clean_run_no_sample_is_seen_twice_and_none_is_left_out(
     assert overlap != "none" or counted(lives) == seen
 
 
-def some(seeds: int) -> list[Any]:
-    """A few seeds in every run of the tests, the others with what is slow."""
-    return [seed if seed < 3 else pytest.param(seed, marks=pytest.mark.slow) for seed in range(seeds)]
-
-
-@pytest.mark.parametrize("seed", some(50))
+@pytest.mark.parametrize("seed", seeds(3, 12))
 def test_with_churn_no_certified_work_is_of_the_same_samples(seed: int) -> None:
     """Members are late, killed and frozen; within the first epoch what rounds have counted is of different samples each time, but for what
     somebody had trained who was away so long that it lost its place."""
@@ -162,7 +158,7 @@ def uninterrupted() -> tuple[list[Trained], dict[int, str]]:
     return played(0)
 
 
-@pytest.mark.parametrize("seed", some(50))
+@pytest.mark.parametrize("seed", seeds(3, 12))
 def test_killed_and_resumed_the_run_goes_on_bit_for_bit(seed: int, uninterrupted: tuple[list[Trained], dict[int, str]]) -> None:
     """One member (even seeds) or all of them (odd) are killed in the middle of a step, node and script, and resume by their last checkpoint:
     every later anchor has the bits of the run that nobody disturbed, so every sample was read as it would have been."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from seeds import seeds
 from torch import nn
 
 from atoll.collectives.swarm import OuterSettings, RunSettings
@@ -47,7 +48,7 @@ def train(member: LocalMember) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("overlap", ["none", "late"])
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 20))])
+@pytest.mark.parametrize("seed", seeds(2, 8))
 def test_all_have_one_plan_a_round_under_churn(seed: int, overlap: str) -> None:
     far = 4 if overlap == "late" else 1
     settings = msgspec.structs.replace(BASE, overlap=overlap, delay=2 if overlap == "late" and seed % 2 else None)
