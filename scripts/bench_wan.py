@@ -16,16 +16,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import statistics
 import sys
-import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from _bench import CANNOT, ROOT, FailedError, emit, progress
-from _kits import Lab, Peers, missing
+from _bench import ROOT, emit, progress
+from _kits import Lab, Peers, in_laboratory
 from bench_link import bound_s
 
 from atoll.collectives.codec import Grid, chunk_elements
@@ -132,21 +130,5 @@ def parse() -> argparse.Namespace:
     return options
 
 
-def main() -> int:
-    """Exit code: 0 measured, 1 not, 64 cannot be done here."""
-    options = parse()
-    if reason := missing():
-        progress(f"cannot do it: {reason}")
-        return CANNOT
-    folder = Path(tempfile.mkdtemp(prefix="atoll-wan-"))
-    try:
-        return run(options, folder)
-    except (FailedError, AssertionError) as error:
-        progress(f"cannot measure: {error}")
-        return 1
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(in_laboratory(parse(), run))

@@ -185,7 +185,7 @@ def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
         for place in PLACES:
             while left := settled(found, place):
                 assert time.monotonic() < end, f"{place}: {left}"
-                time.sleep(0.5)
+                time.sleep(0.5)  # between questions to a node, which has no event for "nothing more is to be found out"
         yield found
 
 

@@ -54,6 +54,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     attachment = attach(model, optimizer, swarm)
     if checkpoint.exists():
+        # As users keep their own checkpoints: this script's file, tensors only. Nothing of the network comes near torch.load.
         saved = torch.load(checkpoint, weights_only=True)
         for part, state in zip((model, optimizer, attachment), saved, strict=True):
             part.load_state_dict(state)

@@ -44,21 +44,27 @@ def terms(*, initiator: bool) -> Terms:
     return Terms(MINE if initiator else THEIRS, THEIRS if initiator else MINE, initiator, TOKEN, 0, False)
 
 
+async def circuit_of(relay: PeerNetwork, one: PeerNetwork, other: PeerNetwork) -> tuple[socket.socket, socket.socket, bytes]:
+    """Both ends of a lane from ``one`` to ``other`` over ``relay``, and the voucher that ``one`` showed."""
+    mine, theirs, _ = await one._helpers.circuit(relay.peer, RUN, other.peer)
+    ends: dict[bool, socket.socket | None] = {}
+
+    async def end(initiator: bool, voucher: bytes) -> None:
+        ends[initiator] = await through_relay(relay._ways.addresses(), voucher, terms(initiator=initiator))
+
+    async with trio.open_nursery() as both:
+        both.start_soon(end, True, mine)
+        both.start_soon(end, False, theirs)
+    near, far = ends[True], ends[False]
+    assert near is not None
+    assert far is not None
+    return near, far, mine
+
+
 def test_two_members_have_a_lane_over_a_third_until_one_ends_it() -> None:
     async def main(nursery: trio.Nursery) -> None:
         relay, one, other = await members(nursery)
-        mine, theirs, _ = await one._helpers.circuit(relay.peer, RUN, other.peer)
-        ends: dict[bool, socket.socket | None] = {}
-
-        async def end(initiator: bool, voucher: bytes) -> None:
-            ends[initiator] = await through_relay(relay._ways.addresses(), voucher, terms(initiator=initiator))
-
-        async with trio.open_nursery() as both:
-            both.start_soon(end, True, mine)
-            both.start_soon(end, False, theirs)
-        near, far = ends[True], ends[False]
-        assert near is not None
-        assert far is not None
+        near, far, mine = await circuit_of(relay, one, other)
         assert relay.status()["relayed"]["circuits"] == 1
         with trio.socket.from_stdlib_socket(near) as sender, trio.socket.from_stdlib_socket(far) as receiver:
             await sender.send(b"through")

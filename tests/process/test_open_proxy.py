@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 import trio
-from process.test_lane_ways import members, terms
+from process.test_lane_ways import circuit_of, members
 from process.test_net import RUN, wait_for
 from process.test_net import run as run_nodes
 from process.test_reach import place, run, start
@@ -23,7 +23,6 @@ from atoll.node.net.network import PeerNetwork
 from atoll.node.net.reach import circuit, protobuf
 from atoll.node.net.through.relaying import show
 from atoll.node.net.through.vouchers import VOUCHER_BYTES, Limits
-from atoll.node.net.ways import through_relay
 from atoll.security.identity import Identity, decode_base58
 
 
@@ -141,18 +140,7 @@ def test_a_circuit_of_lanes_is_cut_when_its_voucher_is_used_up() -> None:
     async def main(nursery: trio.Nursery) -> None:
         relay, one, other = await members(nursery)
         relay._relay._vouchers.limits = Limits(bytes_each=allowed)
-        mine, theirs, _ = await one._helpers.circuit(relay.peer, RUN, other.peer)
-        ends: dict[bool, socket.socket | None] = {}
-
-        async def end(initiator: bool, voucher: bytes) -> None:
-            ends[initiator] = await through_relay(relay._ways.addresses(), voucher, terms(initiator=initiator))
-
-        async with trio.open_nursery() as both:
-            both.start_soon(end, True, mine)
-            both.start_soon(end, False, theirs)
-        near, far = ends[True], ends[False]
-        assert near is not None
-        assert far is not None
+        near, far, mine = await circuit_of(relay, one, other)
         got = 0
         with trio.socket.from_stdlib_socket(near) as sender, trio.socket.from_stdlib_socket(far) as receiver:
 

@@ -106,23 +106,15 @@ def test_the_geometric_median_is_the_minimum() -> None:
         assert np.abs(mine).max() <= 30 * max(unit, float(np.abs(honest).max()))
 
 
-@pytest.mark.parametrize("radius", [None, 0.3])
-def test_centred_clipping_ends_at_its_fixed_point(radius: float | None) -> None:
+def test_centred_clipping_ends_at_its_fixed_point() -> None:
+    radius = 0.3
     for kind, n, f, d, seed in CASES[::3]:
         if kind in ("scales", "same"):
             continue
         rows = make(kind, n, f, d, seed)
         x = rows.double().numpy()
-        products = gram(rows)
-        value = centred_clip(products, f, radius=0.3 if radius else None) @ np.where(np.abs(x) > 0, x, 0)
-        bound = radius or float(np.sort(np.linalg.norm(x - value, axis=1))[(n - 1) // 2])
-        if radius:
-            assert np.abs(reference.clipping_residual(x, value, bound)).max() <= 1e-4 * bound * n + 1e-12 * np.abs(x[f:]).max(), (
-                kind,
-                n,
-                f,
-                d,
-            )
+        residual = np.abs(reference.clipping_residual(x, centred_clip(gram(rows), f, radius=radius) @ x, radius)).max()
+        assert residual <= 1e-4 * radius * n + 1e-12 * np.abs(x[f:]).max(), (kind, n, f, d)
 
 
 def test_caf_agrees_with_its_reference() -> None:
