@@ -1,5 +1,6 @@
 """Keys, signatures, and later everything that decides whom and what to trust. Knows neither libp2p nor trio.
 
 identity    a peer's Ed25519 key, its file, its peer id; sign and verify
+rule_names  what manifests and plans call robust rules; loads nothing heavy
 rules/      robust aggregation: one vector from many of which some may be hostile; numbers only
 """

@@ -199,7 +199,7 @@ class Convening:
         ready = machine.open.ready
         awaited = [member for member in machine.config if member not in ready and not machine.silent(member)]
         offers = machine.open.offers(machine.config)
-        if not offers:
+        if not machine.enough(offers):
             if self._wants_entry(now):  # nobody waits for a round to be let in or out, or to learn the end of what was lost
                 self._propose_empty(now)
             return None
@@ -251,7 +251,7 @@ class Convening:
             mine = machine.contribution[0] if machine.contribution else b""
             return machine.next_ballot(now, aside=mine in self.lost)
         keep = [c for c in machine.open.offers(machine.config) if c.cid not in self.lost]
-        if not keep or self.revision - self.before > len(machine.config) + 2 or self.stalls > len(machine.config):
+        if not machine.enough(keep) or self.revision - self.before > len(machine.config) + 2 or self.stalls > len(machine.config):
             return machine.next_ballot(now)
         if tuple(keep) == plan.contributors and not self.slow & {part.owner for part in plan.parts}:
             self.planned_at, self.stalls = now, self.stalls + 1
