@@ -192,7 +192,7 @@ class Reach(msgspec.Struct, frozen=True):
         )
 
 
-def reach(members: Mapping[PeerId, bool], organiser: PeerId | None, least: int = 1) -> Reach:
+def reach(members: Mapping[PeerId, bool], organiser: PeerId | None, least: int = 0) -> Reach:
     """What ``members`` (peer -> whether it can be reached) mean for the open round, whose reducer needs ``least`` contributors.
 
     ``needed`` is the size of the smallest quorum that those reachable now contain or, with others, complete; and not below ``least``.

@@ -11,7 +11,7 @@ from ..collectives.group import Reach, reach
 from ..collectives.identifiers import PeerId
 
 
-def quorum_of(peers: Sequence[Mapping[str, Any]], least: int = 1) -> dict[str, Any] | None:
+def quorum_of(peers: Sequence[Mapping[str, Any]], least: int = 0) -> dict[str, Any] | None:
     """From the rows of a run's peers; ``least``: how many contributors its rounds need. None when a member may or may not be there, as just
     after a start, or when there is none."""
     members = {PeerId(str(row.get("peer", ""))): row.get("live") for row in peers if row.get("member")}

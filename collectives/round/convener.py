@@ -200,7 +200,7 @@ class Convening:
         awaited = [member for member in machine.config if member not in ready and not machine.silent(member)]
         offers = machine.open.offers(machine.config)
         if not machine.enough(offers):
-            if self._wants_entry(now):  # nobody waits for a round to be let in or out, or to learn the end of what was lost
+            if self.wants_entry(now):  # nobody waits for a round to be let in or out, or to learn the end of what was lost
                 self._propose_empty(now)
             return None
         since = machine.open.first_ready_at if self.ballot == 0 else self.began_at
@@ -352,7 +352,8 @@ class Convening:
             if machine.near(round_) and now - seen < recent and who not in machine.config and not gone(who, machine.removed)
         )
 
-    def _wants_entry(self, now: float) -> bool:
+    def wants_entry(self, now: float) -> bool:
+        """Whether an entry that only changes the configuration is wanted, as far as this member knows."""
         ready = self.machine.open.ready.values()
         leaves = len(self.machine.config) > 1 and any(offer.leave for offer in ready)
         return leaves or any(offer.settle for offer in ready) or bool(self._joiners(now))

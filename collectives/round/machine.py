@@ -429,18 +429,17 @@ class RoundMachine:
 
     @property
     def waits_for_offers(self) -> bool:
-        """Whether there is a contribution of this member, and too few others are known here for a plan."""
-        if self.contribution is None or self.shape.least == 1:
+        """Whether there is a contribution of this member, no plan yet, and too few others are known here for one."""
+        if self.contribution is None or self.shape.least == 1 or self.open.plan is not None:
             return False
         others = [offer for offer in self.open.offers(self.config) if offer.member != self.me and not self.silent(offer.member)]
         return len(others) + 1 < self.shape.least
 
     @property
     def engaged(self) -> bool:
-        """Whether the open round is under way as far as this member knows; a merely training swarm is not stuck, nor one that is too small."""
+        """Whether the open round is under way as far as this member knows; a merely training swarm is not stuck."""
         opened, said = self.open, self.journal.accepted or self.journal.promised >= 0
-        offered = self.contribution and not self.waits_for_offers
-        return bool(offered or self.unsettled or self.actions.tip() or said or opened.plan or opened.pending or opened.decided)
+        return bool(self.contribution or self.unsettled or self.actions.tip() or said or opened.plan or opened.pending or opened.decided)
 
     def _consider_takeover(self, now: float) -> None:
         if not self.engaged or self.open.decided:
@@ -455,6 +454,8 @@ class RoundMachine:
         suspected = self.convener_of(self.ballot) != self.me and self.silent(self.convener_of(self.ballot))
         if now - self.open.progress_at <= patience and not suspected:
             return
+        if self.waits_for_offers and not suspected and not self.convening.wants_entry(now):
+            return  # another convener could do no more
         self.next_ballot(now)
 
     def next_ballot(self, now: float, *, aside: bool = False) -> None:

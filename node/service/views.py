@@ -56,7 +56,7 @@ def quorum(run: RunService) -> dict[str, Any] | None:
     """Of the open round; of a run in fragments, of one that cannot be decided, if there is one. None where this node cannot tell."""
     rows, sessions = run.peers(), run.whole.sessions if run.whole is not None else []
     configs = [set(session.config_peers()) for session in sessions]
-    least = max([session.machine.shape.least for session in sessions if session.machine is not None], default=1)
+    least = max([session.machine.shape.least for session in sessions if session.machine is not None], default=0)
     there = [quorum_of([{**row, "member": row["peer"] in config} for row in rows], least) for config in configs]
     return next((found for found in there if found is not None and not found["held"]), there[0] if there else None)
 

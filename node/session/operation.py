@@ -130,7 +130,7 @@ class Operation(BesideRun):
         if machine.open.plan is None and waiting:
             least = f"; it needs {machine.shape.least} callers" if machine.shape.least > 1 else ""
             return f"{', '.join(waiting)} did not call" + (" and cannot be heard" if all(map(self.suspected, waiting)) else "") + least
-        if machine.open.plan is None and machine.waits_for_offers:
+        if machine.waits_for_offers:
             return f"it needs {machine.shape.least} that give something"
         return "a quorum has not voted" if machine.open.plan is not None else "nobody has given anything"
 
