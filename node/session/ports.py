@@ -114,8 +114,10 @@ class Replica(Protocol):
 class Storage(Protocol):
     """What one run keeps over the life of a process. Raises StorageError."""
 
-    votes: Votes
-    """Of free-standing operations that have durable ones."""
+    @property
+    def votes(self) -> Votes:
+        """Of free-standing operations that have durable ones."""
+        ...
 
     def journal(self) -> Journal:
         """The journal of the run's log, as left by the last life."""
