@@ -103,6 +103,8 @@ class Outcome:
 
     ``bytes_sent`` and ``bytes_received``: what this peer's node moved, encryption and control messages included, since the outcome
     of the contribution before (so that they add up over rounds), or while the all-reduce was under way.
+
+    ``unfit``: the contribution was refused for what it holds (NaN, infinity, a value too large for its codec), and always would be.
     """
 
     status: Status
@@ -116,6 +118,7 @@ class Outcome:
     reason: str = ""
     config: str = ""  # of an operation: name and size of the configuration that it was decided under
     members: int = 0
+    unfit: bool = False
 
 
 class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

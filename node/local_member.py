@@ -140,7 +140,8 @@ class LocalMember:
                 pending.outcome = Outcome("uncertified", event.round, event.contributors, event.counted, (), *self._since(), elapsed)
             case ev.ContributionRefused() if pending is not None and event.cid == cid:
                 del self._pending[fragment]
-                pending.outcome = Outcome("committed", self._session(fragment).completed, reason=f"refused: {event.reason}")
+                completed = self._session(fragment).completed
+                pending.outcome = Outcome("committed", completed, reason=f"refused: {event.reason}", unfit=event.unfit)
             case ev.Timed():
                 telemetry.emit(event.timing)
             case ev.RoundClosing():
