@@ -10,7 +10,7 @@ from faults import Simulated, fault
 
 from atoll.collectives import api
 from atoll.collectives.codec import Grid
-from atoll.collectives.errors import ConfigError
+from atoll.collectives.errors import ConfigError, LocalProtocolError
 from atoll.collectives.layout import make_layout
 from atoll.collectives.swarm import Outcome, OuterSettings, RunSettings
 from atoll.node.local import LocalSwarm
@@ -107,6 +107,9 @@ def test_operations_take_a_rule() -> None:
             found.append((api.all_reduce(member, flat, op_id=f"{op} {f}", op=op, f=f, codec="fp32").wait(), flat))
         flat = gradient(member.index)
         found.append((api.all_reduce(member, flat, op_id="too many", op="median", f=2, codec="fp32", deadline_s=8.0).wait(), flat))
+        for wrong in ({"op": "mean", "f": 1}, {"op": "median", "f": -1}, {"op": "median", "weight": 2}):
+            with pytest.raises(LocalProtocolError):
+                api.all_reduce(member, flat, op_id="wrong", **wrong)
         with pytest.raises(ConfigError, match="unknown reduction"):
             api.all_reduce(member, flat, op_id="no such", op="median", f=1000)
         return found
