@@ -1,8 +1,8 @@
 """Whether the other end of a connection is still there: a state machine without I/O; ``now``: monotonic seconds.
 
-TCP tells of a peer that ended, not of one whose machine froze, sleeps or has lost its way here, as long as nothing is sent. So whoever has heard nothing for a while
-asks for a sign of life, and gives the connection up when none comes. Whatever arrives is one: a connection that is used is never asked. Two idle ends
-ask at different times, and the question of one is the other's sign: about one question in 15 s for both.
+TCP tells of a peer that ended, not of one whose machine froze, sleeps or has lost its way here, as long as nothing is sent. So whoever has heard
+nothing for a while asks for a sign of life, and gives the connection up when none comes. Whatever arrives is one: a connection that is used is never
+asked. Two idle ends ask at different times, and the question of one is the other's sign: about one question in 15 s for both.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ class OurYamux(Yamux):
     one by one: they are half of all frames, and a frame costs both ends a quarter of a millisecond. Small ones are therefore held back until
     they are worth a frame, as in go-yamux.
 
-    `_measure_rtt_loop` (stream_muxer/yamux/yamux.py:702) sends a ping every half a minute, used or not, and goes on when nothing answers: a connection to a
-    machine that froze, or that sleeps, is there for ever. `liveness` says when to ask and when to give up.
+    `_measure_rtt_loop` (stream_muxer/yamux/yamux.py:702) sends a ping every half a minute, used or not, and goes on when nothing answers: a
+    connection to a machine that froze, or that sleeps, is there for ever. `liveness` says when to ask and when to give up.
     """
 
     credit: dict[int, int]  # by stream: bytes that were read there and not told yet

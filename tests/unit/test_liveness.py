@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -37,7 +38,7 @@ def test_an_idle_connection_is_asked_about_every_quarter_of_a_minute() -> None:
         if verdict == "ask":
             asked.append(now)
             alive.heard(now + 0.1)
-    pauses = [after - before for before, after in zip(asked, asked[1:], strict=False)]
+    pauses = [after - before for before, after in itertools.pairwise(asked)]
     assert all(SILENT_S <= pause <= SILENT_S * (1 + JITTER) + 0.1 for pause in pauses)
     assert len({round(pause, 3) for pause in pauses}) > 20
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import trio
@@ -185,7 +186,7 @@ class Reach:
                 self.lane_mapper.look_again()
                 self._update()
                 self._look.set()
-                await self._host.close_strays(lambda here, there: not assigned(here) or (here == before and source(there) not in ("", here)))
+                await self._host.close_strays(partial(_stray, before))
 
     async def _ask_router(self) -> None:
         """Once it shows that we are behind a NAT: nothing is asked of the router of a node that can be dialled."""
@@ -300,6 +301,12 @@ class Reach:
             },
             "dial_backs": self.autonat.served,
         }
+
+
+def _stray(left: str, here: str, there: str) -> bool:
+    """Whether a connection between these hosts hangs on an address that this machine no longer has, or on ``left``, by which its packets left for the
+    internet until now, and those to ``there`` do no more."""
+    return not assigned(here) or (here == left and source(there) not in ("", here))
 
 
 def known_to_dial(addresses: Sequence[str], given: Collection[str], may_dial: Callable[[str], bool]) -> tuple[str, ...]:
