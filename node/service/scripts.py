@@ -176,7 +176,7 @@ class AttachedScript:
             case ev.ContributionRefused() if self._frozen.get(fragment, (b"",))[0] == event.cid:
                 del self._frozen[fragment]
                 completed = self.whole.sessions[fragment].completed
-                self.events.decided(event.cid, Outcome("committed", completed, reason=f"refused: {event.reason}"))
+                self.events.decided(event.cid, Outcome("committed", completed, reason=f"refused: {event.reason}", unfit=event.unfit))
             case ev.EarlierSettled():
                 reason = "" if event.counted else "it was lost with the node"
                 self.events.decided(event.cid, Outcome("committed", event.round, event.contributors, event.counted, reason=reason))

@@ -203,3 +203,4 @@ class ContributionRefused:
 
     cid: bytes
     reason: str
+    unfit: bool = False  # for what it holds

@@ -72,9 +72,10 @@ class Offering:
         if flat is not None and machine and replica:
             session.ports.offload(
                 lambda: why_refused(flat, replica.layout, machine.shape.codec),
-                lambda _, why: session.ports.emit(ev.ContributionRefused(cid, why)),
+                lambda _, why: session.ports.emit(ev.ContributionRefused(cid, why, unfit=True)),
             )
         else:
-            session.ports.emit(ev.ContributionRefused(cid, "it holds NaN or infinity, or a value too large for its codec"))
+            why = "it holds NaN or infinity, or a value too large for its codec"
+            session.ports.emit(ev.ContributionRefused(cid, why, unfit=True))
         session.operations.refuse(now, cid)
         session.ports.exchange.release(cid)

@@ -14,9 +14,12 @@ anchor rounded to their type (`FlatVector.round_to_live`). float64 crosses as fl
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Protocol, Self, cast
 
 import torch
@@ -26,6 +29,8 @@ from ...collectives.codecs.mixtures import arranged
 from ...collectives.errors import ConfigError
 from ...collectives.layout import MAX_DIMS, MAX_TENSORS, Layout, Role, TensorSpec, cut
 from ...collectives.swarm import RunSettings
+
+logger = logging.getLogger("atoll")
 
 SEGMENT_ELEMENTS = 1 << 20
 HOST_ELEMENTS = 1 << 17  # of a segment on the CPU: as fast as longer ones, and its scratch is no part of a model
@@ -102,6 +107,7 @@ class FlatVector:
         if len(specs) > MAX_TENSORS or offset == 0:
             raise ConfigError(f"the model has {len(specs)} tensors of {offset} elements in all, limit {MAX_TENSORS} tensors", key="model")
         self._take(Layout(tuple(specs), offset), [live[spec.name] for spec in specs])
+        self._model = weakref.ref(model)
 
     @classmethod
     def of(cls, layout: Layout, tensors: list[Tensor]) -> Self:
@@ -113,13 +119,41 @@ class FlatVector:
     def _take(self, layout: Layout, tensors: list[Tensor]) -> None:
         self.layout, self.tensors, self.numel = layout, tensors, layout.numel
         self._slots = (_Slot(), _Slot())
+        self._parts: list[FlatVector] = []
+        self._known = {spec.name for spec in layout.tensors}
+        self._model: Callable[[], nn.Module | None] = lambda: None  # a vector that was made of tensors has none to follow
 
     def cut(self, fragments: int) -> list[FlatVector]:
         """The vector in so many fragments (`collectives.layout.cut`), each a vector of its own over the same live tensors."""
-        parts, tensors = list[FlatVector](), iter(self.tensors)
-        for layout in cut(self.layout, fragments):
-            parts.append(FlatVector.of(layout, [next(tensors) for _ in layout.tensors]))
-        return parts
+        tensors = iter(self.tensors)
+        self._parts = [FlatVector.of(layout, [next(tensors) for _ in layout.tensors]) for layout in cut(self.layout, fragments)]
+        return self._parts
+
+    def follow(self) -> None:
+        """Take up the tensors that the model has now under the names of the layout: `Module.to` replaces buffers. Says once which are trained by
+        now and not in the vector. Raises ConfigError where a tensor is gone or of another shape."""
+        if (model := self._model()) is None:
+            return
+        inner = unwrap(model)
+        named = chain(inner.named_parameters(remove_duplicate=False), inner.named_buffers(remove_duplicate=False))
+        live = {_clean(name): tensor for name, tensor in named}
+        for spec in self.layout.tensors:
+            shape = tuple(live[spec.name].shape) if spec.name in live else None
+            if shape != spec.shape:
+                now = "gone from the model" if shape is None else f"of shape {list(shape)} now"
+                raise ConfigError(
+                    f"{spec.name} is {now}; it was attached as {list(spec.shape)}",
+                    key="model",
+                    why="All members of a run have the same tensors.",
+                    hint="Change the model before attach(); a changed model is another run's.",
+                )
+        self.tensors[:] = [live[spec.name] for spec in self.layout.tensors]
+        tensors = iter(self.tensors)
+        for part in self._parts:
+            part.tensors[:] = [next(tensors) for _ in part.tensors]
+        if strange := [name for name, _, _ in _named_tensors(model) if name not in self._known]:
+            self._known.update(strange)
+            logger.warning("frozen when the model was attached, trained here by now, and in no other member: %s", ", ".join(strange))
 
     def segments(self) -> Iterator[Segment]:
         """The vector cut into segments of at most `SEGMENT_ELEMENTS` elements (`HOST_ELEMENTS` on the CPU), or one tensor that is not contiguous."""

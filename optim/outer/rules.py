@@ -33,10 +33,11 @@ def as_float32(value: float) -> float:
 
 
 class Rule(Protocol):
-    """One outer optimizer. ``vectors``: state vectors as long as the anchor. ``whole``: ranges are whole tensors, of which each has ``numbers``
-    more numbers of state."""
+    """One outer optimizer. ``vectors``: state vectors as long as the anchor, of which the first ``momenta`` hold past steps: a governor
+    restarts these. ``whole``: ranges are whole tensors, of which each has ``numbers`` more numbers of state."""
 
     vectors: int
+    momenta: int
     whole: bool
     numbers: int
 
@@ -48,7 +49,7 @@ class Rule(Protocol):
 class Sgd:
     """``θ ← θ - lr·g``; no state (FedAvg, arXiv 1602.05629; with lr 1 plain averaging)."""
 
-    vectors, whole, numbers = 0, False, 0
+    vectors, momenta, whole, numbers = 0, 0, False, 0
 
     def __init__(self, settings: OuterSettings) -> None:
         pass
@@ -66,7 +67,7 @@ class Sgd:
 class Nesterov:
     """``m ← μ·m + g``; ``θ ← θ - lr·(g + μ·m)``, PyTorch's convention (DiLoCo, arXiv 2311.08105)."""
 
-    vectors, whole, numbers = 1, False, 0
+    vectors, momenta, whole, numbers = 1, 1, False, 0
 
     def __init__(self, settings: OuterSettings) -> None:
         self._mu = as_float32(settings.momentum)
@@ -85,7 +86,7 @@ class Nesterov:
 class Adam:
     """``m ← μ·m + (1-μ)·g``; ``v ← β·v + (1-β)·g²``; ``θ ← θ - lr·m / (√v + ε)``, without bias correction (FedAdam, arXiv 2003.00295)."""
 
-    vectors, whole, numbers = 2, False, 0
+    vectors, momenta, whole, numbers = 2, 1, False, 0
 
     def __init__(self, settings: OuterSettings) -> None:
         self._mu, self._one_mu = as_float32(settings.momentum), as_float32(1 - settings.momentum)
@@ -123,7 +124,7 @@ class Yogi(Adam):
 class Adagrad:
     """``v ← v + g²``; ``θ ← θ - lr·g / (√v + ε)`` (FedAdagrad with β₁ = 0, arXiv 2003.00295)."""
 
-    vectors, whole, numbers = 1, False, 0
+    vectors, momenta, whole, numbers = 1, 0, False, 0
 
     def __init__(self, settings: OuterSettings) -> None:
         self._epsilon = as_float32(settings.epsilon)
@@ -153,7 +154,7 @@ class Co2:
     public implementation has a constant Λ and a clip that drops its result, so published values cannot be taken over.)
     """
 
-    vectors, whole = 1, True
+    vectors, momenta, whole = 1, 1, True
     numbers = 3  # last gap, mean gap, mean ‖m‖
 
     def __init__(self, settings: OuterSettings) -> None:
@@ -179,7 +180,7 @@ class Co2:
 class AdamW:
     """torch's AdamW, bias correction and all (arXiv 1711.05101), for runs whose members contribute gradients. A tensor at a time."""
 
-    vectors, whole = 2, True
+    vectors, momenta, whole = 2, 1, True
     numbers = 2  # 1 - μᵗ, 1 - βᵗ
 
     def __init__(self, settings: OuterSettings) -> None:

@@ -107,7 +107,7 @@ class OuterStep:
             factor, event = governor.judge(state[tail : tail + governor.NUMBERS], length, median_loss(said))
             lr, tail = as_float32(factor * lr), tail + governor.NUMBERS
             if event is not None:
-                state[: self._rule.vectors * numel].zero_()
+                state[: self._rule.momenta * numel].zero_()
                 logger.warning("the %s jumped to %.4g, usual is %.4g: the outer momentum restarts, its lr is halved for %d rounds",
                                event.what, event.value, event.median, governor.CALM_ROUNDS)  # fmt: skip
                 emit(event)

@@ -50,6 +50,11 @@ class GradientReplica(Replica):
                 part = tensor.grad.to(torch.float32) * float(samples)
                 self._sums[index] = self._sums[index].add_(part) if index in self._sums else part
 
+    def not_finite(self) -> str:
+        """See Replica."""
+        bad = (index for index, total in self._sums.items() if not bool(torch.isfinite(total).all()))
+        return super().not_finite() or next((f"the gradient of {self.flat.layout.tensors[index].name}" for index in bad), "")
+
     def collect(self, samples: int) -> None:
         """Nothing: they were counted with their gradients."""
 

@@ -24,7 +24,7 @@ from ...collectives.swarm import AnchorView, Outcome, Pending, RunSettings
 from ..model.feedback import Feedback, has_feedback
 from ..model.flat import FlatTensor, FlatVector
 from ..model.pseudograd import write_pseudo_gradient
-from ..model.reconcile import adopt, expect, mix, rebase
+from ..model.reconcile import LOST_SHARE, adopt, expect, mix, rebase
 from ..outer import effective_outer
 from .schedule import FLOOR_S
 
@@ -126,7 +126,7 @@ class Replica:
         if outcome.status == "open":
             new.release()
             return None
-        self._adopt(frozen, outcome.counted, new)
+        self._decided(frozen, outcome, new)
         return Turn(outcome, frozen.samples, 0.0)
 
     def turn(self, deadline_s: float, decidable: Callable[[], bool] = lambda: True) -> Iterator[Turn]:
@@ -139,13 +139,17 @@ class Replica:
         self._rebase(self.swarm.anchor())  # a contribution is made on the newest anchor, or it is refused
         if self.unsent == 0 or self.finished:
             return
-        if bad := self.flat.not_finite():
+        if bad := self.not_finite():
             self.drop(self.swarm.anchor(), NOT_FINITE.format(bad))
         else:
             yield self._offer(deadline_s, decidable)
 
     def stepped(self, samples: int) -> None:
         """An inner step on ``samples`` samples was made."""
+
+    def not_finite(self) -> str:
+        """What of the next contribution holds NaN or infinity, "" when nothing does."""
+        return self.flat.not_finite()
 
     def collect(self, samples: int) -> None:
         """So many samples more are in the live parameters."""
@@ -162,8 +166,7 @@ class Replica:
         assert frozen is not None
         outcome = _wait(frozen.pending, deadline_s, decidable)
         if outcome.status != "open":
-            self._learn(outcome, frozen)
-            self._adopt(frozen, outcome.counted, self.swarm.anchor())
+            self._decided(frozen, outcome, self.swarm.anchor())
         return Turn(outcome, frozen.samples, self._clock() - started)
 
     def drop(self, new: AnchorView, reason: str) -> None:
@@ -206,10 +209,9 @@ class Replica:
         try:
             outcome = pending.wait(0.0) if self.overlap else _wait(pending, deadline_s, decidable)
             if outcome.status != "open":
-                self._learn(outcome, frozen)
                 new = self.swarm.anchor()
                 decided = True
-                self._adopt(frozen, outcome.counted, new)
+                self._decided(frozen, outcome, new)
         finally:
             if not decided:  # open, the node was lost, or somebody interrupted the wait: training will go on
                 self._remember(frozen)
@@ -220,10 +222,16 @@ class Replica:
         if self.feedback is not None:
             self.feedback.add_to(out)
 
-    def _learn(self, outcome: Outcome, frozen: Frozen) -> None:
+    def _decided(self, frozen: Frozen, outcome: Outcome, new: AnchorView) -> None:
         total = sum(share.samples for share in outcome.contributors)
         if outcome.counted and total:
             self.share = frozen.samples / total
+        if outcome.unfit:
+            self.frozen = None
+            self.unsent += frozen.samples
+            self.drop(new, f"{outcome.reason}; the model goes back to the anchor")
+        else:
+            self._adopt(frozen, outcome.counted, new)
 
     def _adopt(self, frozen: Frozen, counted: bool, new: AnchorView) -> None:
         if self.feedback is not None:
@@ -231,7 +239,7 @@ class Replica:
         if not counted:
             self._restore(frozen)
             self.unsent += frozen.samples
-            self._carry(new)
+            self._carry(new, frozen.snapshot if frozen.own is None else frozen.own)
         elif frozen.snapshot is None:
             adopt(self.flat, new)
         elif self.settings.mixing is not None and self.overlap:
@@ -256,12 +264,14 @@ class Replica:
         self._carry(new)
         self._take(new)
 
-    def _carry(self, new: AnchorView) -> None:
-        """Make live parameters with progress that was not counted start from ``new``."""
-        if self.settings.mixing is not None and new.round != self.base.round:
-            mix(self.flat, new, self.settings.mixing)
-        else:
+    def _carry(self, new: AnchorView, frozen: Tensor | None = None) -> None:
+        """Make live parameters with progress that was not counted start from ``new``; ``frozen``: live values that had some of it, and no other."""
+        if new.round == self.base.round:  # what the node gave for it may be another view, of the same values
             rebase(self.flat, new, self.base)
+        elif self.settings.mixing is None:
+            mix(self.flat, new, LOST_SHARE, frozen)
+        else:
+            mix(self.flat, new, self.settings.mixing)
 
     def _remember(self, frozen: Frozen) -> None:
         if frozen.snapshot is None:

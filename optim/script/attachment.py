@@ -89,7 +89,7 @@ def attach(
         check_method(swarm.settings)
         inner = innermost(optimizer)
         check_optimizer(model, inner)
-    for thing, key in ((model, "model"), (inner, "optimizer")):
+    for thing, key in ((model, "model"), (inner, "optimizer"), (swarm, "swarm")):
         if thing is not None and (found := _attached.get(thing)) is not None and found() is not None:
             raise ConfigError(f"this {key} is attached already", key=key, hint="Call detach() on the first attachment.")
     return Attachment(model, inner, swarm, on_round=on_round, strict=strict, clock=clock)
@@ -124,7 +124,7 @@ class Attachment:
         self._uncollected = Since(self._counter)
         self._declared: int | None = None  # samples told for the step under way
         self._last: Turn | None = None
-        self._node_lost = self._evaluating = self._detached = False
+        self._node_lost = self._evaluating = self._detached = self._stateless = False
         self._retry_at = 0.0
         self._resuming: Resume | None = None
         enter(swarm, self._flat, self._strands)
@@ -157,13 +157,12 @@ class Attachment:
         self._count(None)
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self._evaluating:
-            raise ConfigError("optimizer.step() inside evaluate_anchor()", key="evaluate_anchor", hint="Train outside of the with block.")
         check_capture(optimizer)
-        self._finish_resume()
+        self._stateless = not optimizer.state
+        self._outside("optimizer.step()")
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not moves_nothing(optimizer):
+        if not (self._stateless and moves_nothing(optimizer)):
             self._count(getattr(optimizer, "found_inf", None))
 
     def _count(self, found_inf: Tensor | None) -> None:
@@ -190,9 +189,7 @@ class Attachment:
         """
         if self._detached:
             raise LocalProtocolError("this attachment was detached")
-        if self._evaluating:
-            raise ConfigError("sync() inside evaluate_anchor()", key="evaluate_anchor", hint="Synchronise outside of the with block.")
-        self._finish_resume()
+        self._outside("sync()")
         return None if self.done else self._sync(self._strands)
 
     def settle(self) -> Outcome | None:
@@ -201,14 +198,13 @@ class Attachment:
         In a run with overlap call it before model and attachment are saved: such a checkpoint is resumed exactly. Waits as `sync` does;
         the outcome is "open" when that was not long enough, and the contribution is still under way.
         """
-        if self._evaluating:
-            raise ConfigError("settle() inside evaluate_anchor()", key="evaluate_anchor", hint="Settle outside of the with block.")
-        self._finish_resume()
+        self._outside("settle()")
         under_way = [strand for strand in self._strands if strand.replica.frozen is not None]
         return self._sync(under_way, only_settle=True) if under_way and not self._detached else None
 
     def _sync(self, strands: Sequence[Strand], *, only_settle: bool = False) -> Outcome | None:
         """A boundary of these strands: adopt what was decided and contribute; or, some steps into a round, adopt only."""
+        self._flat.follow()
         self._collect()
         if not only_settle:
             loss = self._lookout.so_far("loss") if self.swarm.settings.outer.governor else None
@@ -232,6 +228,12 @@ class Attachment:
             for turn in turns:
                 self._on_round(turn.outcome)
         return self._told(turns, failure)
+
+    def _outside(self, call: str) -> None:
+        """Of the with block, and with what a load has left to do."""
+        if self._evaluating:
+            raise ConfigError(f"{call} inside evaluate_anchor()", key="evaluate_anchor", hint="Call it outside of the with block.")
+        self._finish_resume()
 
     def _told(self, turns: Sequence[Turn], failure: AtollError | None) -> Outcome | None:
         """The last outcome; or, with strict, what went wrong."""
@@ -405,13 +407,10 @@ class Attachment:
     def evaluate_anchor(self) -> Generator[AnchorView]:
         """Put the newest anchor into the model for a with block; the live values come back after it, bit for bit.
 
-        Yields the anchor's view (round, digest). Costs a copy of the model in host memory meanwhile. optimizer.step() inside
-        raises ConfigError.
+        Yields the anchor's view (round, digest). Costs a copy of the model in host memory. optimizer.step() inside raises ConfigError.
         """
-        if self._evaluating:
-            raise ConfigError("evaluate_anchor() inside evaluate_anchor()", key="evaluate_anchor")
-        self._finish_resume()
-        flat = self._flat
+        self._outside("evaluate_anchor()")
+        (flat := self._flat).follow()
         view, leased = self._newest()
         live = [tensor.detach().to("cpu", copy=True) for tensor in flat.tensors]
         self._evaluating = True
@@ -465,6 +464,8 @@ class Attachment:
         Numbers and strings; tensors with feedback (residuals) and with overlap "eager"; a `SoloSwarm` adds its anchor and momentum under
         "swarm". Save the model and the optimizer with it, and with overlap call `settle` before all of them.
         """
+        if self._detached:
+            raise LocalProtocolError("this attachment was detached", hint="Save before detach().")
         self._finish_resume()
         self._collect()
         if any(strand.replica.frozen is not None for strand in self._strands):

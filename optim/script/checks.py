@@ -161,9 +161,13 @@ def _is_compiled(optimizer: Optimizer) -> bool:
 
 
 def moves_nothing(optimizer: Optimizer) -> bool:
-    """Whether every learning rate is 0: such a step is how torch.distributed.checkpoint makes an optimizer's state, not training."""
+    """Whether every learning rate and every gradient is 0, as far as that can be seen without asking other ranks. Where there was no state before,
+    such a step is how torch.distributed.checkpoint makes it; at the end of a schedule that falls to 0 a step is a step."""
     for group in optimizer.param_groups:
         lr = group.get("lr")
         if lr is None or (isinstance(lr, Tensor) and lr.device.type != "cpu") or float(lr) != 0.0:
             return False
-    return True
+    gradients = (parameter.grad for group in optimizer.param_groups for parameter in group["params"])
+    return not any(
+        grad is not None and grad.layout is torch.strided and not hasattr(grad, "device_mesh") and bool(grad.any()) for grad in gradients
+    )

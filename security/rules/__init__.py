@@ -7,6 +7,7 @@ n they need for an f.
 bounds      n and f, whole float32 rows, finite numbers
 numbers     small float64 matrices with the same bits everywhere: sums, products, eigenvectors
 networks    sorting networks, without what a result does not need
+native      running one, compiled (native.c), where there was a compiler
 coordinate  median, trimmed mean, MeaMed
 gram        Gram matrices, distances, weighted sums, mixtures of rows
 selection   Krum, Multi-Krum, MDA, MoNNA

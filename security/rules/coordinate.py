@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from .bounds import check_rows, need
-from .networks import network
+from .native import KERNEL, Kernel
+from .networks import flat, network
 
 TILE_VALUES = 1 << 18  # of all rows together: 1 MiB
 
@@ -43,7 +44,7 @@ def meamed(rows: Tensor, f: int, out: Tensor | None = None) -> Tensor:
     return _sorted_mean(rows, f, n - f, f, out)
 
 
-def _sorted_mean(rows: Tensor, low: int, high: int, window: int, out: Tensor | None) -> Tensor:
+def _sorted_mean(rows: Tensor, low: int, high: int, window: int, out: Tensor | None, compiled: Kernel | None = KERNEL) -> Tensor:
     """The mean of the sorted values low to high - 1 and, of ``window`` pairs of a lower and a higher value, of the one nearer to the median.
 
     In ascending order the n - f nearest to the median are neighbours, and among them are all from f to n - f - 1. Whether they begin after the
@@ -58,6 +59,9 @@ def _sorted_mean(rows: Tensor, low: int, high: int, window: int, out: Tensor | N
         for i in (*range(low), *range(high, n), *middle):
             labels[i] = i + 2
     steps = network(tuple(labels))
+    if compiled is not None and rows.device.type == "cpu" and out.is_contiguous():
+        compiled.sorted_mean(rows, flat(steps), low, high, window, out)
+        return out
     width = max(1, min(d, TILE_VALUES // (n + 1)))
     scratch = torch.empty(n + 1, width, dtype=torch.float32, device=rows.device)
     sums = torch.empty(2, width, dtype=torch.float64, device=rows.device)

@@ -119,6 +119,26 @@ def test_what_is_not_finite_is_dropped_by_whoever_trained_it_and_counted(value: 
     assert life.outcomes[-1].counted
 
 
+def test_what_the_codec_cannot_hold_is_dropped_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
+    """It would be refused in every round to come, and all that is trained on top of it."""
+
+    def script(member: LocalMember) -> Life:
+        life = Life(member)
+        life.attached()
+        while life.attachment.round < 2:
+            life.step()
+        with torch.no_grad():
+            life.model[2].bias[1] += 1e5
+        return life.to_the_end()
+
+    life = play(script, msgspec.structs.replace(SETTINGS, codec="fp16"))
+    stats = life.attachment.stats
+    assert stats["samples_dropped"] in range(1, H + 1)
+    assert stats["samples_counted"] + stats["samples_dropped"] + stats["samples_unsent"] == stats["steps"]
+    assert "too much for fp16 (element 1 of 2); the model goes back to the anchor" in caplog.text
+    assert life.outcomes[-1].counted
+
+
 def test_an_inner_optimizer_whose_state_is_damaged_contributes_nothing_any_more() -> None:
     """AdamW keeps the NaN of one gradient: its member drops all it trains, says so, and the others go on."""
 

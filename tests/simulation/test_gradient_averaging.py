@@ -124,3 +124,19 @@ def test_another_method_and_another_optimizer_are_refused() -> None:
         GradientAveraging(model.parameters(), swarm=SoloSwarm(), model=model)
     with pytest.raises(ConfigError, match="one optimizer, in the nodes"):
         attach(model, torch.optim.SGD(model.parameters(), lr=0.1), SoloSwarm(SETTINGS))
+
+
+def test_a_gradient_that_is_not_finite_takes_its_samples_along() -> None:
+    """Gradients of 1 and steps of lr 1: what is dropped must not make the next step a smaller one."""
+    model = nn.Linear(2, 1, bias=False)
+    outer = OuterSettings("sgd", 1.0, 0.0)
+    swarm = SoloSwarm(RunSettings(method="gradient_averaging", sync_every=2, codec="fp32", outer=outer))
+    optimizer = GradientAveraging(model.parameters(), swarm=swarm, model=model)
+    start = model.weight[0, 1].item()
+    for gradient in (1.0, float("nan"), 1.0, 1.0):
+        model.weight.grad = torch.tensor([[gradient, 1.0]])
+        optimizer.attachment.samples(4)
+        optimizer.step()
+    assert model.weight[0, 1].item() == pytest.approx(start - 1.0)
+    stats = optimizer.attachment.stats
+    assert (stats["round"], stats["samples_counted"], stats["samples_dropped"], stats["samples_unsent"]) == (1, 8, 8, 0)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from atoll.collectives.errors import ConfigError
 from atoll.collectives.swarm import OuterSettings, RunSettings
 from atoll.optim import Attachment, SoloSwarm, attach
 from atoll.optim.model.flat import FlatVector
@@ -45,7 +46,7 @@ class Tied(nn.Module):
         return self.head(torch.tanh(self.middle(self.embedding(inputs))))
 
 
-def net() -> nn.Module:
+def net() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3))
 
@@ -264,3 +265,60 @@ def test_accelerate_with_accumulation(before: bool) -> None:
             stepper.step()
             stepper.zero_grad()
     assert (attachment.round, attachment.stats["steps"], attachment.stats["samples_counted"]) == (1, H, 2 * 4 * H)
+
+
+def test_a_model_that_is_moved_after_it_was_attached_is_followed() -> None:
+    """`Module.to` keeps parameters and replaces buffers: the anchor's running statistics are those of the model, not of what it was."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    attachment = attach(model, optimizer, SoloSwarm(SETTINGS))
+    model.double()
+    train(model, optimizer, H)
+    assert attachment.round == 1
+    live = model[1].running_mean
+    assert isinstance(live, Tensor)
+    with attachment.evaluate_anchor() as anchor:
+        assert anchor.round == 1
+        out = torch.empty(anchor.numel)
+        anchor.copy_into(out)
+        assert torch.equal(out[-12:-6], live.float())
+    assert live.abs().max() > 0
+
+
+@pytest.mark.parametrize(("change", "words"), [("resized", "2.weight is of shape \\[4, 6\\] now"), ("gone", "2.weight is gone")])
+def test_a_model_that_becomes_another_after_it_was_attached_is_refused(change: str, words: str) -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    attachment = attach(model, optimizer, SoloSwarm(SETTINGS))
+    train(model, optimizer, 1)
+    model[2] = nn.Linear(6, 4) if change == "resized" else nn.Identity()
+    with pytest.raises(ConfigError, match=words):
+        train(model, optimizer, H)
+    assert attachment.stats["samples_counted"] == 0
+
+
+def test_what_is_unfrozen_after_it_was_attached_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    model = net()
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    attachment = attach(model, optimizer, SoloSwarm(SETTINGS))
+    train(model, optimizer, H)
+    model[0].requires_grad_(True)
+    train(model, optimizer, 2 * H)
+    assert attachment.round == 3
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
+        "frozen when the model was attached, trained here by now, and in no other member: 0.weight, 0.bias"
+    ]
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+def test_steps_at_the_end_of_a_schedule_that_falls_to_zero_are_steps(kind: Callable[..., torch.optim.Optimizer]) -> None:
+    """A loop that ends with the run must not wait for ever."""
+    model = net()
+    optimizer = kind(model.parameters(), lr=0.1)
+    attachment = attach(model, optimizer, SoloSwarm(SETTINGS))
+    train(model, optimizer, 1)
+    optimizer.param_groups[0]["lr"] = 0.0
+    train(model, optimizer, 2 * H - 1)
+    assert attachment.round == 2

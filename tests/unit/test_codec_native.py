@@ -33,7 +33,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler")
-    (extension,) = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["ext-modules"]
+    extension, _ = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["ext-modules"]
     path = tmp_path_factory.mktemp("native") / "native.so"
     command = [compiler, *extension["extra-compile-args"], "-shared", "-fPIC", *extension["sources"], "-o", path]
     subprocess.run(command, cwd=ROOT, check=True)

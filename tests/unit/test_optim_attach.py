@@ -533,6 +533,8 @@ def test_refusals_name_the_key_and_the_way_out() -> None:
     good = adamw(model)
     attachment = attach(model, good, swarm, sync_every=H)
     refused("model", "attached already", model, adamw(model), swarm)
+    other = net()
+    refused("swarm", "this swarm is attached already", other, adamw(other), swarm)
     with pytest.raises(ConfigError):
         attachment.samples(-1)
     for nonsense in (2.5, "4", None):

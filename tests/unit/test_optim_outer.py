@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -262,3 +263,19 @@ def test_a_jump_restarts_momentum_and_halves_the_rate_for_a_while() -> None:
         step.apply(anchor, torch.ones(4), state, out)
         rates.append(round((anchor - out)[0].item() / 1.5, 3))
     assert rates == [0.5] * 7 + [1.0] * 2
+
+
+@pytest.mark.parametrize(("kind", "momenta"), [("adam", 1), ("yogi", 1), ("adamw", 1), ("adagrad", 0)])
+def test_a_jump_restarts_momentum_and_nothing_else(kind: Literal["adam", "yogi", "adamw", "adagrad"], momenta: int) -> None:
+    """Second moments stay: without them the next steps of Adagrad would be as large as its first ones."""
+    governed, plain = (OuterStep(OuterSettings(kind, lr=0.1, governor=governor)) for governor in (True, False))
+    one, other = (torch.zeros(step.state_numel(2)) for step in (governed, plain))
+    anchor, out, expected = torch.zeros(2), torch.empty(2), torch.empty(2)
+    for size in (1.0, 1.0, 1.0, 1.0, 1.0, 9.0):
+        if size > 1:
+            other[: 2 * momenta] = 0.0
+        governed.apply(anchor, torch.full((2,), size), one, out)
+        plain.apply(anchor, torch.full((2,), size), other, expected)
+    vectors = slice(0, 2 if kind == "adagrad" else 4)
+    assert torch.equal(one[vectors], other[vectors])
+    assert out[0].item() == pytest.approx(expected[0].item() / 2)

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import math
 import random
+import shutil
+import subprocess
+import tomllib
 from collections.abc import Iterator
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
 
 import numpy as np
 import pytest
 import robust_reference as reference
 import torch
+from house import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +24,9 @@ from atoll.security.rules import RULES, STEPS, WorkerMomentum, aggregate
 from atoll.security.rules.aggregate import BY_COORDINATE, BY_GRAM
 from atoll.security.rules.before import arc, bucketing, clipping, nnm
 from atoll.security.rules.centre import Radius, centred_clip, clip_once, geometric_median
+from atoll.security.rules.coordinate import _sorted_mean
 from atoll.security.rules.gram import combine, distances, gram, mix, mixed_gram, squares
+from atoll.security.rules.native import Kernel, load
 from atoll.security.rules.networks import network
 from atoll.security.rules.numbers import eigen, top_direction
 from atoll.security.rules.selection import krum, mda, multi_krum
@@ -330,6 +338,37 @@ def test_krum_with_the_other_count_of_neighbours() -> None:
 
 
 # ---- the parts
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Kernel:
+    """The compiled kernel."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    _, extension = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["ext-modules"]
+    path = tmp_path_factory.mktemp("native") / "native.so"
+    subprocess.run(
+        [compiler, *extension["extra-compile-args"], "-shared", "-fPIC", *extension["sources"], "-o", path], cwd=ROOT, check=True
+    )
+    return Kernel(path)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 8, 13, 64])
+def test_compiled_or_not_the_bits_are_the_same(kernel: Kernel, n: int) -> None:
+    f = (n - 1) // 3
+    for kind in ("outliers", "ties"):
+        wide = make(kind, n, f, 401, n)
+        for rows in (wide, wide[:, 3:68], wide[:, :64], wide[:, 7:8]):
+            for low, high, window in (((n - 1) // 2, n // 2 + 1, 0), (f, n - f, 0), (f, n - f, f)):
+                compiled, plain = (_sorted_mean(rows, low, high, window, None, with_) for with_ in (kernel, None))
+                assert torch.equal(compiled.view(torch.int32), plain.view(torch.int32))
+
+
+def test_a_library_that_is_none_is_no_kernel(tmp_path: Path) -> None:
+    assert load(tmp_path) is None
+    (tmp_path / f"_native{EXTENSION_SUFFIXES[0]}").write_bytes(b"no library")
+    assert load(tmp_path) is None
 
 
 @pytest.mark.parametrize("n", range(1, 33))
