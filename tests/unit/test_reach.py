@@ -16,7 +16,7 @@ from atoll.node.net.reach.protobuf import MAX_FIELDS, decode, encode, number, oc
 from atoll.node.net.reach.routes import assigned, on_link
 from atoll.security.identity import Identity
 
-A, B, C = (Identity.generate().peer for _ in range(3))
+A, B, C = (Identity(bytes([number]) * 32).peer for number in range(3))
 HOUSE, LOOP = "/ip4/192.168.1.20/tcp/4150", "/ip4/127.0.0.1/tcp/4150"
 WAN, SHIFTED = "/ip4/11.0.0.7/tcp/4150", "/ip4/11.0.0.7/tcp/50123"
 S1, S2, S3 = "11.1.0.1", "11.2.0.1", "11.3.0.1"
