@@ -141,9 +141,7 @@ class Strand:
             return
         if self._lag is not None:
             self._lag.decided(max(turn.outcome.elapsed_s, turn.waited_s))
-        total = sum(share.samples for share in turn.outcome.contributors)
-        if turn.outcome.counted and total:
-            self.schedule.share = turn.samples / total
+        self.schedule.share = self.replica.share
 
 
 def make_strands(

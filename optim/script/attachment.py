@@ -267,7 +267,8 @@ class Attachment:
                 return
         for strand in strands:
             if only_settle:
-                yield strand, strand.replica.settle(self._budget.seconds, self._decidable)
+                if strand.replica.frozen is not None:  # else it was learnt on entering again
+                    yield strand, strand.replica.settle(self._budget.seconds, self._decidable)
             else:
                 for turn in strand.replica.turn(self._budget.seconds, self._decidable):
                     yield strand, turn
@@ -276,18 +277,16 @@ class Attachment:
         started = self._clock()
         if started < self._retry_at:
             return
-        turns: list[tuple[Strand, Turn]] = []
         try:
             for strand in self._strands:
                 if (turn := strand.replica.reenter()) is not None:
-                    turns.append((strand, turn))
+                    yield strand, turn
         except AtollError:
             self._retry_at = self._clock() + RETRY_FACTOR * (self._clock() - started)
             raise
         self._node_lost = False
         logger.info("the node is back; training with the swarm from round %d", self.round)
         emit(Reentered(self.swarm.run_id, self.round))
-        yield from turns
 
     def _decidable(self) -> bool:
         return reached(self.swarm.members()).quorum

@@ -270,6 +270,28 @@ def test_what_was_decided_while_the_node_was_away_is_told_once() -> None:
     assert (stats["round"], stats["samples_counted"], stats["samples_unsent"], stats["samples_dropped"]) == (1, H, 2 * H, 0)
 
 
+@pytest.mark.parametrize("offer_too", [False, True])
+def test_a_late_result_is_learnt_from_a_node_that_came_back_in_the_middle_of_a_round(offer_too: bool) -> None:
+    """With a delay there are moments to adopt a result and nothing else: entering again has adopted it already."""
+    late = msgspec.structs.replace(QUICK, overlap="late", delay=1)
+    table = RoundTable(["me", "other"], late, auto=False)
+    model = net()
+    optimizer = adamw(model)
+    attachment = attach(model, optimizer, table.member("me"), clock=lambda: 0.0)
+    table.member("other").open(attachment._flat.layout, lambda _: None).release()
+    train(model, optimizer, range(H), 0)
+    table.lose("me", offer_too=offer_too)
+    train(model, optimizer, range(H, H + 1), 0)
+    assert attachment.stats["node_lost"]
+    table.member("other").contribute(samples=3, write=lambda out: out.zero_())
+    table.decide(["other"] if offer_too else ["me", "other"])
+    table.find("me")
+    train(model, optimizer, range(H + 1, H + 2), 0)
+    stats = attachment.stats
+    assert (stats["node_lost"], stats["round"], stats["samples_unsent"]) == (False, 1, 2)
+    assert (stats["samples_counted"], stats["samples_dropped"]) == ((0, H) if offer_too else (H, 0))
+
+
 def test_a_swarm_that_knows_it_is_cut_off_is_believed() -> None:
     """The node's client answers waits with "open" when its node goes; ``connected`` tells."""
     table = RoundTable(["me", "other"], QUICK, auto=False)
