@@ -96,8 +96,11 @@ class Strand:
         steps = self.pace.steps if self._lag is not None else None
         if self.schedule.due(self.since, replica.base.round, steps):
             return True
-        under_way = replica.overlap and replica.frozen is not None
-        return self.since.fired > 0 and self._closing() > replica.base.round + under_way
+        frozen = replica.frozen
+        under_way = replica.overlap and frozen is not None
+        if not (self.since.fired > 0 and self._closing() > replica.base.round + under_way):
+            return False
+        return frozen is None or replica.overlap or frozen.pending.done()  # what was waited for in vain is looked at once it is decided
 
     @property
     def late(self) -> bool:

@@ -270,6 +270,25 @@ def test_what_was_decided_while_the_node_was_away_is_told_once() -> None:
     assert (stats["round"], stats["samples_counted"], stats["samples_unsent"], stats["samples_dropped"]) == (1, H, 2 * H, 0)
 
 
+def test_a_round_that_stays_undecided_is_not_a_boundary_at_every_step() -> None:
+    """All have finished it, and too few are left to decide: training goes on as between rounds, until there is an outcome."""
+
+    class Pressed(TableSwarm):
+        closing = 1
+
+    table, looks = RoundTable(["me", "other"], QUICK, auto=False), list[str]()
+    model = net()
+    optimizer = adamw(model)
+    attachment = attach(model, optimizer, Pressed(table, table.peers[0]), on_round=lambda outcome: looks.append(outcome.status))
+    train(model, optimizer, range(1), 0)  # the others have finished
+    train(model, optimizer, range(1, H - 1), 0)
+    assert (looks, attachment.stats["open"]) == (["open"], 1)
+    table.decide(["me"])
+    train(model, optimizer, range(H - 1, H), 0)
+    assert looks == ["open", "committed", "open"]
+    assert attachment.round == 1
+
+
 @pytest.mark.parametrize("offer_too", [False, True])
 def test_a_late_result_is_learnt_from_a_node_that_came_back_in_the_middle_of_a_round(offer_too: bool) -> None:
     """With a delay there are moments to adopt a result and nothing else: entering again has adopted it already."""
