@@ -230,10 +230,19 @@ class RankSwarm:
             ranks.say(WRITE)
             write(mine)
             slices.put(0, mine, out)
+            strange = list[str]()
             for rank in range(1, ranks.size):
                 theirs = torch.empty(slices.of(rank).numel, dtype=torch.float32, device="cpu")
                 ranks.receive(theirs, rank)
-                slices.put(rank, theirs, out)
+                if name := slices.put(rank, theirs, out):
+                    strange.append(f"{name} is not the same at rank {rank} as at the ranks before it")
+            if strange:
+                raise ConfigError(
+                    strange[0],
+                    key="model",
+                    why="Each rank trains a model of its own, and only one of them would be contributed.",
+                    hint="Wrap the model in all ranks: DistributedDataParallel or fully_shard.",
+                )
 
         if ranks.rank == 0:
             ranks.tell(lambda: found.append(ask(whole)), None)
