@@ -123,15 +123,16 @@ def enter(swarm: Swarm) -> None:
 
 def all_reduce(
     swarm: Swarm, tensor: Tensor, *, op_id: str, op: Literal["mean", "sum", "max"] = "mean", weight: int = 1, deadline_s: float = 60.0,
-    codec: str = "", everyone: bool = False,
+    codec: str = "", everyone: bool = False, durable: bool = False,
 ) -> Handle[Outcome]:  # fmt: skip
     """Mean weighted by ``weight``, sum or maximum over all members that call it, in place when committed: float32, contiguous, on
     the CPU or a GPU, where it is then encoded and decoded.
 
-    ``codec``: how values travel; "" is the run's. A tensor with NaN or infinity ends as "open". Raises what `Swarm.operate` raises.
+    ``codec``: how values travel; "" is the run's. ``durable``: what a majority has voted for is decided even if all of it is killed at once
+    and comes back. A tensor with NaN or infinity ends as "open". Raises what `Swarm.operate` raises.
     """
     flat = _floats(tensor, op, weight)
-    operating = operate(swarm, call_of(op_id, op, deadline_s, everyone, weight=weight, codec=codec), flat)
+    operating = operate(swarm, call_of(op_id, op, deadline_s, everyone, weight=weight, codec=codec, durable=durable), flat)
     return Handle(operating, lambda outcome: _into(operating, outcome, flat))
 
 
@@ -322,12 +323,13 @@ def _floats(tensor: Tensor, op: str, weight: int) -> Tensor:
 
 
 def call_of(
-    op_id: str, reducer: str, deadline_s: float, everyone: bool, *, weight: int = 1, codec: str = "", tag: str = "", group: str = ""
+    op_id: str, reducer: str, deadline_s: float, everyone: bool, *, weight: int = 1, codec: str = "", tag: str = "", group: str = "",
+    durable: bool = False,
 ) -> Call:  # fmt: skip
     """A checked Call. Raises LocalProtocolError."""
     try:
         str.encode(op_id)  # not every str can be
-        call = Call(op_id, reducer, codec, operator.index(weight), float(deadline_s), everyone, tag, group)
+        call = Call(op_id, reducer, codec, operator.index(weight), float(deadline_s), everyone, tag, group, durable=durable)
         return msgspec.convert(msgspec.to_builtins(call), Call)
     except (msgspec.ValidationError, TypeError, ValueError) as error:
         raise LocalProtocolError(f"operation {op_id!r} cannot be called: {error}") from None

@@ -129,6 +129,7 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     script has not ended, instead of a few seconds. ``tag``: callers with another tag have called something else.
     ``group``: among this member's group of that name only (`collectives.groups`); "" is everybody. ``under``: the `Outcome.config` of
     an operation before, whose groups these are; "": the newest configuration. One that is no longer known is refused.
+    ``durable``: votes and result survive the processes of those who voted.
     """
 
     op_id: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_CODEC_NAME)]
@@ -140,6 +141,7 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tag: Annotated[str, msgspec.Meta(max_length=MAX_TAG, pattern="^[0-9a-z]*$")] = ""
     group: Annotated[str, msgspec.Meta(max_length=MAX_GROUP_NAME)] = ""
     under: Annotated[str, msgspec.Meta(max_length=MAX_TAG)] = ""
+    durable: bool = False
 
     @property
     def name(self) -> str:
@@ -304,7 +306,7 @@ class Swarm(Protocol):
 
     def all_reduce(
         self, flat: Tensor, *, op_id: str, op: Literal["mean", "sum", "max"] = "mean", weight: int = 1, deadline_s: float = 60.0,
-        codec: str = "", everyone: bool = False,
+        codec: str = "", everyone: bool = False, durable: bool = False,
     ) -> Pending[Outcome]:  # fmt: skip
         """See `atoll.collectives.api.all_reduce`: in place when the outcome is committed; ``flat`` is untouched otherwise."""
         ...

@@ -306,10 +306,12 @@ class LocalMember:
 
     def all_reduce(
         self, flat: Tensor, *, op_id: str, op: Literal["mean", "sum", "max"] = "mean", weight: int = 1, deadline_s: float = 60.0,
-        codec: str = "", everyone: bool = False,
+        codec: str = "", everyone: bool = False, durable: bool = False,
     ) -> Handle[Outcome]:  # fmt: skip
         """See Swarm."""
-        return all_reduce(self, flat, op_id=op_id, op=op, weight=weight, deadline_s=deadline_s, codec=codec, everyone=everyone)
+        return all_reduce(
+            self, flat, op_id=op_id, op=op, weight=weight, deadline_s=deadline_s, codec=codec, everyone=everyone, durable=durable
+        )
 
     def abandon(self, op_id: str, reason: str) -> Outcome:
         """The caller of an operation waits no longer."""

@@ -1,5 +1,7 @@
-"""``[train.outer] preset``: outer values by name, or "auto" by what the run is. A manifest records the values and not the name: a preset may
-change from release to release, a run may not. So the run's id is that of the manifest with the values written out.
+"""``[train.outer] preset``: outer values by name, or "auto" by what the run is, and `mixing` where that belongs to them.
+
+A manifest records the values and not the name: a preset may change from release to release, a run may not. So the run's id is that of the
+manifest with the values written out.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import msgspec
 from ..collectives.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ..optim.outer.presets import Preset
+    from ..optim.outer.presets import Overlap, Preset
     from .manifest import Manifest
 
 AUTO = "auto"
@@ -61,8 +63,14 @@ def with_preset(manifest: Manifest, wish: Wish, name: str) -> Manifest:
         )
     preset = fitting(manifest, peers) if wanted == AUTO else named[wanted]
     values = {"optimizer": preset.outer.kind, "lr": preset.outer.lr, "momentum": preset.outer.momentum}
-    outer = msgspec.structs.replace(manifest.train.outer, **values)
-    return msgspec.structs.replace(manifest, train=msgspec.structs.replace(manifest.train, outer=outer))
+    train = manifest.train
+    mixing = _mixing(preset, train.overlap) if train.mixing is None else train.mixing
+    outer = msgspec.structs.replace(train.outer, **values)
+    return msgspec.structs.replace(manifest, train=msgspec.structs.replace(train, outer=outer, mixing=mixing))
+
+
+def _mixing(preset: Preset, overlap: Overlap) -> float | None:
+    return preset.mixing if overlap == "late" else None
 
 
 def expected_rounds(manifest: Manifest) -> int | None:
@@ -92,15 +100,19 @@ def explain_outer(manifest: Manifest, peers: int = PEERS) -> str:
         return "plain averaging: there is nothing to choose"
     if train.method != "diloco":
         return "the run's only optimizer: its values are yours"
-    rounds, mine = expected_rounds(manifest), (train.outer.optimizer, train.outer.lr, train.outer.momentum)
+    rounds, mine = expected_rounds(manifest), (train.outer.optimizer, train.outer.lr, train.outer.momentum, train.mixing)
     length = f"{rounds} rounds" if rounds is not None else "a run without end"
     ends = f"H = {train.sync_every}" if train.sync_every else "rounds by time or samples"
     shape = f"{length}, {ends}, overlap {train.overlap}, {peers} peer{'' if peers == 1 else 's'}"
     best = fitting(manifest, peers)
-    same = [preset for preset in PRESETS if (preset.outer.kind, preset.outer.lr, preset.outer.momentum) == mine]
+    mixing = {preset.name: _mixing(preset, train.overlap) for preset in PRESETS}
+    same = [preset for preset in PRESETS if (preset.outer.kind, preset.outer.lr, preset.outer.momentum, mixing[preset.name]) == mine]
     if best in same:
         return f'preset "{best.name}", which is for {shape}. {best.source}'
-    advice = f'For {shape} there is the preset "{best.name}": lr {best.outer.lr:g}, momentum {best.outer.momentum:g}. {best.source}'
+    values = f"lr {best.outer.lr:g}, momentum {best.outer.momentum:g}" + (
+        f", mixing {found:g}" if (found := mixing[best.name]) is not None else ""
+    )
+    advice = f'For {shape} there is the preset "{best.name}": {values}. {best.source}'
     if same:
         return f'preset "{same[0].name}". {same[0].source}. {advice}'
     return f"no preset. {advice}"

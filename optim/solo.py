@@ -262,10 +262,12 @@ class SoloSwarm:
 
     def all_reduce(
         self, flat: Tensor, *, op_id: str, op: Literal["mean", "sum", "max"] = "mean", weight: int = 1, deadline_s: float = 60.0,
-        codec: str = "", everyone: bool = False,
+        codec: str = "", everyone: bool = False, durable: bool = False,
     ) -> Handle[Outcome]:  # fmt: skip
         """See `Swarm`."""
-        return all_reduce(self, flat, op_id=op_id, op=op, weight=weight, deadline_s=deadline_s, codec=codec, everyone=everyone)
+        return all_reduce(
+            self, flat, op_id=op_id, op=op, weight=weight, deadline_s=deadline_s, codec=codec, everyone=everyone, durable=durable
+        )
 
     def members(self) -> Sequence[PeerView]:
         """See `Swarm`."""

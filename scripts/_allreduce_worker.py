@@ -80,8 +80,8 @@ class Worker:
         self.options = options
         self.rank, self.peers, self.elements = int(options["rank"]), int(options["peers"]), int(options["elements"])
         self.swarm = join(options["run"], home=options["home"], private=True, progress=lambda stage, done, total: None)
-        self.durable = options["sync"] == "cache"
-        self.swarm.open(make_layout([("flat", (self.elements if self.durable else MODEL_ELEMENTS,))]), _zero).release()
+        self.rounds, self.durable = options["sync"] == "round", options["sync"] == "cache"
+        self.swarm.open(make_layout([("flat", (self.elements if self.rounds else MODEL_ELEMENTS,))]), _zero).release()
         self.paths = find_paths(options["home"])
         node = read_node_file(self.paths)
         assert node is not None
@@ -114,7 +114,7 @@ class Worker:
         if self.options["gloo"]:
             os.environ["GLOO_SOCKET_IFNAME"] = "lo"
             dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{self.options['gloo']}", rank=self.rank, world_size=self.peers)
-        if self.durable:
+        if self.rounds:
             self.before = torch.empty(self.elements)
         self.baseline_kib = memory_kib(self.node_pid, "VmRSS")
         Path(f"/proc/{self.node_pid}/clear_refs").write_text("5", encoding="ascii")  # the peak counts from here
@@ -124,7 +124,7 @@ class Worker:
         """Make the input."""
         self.source = values(self.rank, self.elements, outliers)
         if not self.flat.numel():
-            shared = self.options["tensor"] == "shared" and not self.durable
+            shared = self.options["tensor"] == "shared" and not self.rounds
             self.flat = self.swarm.buffer(self.elements) if shared else torch.empty_like(self.source)
         return {}
 
@@ -132,7 +132,7 @@ class Worker:
     def reset(self) -> dict[str, Any]:
         """Before an operation: the input as it was, the clocks."""
         self.flat.copy_(self.source)
-        if self.durable:
+        if self.rounds:
             self._read_anchor(self.before)
         self.cpu = time.process_time(), process_cpu_s(self.node_pid)
         return {}
@@ -144,15 +144,16 @@ class Worker:
         return {"end": time.monotonic(), "ok": True}
 
     def ours(self, at: float) -> dict[str, Any]:
-        """The swarm's mean, in place, from end to end; with durable votes that of a round, as the anchor that comes of it."""
+        """The swarm's mean, in place, from end to end; of a round, as the anchor that comes of it."""
         self.operation += 1
         _sleep_until(at)
         spun, began = self.spun(), time.monotonic()
-        if self.durable:
+        if self.rounds:
             outcome = self.swarm.contribute(samples=1, write=self._give).wait(DEADLINE_S)
             self._read_anchor(self.flat)
         else:
-            outcome = self.swarm.all_reduce(self.flat, weight=1, op_id=f"bench {self.operation}", deadline_s=DEADLINE_S).wait()
+            name = f"bench {self.operation}"
+            outcome = self.swarm.all_reduce(self.flat, op_id=name, deadline_s=DEADLINE_S, durable=self.durable).wait()
         end = time.monotonic()
         rate = (self.spun() - spun) / (end - at)
         ok = outcome.status == "committed" and len(outcome.contributors) == self.peers
@@ -216,7 +217,7 @@ class Worker:
     def check(self, outliers: bool) -> dict[str, Any]:
         """Digest of the result, and at rank 0 its error."""
         digest = blake3(self.flat.numpy().data.cast("B"), max_threads=1).hexdigest()
-        mean = self.before - self.flat if self.durable else self.flat  # plain averaging: the anchor less the mean is the next anchor
+        mean = self.before - self.flat if self.rounds else self.flat  # plain averaging: the anchor less the mean is the next anchor
         return {"digest": digest, "error": error(mean, self.peers, self.elements, outliers) if self.rank == 0 else None}
 
     def memory(self) -> dict[str, Any]:

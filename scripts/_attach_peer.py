@@ -3,10 +3,10 @@
 
 Commands and answers are JSON lines; each command is answered with an event of its name when it is done.
 
-    {"do": "make"}                    the model and its optimizer, the first time, and some steps  →  memory after each
+    {"do": "make"}                    the model and its optimizer, the first time, and some steps  →  memory after them
     {"do": "attach"}                  the model joins the run
     {"do": "rounds", "count": 5}      so many rounds, a step before each  →  how many counted everybody, and how long these took to be decided
-    {"do": "time", "pairs": 200}      steps of another such model, plain, and of the attached one, in turns  →  seconds of each, wall and CPU
+    {"do": "time", "pairs": 200}      steps of the same model, plain, plain again (the control) and attached, in turns  →  seconds of each, wall and CPU
     {"do": "busy", "where": "script"} a pure-Python loop beside, in this process or in an "other"; "" ends it
     {"do": "end"}
 """
@@ -19,7 +19,7 @@ import sys
 from typing import Any
 
 import torch
-from _attach_model import Trainer, in_turns, pss
+from _attach_model import Trainer, held, in_turns, steady_allocator
 from _spin import Loop
 
 from atoll.node import join
@@ -27,7 +27,7 @@ from atoll.node.lifecycle import read_node_file
 from atoll.node.paths import find_paths
 from atoll.optim import attach
 
-SETTLED = 10  # steps after which the allocator has taken what a model's own training needs
+SETTLED = 10  # steps after which the allocator has what a model's own training needs
 
 
 def say(event: str, **fields: Any) -> None:
@@ -42,16 +42,15 @@ def main() -> None:
     swarm = join(run, home=home, private=True)
     node = read_node_file(find_paths(home))
     say("ready", peer=swarm.peer, pid=os.getpid(), node_pid=node.pid if node else 0)
-    trainer, attachment, plain, loop = None, None, None, Loop()
+    steady_allocator()
+    trainer, attachment, loop = None, None, Loop()
     for line in sys.stdin:
         told = json.loads(line)
         if told["do"] == "make":
             trainer = trainer or Trainer(numel)
-            looks = list[int]()
             for _ in range(SETTLED):
                 trainer.step()
-                looks.append(pss("self"))
-            say("make", numel=trainer.numel, pss=looks)
+            say("make", numel=trainer.numel, pss=held())
         elif told["do"] == "attach" and trainer is not None:
             attachment = attach(trainer.model, trainer.optimizer, swarm)
             say("attach")
@@ -65,8 +64,8 @@ def main() -> None:
                     whole.append(outcome.elapsed_s)
             say("rounds", whole=len(whole), seconds=whole, round=attachment.round)
         elif told["do"] == "time" and trainer is not None and attachment is not None:
-            plain = plain or Trainer(numel)
-            say("time", **in_turns({"plain": plain, "attached": trainer}, told["pairs"]))
+            plain = trainer.plainly()
+            say("time", **in_turns({"plain": plain, "attached": trainer, "control": plain}, told["pairs"]))
         elif told["do"] == "busy":
             loop.run(told["where"])
             say("busy")

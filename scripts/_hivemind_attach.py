@@ -10,7 +10,7 @@ import json
 import sys
 from typing import Any
 
-from _attach_model import BATCH, Trainer, in_turns
+from _attach_model import BATCH, Trainer, in_turns, steady_allocator
 from _hivemind_peers import started_dht
 
 FAR = 1 << 40  # samples until the first averaging
@@ -30,6 +30,7 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(1)
+    steady_allocator()
     settings: dict[str, Any] = json.loads(sys.argv[1])
     dht = started_dht(hivemind, [])
     trainers = {"plain": Trainer(settings["params"])}

@@ -5,10 +5,10 @@ into shared memory, encrypted lanes, hashing, the decision that all agree on, de
 `all_reduce` runs in the same training processes, turn about (gloo, ours, ours, gloo), started at a common moment. Times are those of the
 slowest peer; CPU seconds are user and system time of all processes that take part, the nodes included. Medians over the runs.
 
---sync cache: votes of an all_reduce are volatile (docs/architecture.md says why). What has durable votes is a round of training, so that is
-measured instead: the vector is contributed, results and votes are written to the page cache, the decided mean is applied to the anchor (plain
-averaging), and the new anchor is copied into the script's tensor. There is no engine_seconds and decision_ms, and engine_memory_mib holds
-the run's state as well.
+--sync cache: the all_reduce is called with durable=True: result and votes are in the page cache before a vote is sent. --sync round: a round
+of training, whose votes are always durable, is measured instead: the vector is contributed, the decided mean is applied to the anchor (plain
+averaging), and the new anchor is copied into the script's tensor. There is then no engine_seconds and decision_ms, and engine_memory_mib
+holds the run's state as well.
 
 engine_seconds       inside the data plane of the slowest node: from the plan's arrival to the last byte of the result
 decision_ms          from the last byte of the result to the decision, at the median peer
@@ -161,7 +161,7 @@ class Bench:
             found["late_s"] = max(answer["late_s"] for answer in answers)
             found["spun_per_s"] = sum(answer["spun_per_s"] for answer in answers)
             inside = self.all("inside")
-            if found["ok"] and self.options.sync == "memory":
+            if found["ok"] and self.options.sync != "round":
                 found["engine_seconds"] = max(answer["reduce_s"] for answer in inside)
                 found["decision_ms"] = 1000 * statistics.median(answer["decision_s"] for answer in inside)
             elif not found["ok"]:
@@ -301,7 +301,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--elements", type=int, default=25_000_000, help="length of the vector (default 25,000,000)")
     parser.add_argument("--codec", default="int8", help=f"how contributions travel: {', '.join(CODECS)} (default int8)")
     parser.add_argument("--plain", action="store_true", help="bulk bytes without encryption ([lanes] encrypt = false)")
-    parser.add_argument("--sync", choices=("memory", "cache"), default="memory", help="cache: a round with durable votes")
+    parser.add_argument("--sync", choices=("memory", "cache", "round"), default="memory", help="cache: durable votes; round: of training")
     parser.add_argument("--against", default="gloo", help="rivals, separated by commas: gloo, hivemind; or none")
     parser.add_argument("--tensor", choices=("shared", "ordinary"), default="shared", help="swarm.buffer, or memory of the script's own")
     parser.add_argument("--reps", type=int, default=5, help="times (gloo, ours, ours, gloo) (default 5)")

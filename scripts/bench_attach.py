@@ -3,14 +3,15 @@
 
 Two peers on this machine, each a script with its node (`_attach_peer.py`). Memory is proportional set size (PSS, from smaps_rollup), which counts
 what processes share once; it is sampled every few milliseconds through rounds. Programs and libraries cost the same whatever the model's size, so
-figures a parameter are differences to a small model, and what those cost is told as ``fixed_mib``. Then one script trains a second, plain model
-and the attached one in turns, between rounds.
+figures a parameter are differences to a small model, and what those cost is told as ``fixed_mib``. Then, between rounds, one script takes
+steps of the same model in turns: attached, and with an optimizer that has the same state and no hooks.
 
-step_ratio              median seconds of an attached step over those of a plain one; cpu_ratio: the same of the script's CPU seconds
+step_ratio              seconds of an attached step over those of the plain ones before and after it, median; cpu_ratio: the same of the
+                        script's CPU seconds; control_ratio: the same of plain steps to one another, what the machine's noise makes
+hook_us                 microseconds that a step of the small model takes longer, median: nothing of it grows with the model
 node_cpu_share          CPU seconds that the node took a second meanwhile
-bytes_per_param         script and node between rounds, beyond the script after plain steps (the least of some looks after a step each: of what
-                        steps give back the allocator keeps more or less, as it happens); most_: the most through rounds, beyond
-                        the most that the script had through plain steps
+bytes_per_param         script and node between rounds, beyond the script after plain steps, without what the C library keeps of freed memory;
+                        most_: the most through rounds, beyond the most that the script had through plain steps, with it
 script_bytes_per_param  of it in the script (what it shares with its node is halved)
 cpu_ratio_to_hivemind   cpu_ratio over that of hivemind.Optimizer between averagings, with local updates (`hivemind`: by default, too)
 busy_ratio              with --busy: seconds of a round while pure Python runs in each script's process, over those while it runs in an
@@ -35,6 +36,7 @@ from _bench import CANNOT, ROOT, FailedError, emit, progress
 from _kits import Peer, Peers
 
 SMALL = 40_000  # parameters of the model that shows what programs cost
+TURNS_OF_SMALL = 1000  # steps of less than a millisecond
 SAMPLE_S = 0.005
 PATIENCE_S = 100.0
 SERVED_S = 12.0  # while somebody joins, and ten seconds longer, a node keeps a copy of the state for it (8 bytes a parameter)
@@ -85,7 +87,7 @@ def ask(among: list[Peer], do: str, **fields: Any) -> list[dict[str, Any]]:
     return [peer.expect(do, PATIENCE_S) for peer in among]
 
 
-def measure(options: argparse.Namespace, folder: Path, numel: int, *, timed: bool) -> dict[str, Any]:
+def measure(options: argparse.Namespace, folder: Path, numel: int, pairs: int, *, beside: bool) -> dict[str, Any]:
     """Memory of one size, bytes beyond the model's own, and times."""
     text = TEXT.format(codec=options.codec, feedback=str(options.feedback).lower())
     with Peers(folder, 2, numel, ROOT / "scripts" / "_attach_peer.py", manifest=text) as swarm:
@@ -94,26 +96,35 @@ def measure(options: argparse.Namespace, folder: Path, numel: int, *, timed: boo
         joined = pss(script)
         made = ask(swarm.all, "make")[0]["numel"]
         with Sampler(script, node) as plain:
-            own = min(ask(swarm.all, "make")[0]["pss"])
+            own = ask(swarm.all, "make")[0]["pss"]
         ask(swarm.all, "attach")
         ask(swarm.all, "rounds", count=options.rounds, peers=2)
         time.sleep(SERVED_S)
         with Sampler(script, node) as seen:
             whole = ask(swarm.all, "rounds", count=options.rounds, peers=2)[0]["whole"]
         time.sleep(1.0)  # what a round leaves to tidy up
-        resting = min(ask(swarm.all, "make")[0]["pss"]) - own
+        resting = ask(swarm.all, "make")[0]["pss"] - own
         found: dict[str, Any] = {
             "numel": made, "own": own - joined, "most": seen.most - plain.most_script, "most_script": seen.most_script - plain.most_script,
             "resting": resting + pss(node), "resting_script": resting, "whole_rounds": whole,
         }  # fmt: skip
-        if timed:
-            began, cpu = time.monotonic(), cpu_s(node)
-            peer.say(do="time", pairs=options.pairs)
-            found["time"] = peer.expect("time", PATIENCE_S)
-            found["node_cpu_share"] = (cpu_s(node) - cpu) / (time.monotonic() - began)
-            found["busy"] = busy(options, swarm.all) if options.busy else None
+        began, cpu = time.monotonic(), cpu_s(node)
+        peer.say(do="time", pairs=pairs)
+        found["time"] = peer.expect("time", PATIENCE_S)
+        found["node_cpu_share"] = (cpu_s(node) - cpu) / (time.monotonic() - began)
+        found["busy"] = busy(options, swarm.all) if beside else None
     progress(f"{made:,} parameters: {found['resting'] / 2**20:.0f} MiB, {found['resting_script'] / 2**20:.0f} of them in the script")
     return found
+
+
+def means(times: dict[str, list[list[float]]]) -> list[list[float]]:
+    """Of the plain steps of a turn."""
+    return [[(one + other) / 2 for one, other in zip(*pair, strict=True)] for pair in zip(times["plain"], times["control"], strict=True)]
+
+
+def ratio(above: list[list[float]], below: list[list[float]], column: int) -> float:
+    """The median of what one column is to the mean of the same in others, turn by turn."""
+    return statistics.median(one[column] / other[column] for one, other in zip(above, below, strict=True))
 
 
 def busy(options: argparse.Namespace, among: list[Peer]) -> dict[str, list[float]]:
@@ -148,21 +159,25 @@ def cpu_s(pid: int) -> float:
 
 def run(options: argparse.Namespace, folder: Path) -> int:
     """Measure and print."""
-    small = measure(options, folder / "small", SMALL, timed=False)
-    large = measure(options, folder / "large", options.params, timed=True)
+    small = measure(options, folder / "small", SMALL, TURNS_OF_SMALL, beside=False)
+    large = measure(options, folder / "large", options.params, options.pairs, beside=options.busy)
     if min(small["whole_rounds"], large["whole_rounds"]) < 1:
         raise FailedError("no round counted both peers")
     values = large["numel"] - small["numel"]
     each = {key: round((large[key] - small[key]) / values, 2) for key in ("most", "most_script", "resting", "resting_script", "own")}
-    times, beside = large.pop("time"), large.pop("busy")
-    plain, attached = ([list(column) for column in zip(*times[name], strict=True)] for name in ("plain", "attached"))
-    ratios = [statistics.median(attached[row]) / statistics.median(plain[row]) for row in (0, 1)]
-    progress(f"a step takes {statistics.median(plain[0]) * 1e3:.2f} ms plain, {ratios[0]:.4f} of that attached, {ratios[1]:.4f} of the CPU")
+    times, beside, short = large.pop("time"), large.pop("busy"), small.pop("time")
+    around, step_s = means(times), statistics.median(wall for wall, _ in times["plain"])
+    ratios = [ratio(times["attached"], around, column) for column in (0, 1)]
+    hook_s = statistics.median(one[0] - other[0] for one, other in zip(short["attached"], means(short), strict=True))
+    progress(
+        f"a step takes {step_s * 1e3:.2f} ms plain, {ratios[0]:.4f} of that attached, {ratios[1]:.4f} of the CPU; hooks {hook_s * 1e6:.0f} µs"
+    )
     theirs, why = rival(options)
     busy_ratio = round(statistics.median(beside["script"]) / statistics.median(beside["other"]), 4) if beside else None
     emit(
-        "bench_attach", vars(options), [{"plain": times["plain"], "attached": times["attached"], "busy": beside}], step_ratio=round(ratios[0], 4),
-        cpu_ratio=round(ratios[1], 4), step_ms=round(statistics.median(plain[0]) * 1e3, 3), bytes_per_param=each["resting"],
+        "bench_attach", vars(options), [{**times, "busy": beside}], step_ratio=round(ratios[0], 4), cpu_ratio=round(ratios[1], 4),
+        control_ratio=round(ratio(times["control"], times["plain"], 0), 4), hook_us=round(hook_s * 1e6, 1), step_ms=round(step_s * 1e3, 3),
+        bytes_per_param=each["resting"],
         script_bytes_per_param=each["resting_script"], most_bytes_per_param=each["most"],
         most_script_bytes_per_param=each["most_script"], own_bytes_per_param=each["own"],
         fixed_mib=round(small["resting"] / 2**20, 1), node_cpu_share=round(large["node_cpu_share"], 4), memory=[small, large],

@@ -39,6 +39,13 @@ for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
         signal.signal(_number, lambda number, frame: None)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Under ``-n``: tests that start processes run one after the other, beside those in virtual time, which take one core each."""
+    for item in items:
+        if {"process", "netns"} & set(item.path.parts):
+            item.add_marker(pytest.mark.xdist_group("processes"))
+
+
 @pytest.fixture(autouse=True)
 def _time_limit(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a hung test with the stacks of all threads instead of hanging the session."""

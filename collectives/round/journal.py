@@ -2,7 +2,7 @@
 
 A vote means "I hold state r-1 and all bytes of r, and I will not vote for a smaller ballot". Whoever answers Prepare or votes
 writes here first. The node's implementation is `atoll.node.storage`; `MemoryJournal` serves simulations (it survives a simulated
-crash) and free-standing operations (whose votes are volatile and valid for one process lifetime).
+crash) and free-standing operations (whose votes are volatile, and valid for one process lifetime, unless their callers ask for more).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...collectives.errors import ConfigError
+from ..manifest_presets import AUTO
 from .daemon import connect
 from .options import GIVEN, GivenPath, shared_options
 from .output import Terminal, bytes_text, current, short_peer, span_text
@@ -69,13 +70,16 @@ def plan_command(
     now = None
     if recipe.train.sync_every is not None:
         train, exchange = recipe.train, recipe.exchange
-        now = estimate(
-            conditions, Choice(recipe.train.sync_every, exchange.codec, train.overlap, train.delay, train.mixing, exchange.fragments)
-        )
-    lines = _lines(terminal, conditions, decided, explain)
+        now = estimate(conditions, Choice(recipe.train.sync_every, exchange.codec, train.overlap, train.delay, exchange.fragments))
+    settings = decided.settings()
+    if recipe.train.method == "diloco":
+        settings["train.outer"] = {"preset": AUTO}  # outer values depend on what was decided
+    lines = _lines(terminal, conditions, decided, explain, settings)
     if now is not None:
         lines.append(f"as {manifest.name} is: {now.share:.1%} training, {bytes_text(now.nbytes)} up and as much down a round")
-    terminal.data("\n".join(lines), {**_document(conditions, decided), "present": _predicted(now) if now is not None else None})
+    terminal.data(
+        "\n".join(lines), {**_document(conditions, decided), "settings": settings, "present": _predicted(now) if now is not None else None}
+    )
 
 
 def _size(recipe: Manifest, parameters: int | None) -> int:
@@ -147,7 +151,9 @@ def _measured(terminal: Terminal, client: NodeClient, run: str, step_s: float) -
     return [Peer("this machine", most_up, most_down, step_s), *found], rtt_ms / 1000
 
 
-def _lines(terminal: Terminal, conditions: Conditions, decided: Plan, explain: bool) -> list[str]:
+def _lines(
+    terminal: Terminal, conditions: Conditions, decided: Plan, explain: bool, settings: Mapping[str, Mapping[str, Any]]
+) -> list[str]:
     estimate, head = decided.estimate, "plan" if decided.reached else "the best there is"
     lines = [
         terminal.style(f"{head}: {estimate.share:.1%} training", sys.stdout, bold=True),
@@ -161,7 +167,7 @@ def _lines(terminal: Terminal, conditions: Conditions, decided: Plan, explain: b
     elif len(decided.group) < len(conditions.peers):
         lines += ["", f"  {decided.why[-1]}"]
     lines.append("")
-    for table, values in decided.settings().items():
+    for table, values in settings.items():
         lines += [f"[{table}]", *(f"{key} = {_toml(value)}" for key, value in values.items()), ""]
     return lines
 
@@ -182,7 +188,7 @@ def _predicted(estimate: Any) -> dict[str, Any]:
 
 def _document(conditions: Conditions, decided: Plan) -> dict[str, Any]:
     return {
-        "reached": decided.reached, "settings": decided.settings(), "predicted": _predicted(decided.estimate), "group": list(decided.group),
+        "reached": decided.reached, "predicted": _predicted(decided.estimate), "group": list(decided.group),
         "why": list(decided.why), "parameters": conditions.parameters, "rtt_s": conditions.rtt_s, "share": conditions.share,
         "max_steps": conditions.longest, "peers": [asdict(peer) for peer in conditions.peers],
     }  # fmt: skip

@@ -1,6 +1,7 @@
 """The peer-to-peer network of a node, on libp2p and trio. Only the node process imports it. Lowest first:
 
 addresses      network addresses as text: parse, validate, list our own
+liveness       whether the other end of a connection is still there
 peer_stream    a libp2p stream behind a small surface
 workarounds    everything we do against faults of py-libp2p
 dialling       connections made otherwise than by libp2p: from the listen port, through relays, at the same moment

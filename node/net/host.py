@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import random
 import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -54,7 +55,15 @@ Through = Callable[[PeerId, str, PeerId], Awaitable[None]]
 class Host:
     """Our end of all connections."""
 
-    def __init__(self, identity: Identity, listen: Sequence[str], *, announce: Sequence[str] = (), max_connections: int = 300) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        listen: Sequence[str],
+        *,
+        announce: Sequence[str] = (),
+        max_connections: int = 300,
+        rng: random.Random | None = None,
+    ) -> None:
         """``listen``: addresses such as ``/ip4/0.0.0.0/tcp/0``; ``announce``: what to tell others in their place.
 
         Set before `run`, if at all: ``advertised()``, what to tell others; ``through``, which makes connections through relays.
@@ -72,7 +81,7 @@ class Host:
         )
         self._swarm: Swarm = self._host.get_network()
         self.dialler = Dialler(self._swarm)
-        workarounds.apply(self._swarm)
+        workarounds.apply(self._swarm, rng or random.Random())
         self.advertised: Callable[[], Sequence[str]] = lambda: self._announce or usable(self._addresses)
         self.through: Through | None = None
         self._dials: dict[PeerId, trio.Event] = {}
@@ -204,13 +213,13 @@ class Host:
             if self.dialler.way(connection) == "relay":
                 await self._close(connection)
 
-    async def close_strays(self, ours: Callable[[str], bool]) -> None:
-        """Close connections whose end here has an address that this machine no longer has. Never raises."""
+    async def close_strays(self, stray: Callable[[str, str], bool]) -> None:
+        """Close connections of which that holds: (our host, the peer's), of connections without a relay. Never raises."""
         async with trio.open_nursery() as nursery:
             for peer in self.peers():
                 for connection in self._open_connections(peer):
                     ends = self.dialler.ends(connection)
-                    if ends and not ours(ends[0]):
+                    if ends and stray(*ends):
                         nursery.start_soon(self._close, connection)
 
     async def _close(self, connection: Any) -> None:

@@ -104,7 +104,7 @@ class PeerNetwork:
         self._faults, self._texts = Faults(), texts
         if cache is not None:
             self.book.load(cache)
-        self._host = Host(identity, listen, announce=announce, max_connections=max_connections)
+        self._host = Host(identity, listen, announce=announce, max_connections=max_connections, rng=self._rng)
         listener = LaneListener([host_and_port(address)[0] for address in listen], lane_port)
         self._streams = TopicStreams(self._host, self.connect, self._faults, self._rng, listener, self._may_dial, version)
         self._bootstrap = Bootstrap(

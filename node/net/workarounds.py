@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import random
 import struct
 import types
 from typing import Any
@@ -16,7 +17,9 @@ from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.io.trio import TrioTCPStream
 from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.network.swarm import Swarm
-from libp2p.stream_muxer.yamux.yamux import HEADER_SIZE, TYPE_WINDOW_UPDATE, YAMUX_HEADER_FORMAT, Yamux
+from libp2p.stream_muxer.yamux.yamux import FLAG_SYN, HEADER_SIZE, TYPE_PING, TYPE_WINDOW_UPDATE, YAMUX_HEADER_FORMAT, Yamux
+
+from .liveness import Liveness
 
 FRAME_S = 5.0
 """A frame that cannot be handed to TCP for so long means that the peer is frozen or gone."""
@@ -25,7 +28,7 @@ CREDIT_BYTES = 65_536
 
 
 class OurYamux(Yamux):
-    """Two faults of `Yamux`: a cancelled write kills the whole connection, and every read tells the sender so.
+    """Three faults of `Yamux`: a cancelled write kills the whole connection, every read tells the sender so, and nobody minds a ping without answer.
 
     `NoiseTransportReadWriter.write_msg` (security/noise/io.py:59) encrypts, which advances the nonce, and only then awaits the
     socket: when a timeout around any stream operation strikes there, the bytes never leave and the other side can decrypt nothing
@@ -35,9 +38,13 @@ class OurYamux(Yamux):
     `YamuxStream.read` (stream_muxer/yamux/yamux.py:474) sends a window update each time, also for each byte of the lengths that libp2p reads
     one by one: they are half of all frames, and a frame costs both ends a quarter of a millisecond. Small ones are therefore held back until
     they are worth a frame, as in go-yamux.
+
+    `_measure_rtt_loop` (stream_muxer/yamux/yamux.py:702) sends a ping every half a minute, used or not, and goes on when nothing answers: a
+    connection to a machine that froze, or that sleeps, is there for ever. `liveness` says when to ask and when to give up.
     """
 
     credit: dict[int, int]  # by stream: bytes that were read there and not told yet
+    liveness: Liveness
 
     def _held_back(self, header: bytes) -> bytes:
         """The window update to send in place of ``header``; b"" for none yet."""
@@ -61,19 +68,46 @@ class OurYamux(Yamux):
         with trio.move_on_after(FRAME_S, shield=True) as patience:
             await super()._write_frame(data)
         if patience.cancelled_caught:
-            with trio.move_on_after(0, shield=True):
-                await self.secured_conn.close()  # trio closes the socket even when it is cancelled
+            await self._cut()
             raise ConnectionClosedError("a frame could not be written", transport="tcp")
 
+    async def _cut(self) -> None:
+        """End the connection without a word; whoever reads from it notices."""
+        with trio.move_on_after(0, shield=True):
+            await self.secured_conn.close()  # trio closes the socket even when it is cancelled
 
-def use_our_yamux(swarm: Swarm) -> None:
+    async def _measure_rtt_loop(self) -> None:
+        while not self.event_shutting_down.is_set():
+            with trio.move_on_at(self.liveness.at):
+                await self.event_shutting_down.wait()
+                return
+            verdict = self.liveness.due(trio.current_time())
+            if verdict == "dead":
+                await self._cut()
+            elif verdict == "ask":
+                self._ping_id += 1
+                with contextlib.suppress(Exception):  # then the reader has noticed, too
+                    await self._write_frame(struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_PING, FLAG_SYN, 0, self._ping_id))
+                self._ping_sent_time = trio.current_time()
+
+
+def use_our_yamux(swarm: Swarm, rng: random.Random) -> None:
     """`MuxerMultistream.new_conn` (stream_muxer/muxer_multistream.py:135) makes a plain Yamux whatever class it was given."""
     upgrade = swarm.upgrader.upgrade_connection
 
     async def upgrade_and_convert(conn: Any, peer_id: Any) -> Any:
         muxed: Any = await upgrade(conn, peer_id)
         muxed.__class__ = OurYamux
-        muxed.credit = {}
+        muxed.credit, muxed.liveness = {}, Liveness(trio.current_time(), rng)
+        encrypted = muxed.secured_conn.conn
+        read_msg = encrypted.read_msg
+
+        async def read_and_note() -> bytes:
+            message: bytes = await read_msg()
+            muxed.liveness.heard(trio.current_time())
+            return message
+
+        encrypted.read_msg = read_and_note
         return muxed
 
     swarm.upgrader.upgrade_connection = upgrade_and_convert
@@ -180,9 +214,9 @@ def quiet_logs() -> None:
         root.addHandler(logging.NullHandler())
 
 
-def apply(swarm: Swarm) -> None:
+def apply(swarm: Swarm, rng: random.Random) -> None:
     """All workarounds that concern a swarm."""
-    use_our_yamux(swarm)
+    use_our_yamux(swarm, rng)
     dial_once(swarm)
     forget_failed_dials(swarm)
     drop_resource_manager(swarm)

@@ -10,6 +10,7 @@ timeline        where the time of a reduction goes
 actions         what the log's state machine asks of the session
 naming          names of free-standing operations: what all their callers must agree in
 volatile        what logs beside the run have in common; their journal, which is not kept
+kept            operations whose votes outlive the process: their journal, what storage keeps of them
 operation       one free-standing operation
 operations      all of them
 record          what must not be forgotten of branches

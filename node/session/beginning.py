@@ -71,6 +71,7 @@ def restore(session: Session, now: float) -> None:
     replica.publish(session.round)
     session.applying.hash_state(session.round + 1)
     session.opened(now)
+    session.operations.restore(now)
     return session.ports.emit(ev.StateReady(session.completed))
 
 

@@ -16,6 +16,8 @@ from ...collectives.round import Shape
 from ...collectives.swarm import MAX_TAG, Call
 
 MAX_NUMEL = 1 << 34
+VOLATILE, KEPT = "op", "opd"
+"""How the log of an operation begins, by what becomes of its votes when a member is killed."""
 
 
 def operation_key(run: str, op_id: str) -> str:
@@ -41,18 +43,18 @@ class Spec(NamedTuple):
     everyone: bool
     tag: str
     group: str = ""
+    durable: bool = False
 
     def acceptors(self, key: str, config: Config, me: Member) -> Config:
         """Who decides: all of a configuration, or ``me``'s group of it."""
         return group_of(self.group, config, me, key) if self.group else config
 
     def log_name(self, key: str, config: Config, acceptors: Config) -> str:
-        """Name of the operation's log under a configuration: at most 142 characters. A group's holds the whole configuration, too: the same
+        """Name of the operation's log under a configuration: at most 143 characters. A group's holds the whole configuration, too: the same
         group of another grid is another."""
         kind = f"{'all' if self.everyone else 'any'}{self.tag}{f'@{self.group}' if self.group else ''}"
-        return (
-            f"op/{self.numel}/{self.codec}/{self.reducer}/{kind}/{key}/{_named((config, acceptors)) if self.group else config_key(config)}"
-        )
+        members = _named((config, acceptors)) if self.group else config_key(config)
+        return f"{KEPT if self.durable else VOLATILE}/{self.numel}/{self.codec}/{self.reducer}/{kind}/{key}/{members}"
 
     def shape(self, config: Config, topology: TopologyKind = "butterfly") -> Shape:
         """The vector that is reduced, on the run's ways where it has partial sums. A gather's has a slot for each member, of whole chunks."""
@@ -68,27 +70,39 @@ class Spec(NamedTuple):
     def __str__(self) -> str:
         what = f"{self.numel} {'words' if self.codec == 'bits' else 'elements'}, {self.reducer}, {self.codec}"
         kind = (", everyone" if self.everyone else "") + (f", of kind {self.tag}" if self.tag else "")
-        return what + kind + (f", in groups {self.group}" if self.group else "")
+        return what + kind + (f", in groups {self.group}" if self.group else "") + (", durable" if self.durable else "")
 
 
 def spec_of(call: Call, numel: int, codec: str) -> Spec:
     """The spec of a call in a run with this codec. Raises ConfigError, naming what is wrong."""
     if call.reducer not in REDUCERS:
         raise ConfigError(f"unknown reduction {call.reducer!r}", key="op", hint=f"one of {', '.join(REDUCERS)}")
-    spec = Spec(numel, call.codec or ("bits" if works_on_bits(call.reducer) else codec), call.reducer, call.everyone, call.tag, call.group)
+    codec = call.codec or ("bits" if works_on_bits(call.reducer) else codec)
+    spec = Spec(numel, codec, call.reducer, call.everyone, call.tag, call.group, call.durable)
     fault = _fault(spec)
     if fault:
         raise ConfigError(f"operation {call.op_id!r}: {fault}", key="codec" if "codec" in fault else "op")
     return spec
 
 
+def is_operation(log: str) -> bool:
+    """Whether a log is one of an operation."""
+    return log.partition("/")[0] in (VOLATILE, KEPT)
+
+
 def parse(log: str) -> tuple[Spec, str, str] | None:
     """(spec, key, name of configuration and group) of an operation's log; None for anything else. Bytes of a peer: hostile."""
     fields = log.split("/")
-    if len(fields) != 7 or fields[0] != "op" or not fields[1].isascii() or not fields[1].isdigit() or fields[4][:3] not in ("all", "any"):
+    if (
+        len(fields) != 7
+        or not is_operation(log)
+        or not fields[1].isascii()
+        or not fields[1].isdigit()
+        or fields[4][:3] not in ("all", "any")
+    ):
         return None
     tag, grouped, group = fields[4][3:].partition("@")
-    spec = Spec(int(fields[1]), fields[2], fields[3], fields[4][:3] == "all", tag, group)
+    spec = Spec(int(fields[1]), fields[2], fields[3], fields[4][:3] == "all", tag, group, fields[0] == KEPT)
     return None if _fault(spec) or (grouped and not group) else (spec, fields[5], fields[6])
 
 

@@ -18,6 +18,7 @@ from ...collectives.identifiers import HASH_BYTES, PeerId
 from ...collectives.round import RoundMachine
 from ...collectives.swarm import Share
 from . import events as ev
+from .kept import KeptJournal, KeptVote
 from .naming import Spec, config_key, describe, parse
 from .timeline import Timeline
 from .volatile import BesideRun, VolatileJournal, patient
@@ -33,7 +34,8 @@ Given = tuple[bytes, int, Tensor | EncodedVector]
 class Operation(BesideRun):
     """One free-standing operation at this member."""
 
-    def __init__(self, session: Session, spec: Spec, key: str, config: Config, now: float) -> None:
+    def __init__(self, session: Session, spec: Spec, key: str, config: Config, now: float, kept: KeptVote | None = None) -> None:
+        """``kept``: where an earlier life of the process stood, in an operation with durable votes."""
         self.session, self.spec, self.key, self.touched_at = session, spec, key, now
         main = session.machine
         assert main is not None
@@ -55,8 +57,10 @@ class Operation(BesideRun):
         shape = spec.shape(acceptors, session.settings.plan)
         base = blake3(b"atoll/op/1" + msgspec.msgpack.encode((session.run, log, acceptors))).digest()
         genesis = Entry(log, 0, base, NO_STATE, (), (), (), shape.numel, shape.chunk_elements, spec.codec, spec.reducer, acceptors)
-        self.journal = VolatileJournal(main.me.incarnation, lambda: session.operations.spend(self.key))
+        self.journal = self._journal(main.me.incarnation)
         self.journal.append(Certified(genesis, ()))
+        if kept is not None and isinstance(self.journal, KeptJournal):
+            self.journal.take_up(kept)
         self.machine = RoundMachine(
             run=session.run, log=log, me=main.me, organiser=acceptors[0].peer if spec.group else session.organiser, journal=self.journal, shape=shape,
             timing=patient(session.timing) if spec.everyone else session.timing, actions=self, rng=session.rng, now=now,
@@ -65,6 +69,24 @@ class Operation(BesideRun):
         self.machine.root = NO_STATE
         self.peers = [member.peer for member in acceptors]
         session.ports.exchange.open_round(log, 1, self.peers, shape.numel, shape.chunk_elements, spec.codec)
+
+    def _journal(self, incarnation: int) -> VolatileJournal:
+        votes = self.session.ports.storage.votes
+
+        def spend() -> None:
+            self.session.operations.spend(self.key)
+
+        def write(promised: int, accepted: tuple[int, Entry] | None) -> None:
+            votes.record(KeptVote(self.log, self.whole, promised, accepted))
+
+        return KeptJournal(incarnation, spend, write) if self.spec.durable else VolatileJournal(incarnation, spend)
+
+    def recall(self, entry: Entry, data: memoryview | None) -> None:
+        """What an earlier life voted for, and its bytes where they are kept."""
+        self.machine.open.known[entry.hash()] = entry
+        if data is not None and self.session.serving.matches(entry, data):
+            self.results[entry.part_digests] = data
+            self.machine.open.held.add(entry.part_digests)
 
     # ---- the caller
     def call(self, now: float, op_id: str, cid: bytes, weight: int, vector: Tensor | EncodedVector) -> None:
@@ -157,14 +179,24 @@ class Operation(BesideRun):
     def drop_results(self) -> None:
         """Nobody will ask for the bytes any more."""
         self.results.clear()
+        if self.spec.durable:
+            self.session.ports.storage.votes.drop(self.log)
         if self.entry is not None:
             self.session.serving.withdraw(self.entry.hash())
 
+    def retire(self) -> None:
+        """Nobody will ask for this operation any more."""
+        if self.spec.durable:
+            self.session.ports.storage.votes.forget(self.log)
+        self.end()
+
     def end(self) -> None:
-        """Take no more part."""
+        """Take no more part in this life."""
         if self.machine.contribution:
             self.session.ports.exchange.release(self.machine.contribution[0])
-        self.drop_results()
+        self.results.clear()
+        if self.entry is not None:
+            self.session.serving.withdraw(self.entry.hash())
         self.session.ports.exchange.close_round(self.log, 1)
 
     # ---- RoundActions

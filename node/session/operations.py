@@ -1,10 +1,10 @@
-"""Free-standing operations: each is a log of one entry, with volatile votes, over the configuration of the run.
+"""Free-standing operations: each is a log of one entry over the configuration of the run, with volatile votes or, on request, durable ones.
 
 The log's name (`naming.py`) says all that a member must know to take part as an acceptor without having called: length, codec, reducer, a
 hash of the operation's id and one of the configuration. A member takes part in one log of an operation only, so that two views of the
 configuration, or callers who want different things under one id, do not give two results. Until it has called, promised or voted it may
 change over to the log that more others have called. One that restarts remembers (through `Storage.spend`) in which operations its
-earlier life promised or voted, and never takes part in those again.
+earlier life promised or voted, and never takes part in those again, but for those whose votes were written down (`kept.py`).
 
 An operation of groups is one log for each group: its members alone vote, exchange and hold the result. Where one of them is lost, the
 first of the group decides a tie, and a group that lost its quorum is given up at once: its callers have other groups to go to.
@@ -22,11 +22,12 @@ from torch import Tensor
 from ...collectives import exchange as x
 from ...collectives import messages as m
 from ...collectives.encoded import EncodedVector
-from ...collectives.errors import LocalProtocolError, NotEnoughPeersError
+from ...collectives.errors import LocalProtocolError, NotEnoughPeersError, StorageError
 from ...collectives.group import Config, Entry
 from ...collectives.identifiers import PeerId
 from ...collectives.swarm import Call
 from . import events as ev
+from .kept import KeptVote
 from .naming import Spec, config_key, operation_key, parse, spec_of
 from .operation import Operation
 from .record import MAX_SPENT
@@ -228,13 +229,28 @@ class Operations:
         if not known.bound and sum(other == log for other in known.others.values()) > len(known.callers):
             self._forget(known)
 
-    def _make(self, now: float, spec: Spec, key: str, config: Config) -> Operation | None:
+    def restore(self, now: float) -> None:
+        """Take part again in operations whose votes an earlier life of this member wrote down. Raises StorageError."""
+        votes, main = self.session.ports.storage.votes, self.session.machine
+        for vote, data in votes.recall():
+            found = parse(vote.log)
+            operation = None
+            if main is not None and main.me in vote.config and found is not None:
+                spec, key, _ = found
+                if spec.log_name(key, vote.config, spec.acceptors(key, vote.config, main.me)) == vote.log:
+                    operation = self._make(now, spec, key, vote.config, vote)
+            if operation is None:
+                votes.forget(vote.log)
+            elif vote.accepted is not None:
+                operation.recall(vote.accepted[1], data)
+
+    def _make(self, now: float, spec: Spec, key: str, config: Config, kept: KeptVote | None = None) -> Operation | None:
         if len(self.by_key) >= MAX_OPERATIONS:
             over = next((operation for operation in self.by_key.values() if operation.done), None)
             if over is None:
                 return None
             self._forget(over)
-        operation = Operation(self.session, spec, key, config, now)
+        operation = Operation(self.session, spec, key, config, now, kept)
         self.by_key[operation.key] = self.undone[operation.key] = operation
         if self.session.script is None or operation.key in self._refused:
             operation.machine.set_idle(now, True)  # nobody here who could call: the others need not wait
@@ -244,11 +260,34 @@ class Operations:
         """Result bytes of a plan; False when it is none of ours."""
         operation = self._planned(event.plan_id)
         if operation is not None:
-            operation.results[event.digests] = event.data
             operation.complete_at = now
             operation.timeline.reduced(now, event.since)
-            operation.machine.on_result(now, event.digests, event.plan_id)
+            self._hold(now, operation, event.digests, event.data, event.plan_id)
         return operation is not None
+
+    def _hold(self, now: float, operation: Operation, digests: tuple[bytes, ...], data: memoryview, plan_id: bytes | None = None) -> None:
+        """A vote says that the bytes are here: where it is durable, they are, too."""
+
+        def held(now: float, error: StorageError | None = None) -> None:
+            if error is not None:
+                raise error
+            if self.by_key.get(operation.key) is operation and not operation.done:
+                operation.results[digests] = data
+                operation.machine.on_result(now, digests, plan_id)
+            elif operation.spec.durable:
+                self.session.ports.storage.votes.drop(operation.log)
+
+        def store() -> StorageError | None:
+            try:
+                self.session.ports.storage.votes.store(operation.log, digests, data)
+            except StorageError as error:  # no vote of this member's, then
+                return error
+            return None
+
+        if operation.spec.durable:
+            self.session.ports.offload(store, held)
+        else:
+            held(now)
 
     def on_report(self, now: float, event: x.Report) -> bool:
         """What the data plane waits for; False when it is none of ours."""
@@ -268,9 +307,8 @@ class Operations:
         """Fetched result bytes."""
         operation = self._of(now, entry.log)
         if operation is not None and not operation.done:
-            operation.results[entry.part_digests] = data
             operation.complete_at = now
-            operation.machine.on_result(now, entry.part_digests)
+            self._hold(now, operation, entry.part_digests, data)
 
     def find(self, name: bytes) -> tuple[Entry, memoryview] | None:
         """An operation's entry by hash, with its bytes."""
@@ -309,11 +347,13 @@ class Operations:
                     self._give_up(now, operation)
 
     def drop_all(self) -> None:
-        """Take part in nothing any more."""
-        for operation in list(self.by_key.values()):
-            self._forget(operation)
+        """Take part in nothing any more, in this life."""
+        for operation in self.by_key.values():
+            operation.end()
+        self.by_key.clear()
+        self.undone.clear()
 
     def _forget(self, operation: Operation) -> None:
         del self.by_key[operation.key]
         self.undone.pop(operation.key, None)
-        operation.end()
+        operation.retire()

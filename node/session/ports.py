@@ -15,6 +15,7 @@ from ...collectives.layout import Layout
 from ...collectives.messages import Spans
 from ...collectives.pace import Pace
 from ...collectives.round import Journal
+from .kept import Votes
 from .record import BranchRecord
 
 T = TypeVar("T")
@@ -112,6 +113,11 @@ class Replica(Protocol):
 
 class Storage(Protocol):
     """What one run keeps over the life of a process. Raises StorageError."""
+
+    @property
+    def votes(self) -> Votes:
+        """Of free-standing operations that have durable ones."""
+        ...
 
     def journal(self) -> Journal:
         """The journal of the run's log, as left by the last life."""

@@ -21,6 +21,7 @@ from ...collectives.group import Certified, Entry, Member, is_quorum
 from ...collectives.identifiers import HASH_BYTES, PeerId
 from ...collectives.layout import Layout
 from ...collectives.round import Timing
+from .naming import is_operation
 from .ports import DataPlane
 from .replica import state_chunk_bytes
 
@@ -123,7 +124,7 @@ class Transfer:
     def drop(self, before: int) -> None:
         """Results of older rounds are no longer of use."""
         for name, item in list(self.fetching.items()):
-            if item.entry is not None and item.round < before and not item.entry.log.startswith("op/"):
+            if item.entry is not None and item.round < before and not is_operation(item.entry.log):
                 self._forget(name)
 
     def drop_all(self) -> None:

@@ -9,7 +9,8 @@ from ...collectives.group import Certified, Entry
 from ...collectives.layout import Layout
 from ...collectives.round import MemoryJournal, SealRecord
 from ...collectives.swarm import OuterSettings
-from ..session.memory_storage import MemoryStorage
+from ..session.kept import Votes
+from ..session.memory_storage import MemoryStorage, MemoryVotes
 from ..session.ports import Replica
 from ..session.record import BranchRecord
 from ..session.replica import ModelReplica, PlainSlots
@@ -99,6 +100,7 @@ class SimStorage(MemoryStorage):
         """The disk is lost, but for the number of lives."""
         self._journal = SimJournal(self.observer, self.incarnation + 1)
         self._layout, self._checkpoint, self._kept, self._from, self._branch = None, None, {}, 0, None
+        self.votes: Votes = MemoryVotes()
 
     def reboot(self) -> None:
         """The machine lost power: what was voted for is not known any more, so the next life is a new one with the same log."""

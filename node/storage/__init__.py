@@ -2,6 +2,7 @@
 
 journal     FileJournal: entries, promise and vote; survives kill -9 at any instant
 results     ResultFiles: a ring of preallocated, mapped files that results are received into
+votes       VoteFiles: free-standing operations with durable votes
 checkpoint  anchor and momentum as safetensors, verified by their Merkle root
 run_files   RunFiles: the Storage of one run, tying the three together
 """

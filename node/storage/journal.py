@@ -98,7 +98,7 @@ def force_folder(folder: Path) -> None:
         os.close(fd)
 
 
-def write_at(fd: int, data: bytes, offset: int) -> None:
+def write_at(fd: int, data: bytes | memoryview, offset: int) -> None:
     """Write all of it. Raises OSError: ENOSPC, too, where the disk took a part."""
     view = memoryview(data)
     while view:

@@ -14,7 +14,7 @@ import weakref
 from pathlib import Path
 
 from ...collectives.errors import StorageError
-from .journal import storage_error, write_atomically
+from .journal import storage_error, write_at, write_atomically
 
 MAX_FILES = 64
 
@@ -62,12 +62,16 @@ class ResultFiles:
         except (OSError, ValueError, TypeError):
             self._index = {}  # as if nothing were kept: the entries say what is missing
 
-    def _map(self, number: int, nbytes: int) -> mmap.mmap:
-        path = self._path(number)
+    @staticmethod
+    def _open(path: Path) -> int:
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
+            return os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
         except OSError as error:
             raise storage_error(path, error) from error
+
+    def _map(self, number: int, nbytes: int) -> mmap.mmap:
+        path = self._path(number)
+        fd = self._open(path)
         try:
             reserve(fd, max(nbytes, 1), path)
             memory = mmap.mmap(fd, max(nbytes, 1))
@@ -79,31 +83,45 @@ class ResultFiles:
     def allocate(self, nbytes: int) -> memoryview:
         """A buffer nobody uses. Raises StorageError."""
         with self._lock:
-            kept = {number for _, number, _ in self._index.values()}
-            for number in range(MAX_FILES):
-                reference = self._mapped.get(number)
-                if number not in kept and (reference is None or reference() is None):
-                    return memoryview(self._map(number, nbytes))[:nbytes]
+            return memoryview(self._map(self._free(), nbytes))[:nbytes]
+
+    def _free(self) -> int:
+        """A file nobody uses; with the lock held."""
+        kept = {number for _, number, _ in self._index.values()}
+        for number in range(MAX_FILES):
+            reference = self._mapped.get(number)
+            if number not in kept and (reference is None or reference() is None):
+                return number
         raise StorageError(f"all {MAX_FILES} result buffers are in use")
 
     def keep(self, name: str, round_: int, data: memoryview) -> None:
-        """Name the bytes in a buffer of `allocate`. Raises StorageError."""
-        if name in self._index:
-            return
+        """Name the bytes in a buffer of `allocate`; those of elsewhere are written to a file. Raises StorageError."""
         with self._lock:
+            if name in self._index:
+                return
             number = next((n for n, ref in self._mapped.items() if ref() is data.obj), None)
-        if number is None:  # from elsewhere: copy
-            copy = self.allocate(len(data))
-            copy[:] = data
-            return self.keep(name, round_, copy)
-        with self._lock:
+            if number is None:
+                number = self._write(data)
             self._index[name] = (round_, number, len(data))
             try:
                 self._save()
             except StorageError:
                 del self._index[name]  # not kept: whoever votes on these bytes must not
                 raise
-        return None
+
+    def _write(self, data: memoryview) -> int:
+        """Bytes from elsewhere, into a free file: a third of what it costs to copy them into a mapping, whose every page is a fault."""
+        number = self._free()
+        path = self._path(number)
+        fd = self._open(path)
+        try:
+            reserve(fd, len(data), path)
+            write_at(fd, data, 0)
+        except OSError as error:
+            raise storage_error(path, error) from error
+        finally:
+            os.close(fd)
+        return number
 
     def kept(self, name: str) -> memoryview | None:
         """Bytes kept under a name."""
@@ -130,11 +148,13 @@ class ResultFiles:
                     del self._index[name]
                 self._save()
 
-    def drop(self, name: str) -> None:
-        """One name is dropped."""
-        if name in self._index:
-            with self._lock:
+    def drop(self, prefix: str) -> None:
+        """All names that begin so are dropped."""
+        with self._lock:
+            names = [name for name in self._index if name.startswith(prefix)]
+            for name in names:
                 del self._index[name]
+            if names:
                 self._save()
 
     def clear(self) -> None:

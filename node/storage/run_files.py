@@ -22,6 +22,7 @@ from ..session.replica import ModelReplica, Slots, bytes_of
 from . import checkpoint as cp
 from .journal import FileJournal, storage_error, write_atomically
 from .results import ResultFiles
+from .votes import VoteFiles
 
 log = logging.getLogger("atoll")
 SET_ASIDE = "set-aside"
@@ -50,7 +51,7 @@ class RunFiles:
         """What of the local state could not be used in this life."""
         self.unsaved: StorageError | None = None
         """Why the state could not be written last time."""
-        self._results = ResultFiles(folder / "results")
+        self._results, self.votes = ResultFiles(folder / "results"), VoteFiles(folder / "votes")
         self._journal = FileJournal(folder / "journal", incarnation=self._life())
         self._checkpoint_round = -1
         self._from = self._spends = 0
@@ -277,6 +278,7 @@ class RunFiles:
         except OSError as error:
             raise storage_error(aside, error) from error
         self._results.clear()
+        self.votes.clear()
         if self._journal.sealed is None:
             (self._folder / "seal").unlink(missing_ok=True)  # unreadable, if it is there
         self._journal = FileJournal(self._folder / "journal", incarnation=incarnation)
@@ -292,4 +294,5 @@ class RunFiles:
     def close(self) -> None:
         """End of the run at this node; nothing on disk changes but the journal's end. Raises StorageError."""
         self._results.close()
+        self.votes.close()
         self._journal.close()

@@ -4,12 +4,15 @@ With A the new anchor, L the live values and S where their uncounted progress st
 
 * contribution counted, nothing trained since it was frozen: ``L ← A``, an exact copy (`adopt`);
 * counted, trained on since: ``L ← A + (L - S)``, S = the live values when training went on (`rebase`);
-* not counted: ``L ← A + (L - S)``, S = the anchor the progress was measured against. The progress stays and is contributed again;
-* either, in a run that mixes, wherever ``L - S`` would be added: ``L ← α·L + (1 - α)·A`` (`mix`; Streaming DiLoCo, arXiv 2501.18512). What the
-  others did meanwhile is mostly what one did oneself, and is not taken twice.
+* not counted, and the anchor has not moved: ``L`` stays as it is and is contributed again;
+* not counted, and the others' round went on without it: what they did is mostly what one did oneself, and taking both whole would be a step too
+  long. ``L ← L + (1 - α)·(A - S)``, S = the live values when it was frozen, α = `LOST_SHARE` (`mix`): a share of its distance to the new
+  anchor stays, with all that was trained since, and is contributed again. With 30 % of contributions lost this costs 1 % of loss and not
+  5 (docs/benchmarks.md);
+* either, in a run that mixes: ``L ← α·L + (1 - α)·A`` with an α of its own (Streaming DiLoCo, arXiv 2501.18512).
 
-So, but for `mix`, each unit of work is in the log once or in the live parameters once, never both. What members train on while a round
-is under way is another matter: their own values as they are, or what they expect of the round (`expect`).
+So each sample is in the log once or is still to be contributed, never both. What members train on while a round is under way is another
+matter: their own values as they are, or what they expect of the round (`expect`).
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ import torch
 from torch import Tensor
 
 from .flat import FlatVector, Source
+
+LOST_SHARE = 0.5  # 0.3 and 0.5 were equally good
 
 
 def adopt(flat: FlatVector, new: Source) -> None:
@@ -43,13 +48,16 @@ def rebase(flat: FlatVector, new: Source, start: Source) -> None:
 
 
 @torch.no_grad()
-def mix(flat: FlatVector, new: Source, share: float) -> None:
-    """``live ← share·live + (1 - share)·new``."""
+def mix(flat: FlatVector, new: Source, share: float, start: Tensor | None = None) -> None:
+    """``live ← share·live + (1 - share)·new``; with ``start`` that of ``start`` plus what was trained since: ``live + (1 - share)·(new - start)``."""
     scratch = _Scratch()
     for segment, live in flat.pull():
         part = scratch.of(segment.numel)
         new.copy_into(part, segment.start)
-        live.lerp_(part, 1 - share)
+        if start is None:
+            live.lerp_(part, 1 - share)
+        else:
+            live.add_(part.sub_(start[segment.start : segment.stop]).mul_(1 - share))
         flat.push(segment, live)
 
 

@@ -28,6 +28,7 @@ class Preset:
     short: bool = False  # below FEW_ROUNDS
     part: bool = False  # with overlap: results are adopted before half a round is over
     peers: int = 1 << 30  # at most
+    mixing: float | None = None  # of late results, where the manifest says nothing
 
     def fits(self, *, rounds: int | None, peers: int, sync_every: int | None, overlap: Overlap, delay: int | None) -> bool:
         """Whether it is for such runs."""
@@ -46,7 +47,7 @@ PRESETS = (
         source="many rounds: as published (DiLoCo, 8 workers, H = 500, arXiv 2311.08105; INTELLECT-1, 14 peers, H = 100, arXiv 2412.01152)",
     ),
     Preset(
-        "published-overlap", OuterSettings("nesterov", 0.4, 0.9), overlap=("late", "eager"),
+        "published-overlap", OuterSettings("nesterov", 0.4, 0.9), overlap=("late", "eager"), mixing=0.5,
         source="many rounds with overlap: as published (Streaming DiLoCo, H = 30 and 100, arXiv 2501.18512; eager updates, H = 30, arXiv 2502.12996)",
     ),
     Preset(

@@ -28,7 +28,7 @@ EFFICIENCY = (
 ROUND_TRIPS = 3.0
 WORK_S = 20e-9  # a value, in the node (measured, `scripts/bench_wan.py`)
 SCRIPT_S = 4e-9  # a value, in the script: making the contribution and taking over the anchor
-LATE_S = 6e-9  # a value more with overlap: a snapshot when training goes on, and mixing two vectors instead of copying one
+LATE_S = 6e-9  # a value more with overlap: a snapshot when training goes on, and what was trained since on top of the anchor
 ASK_S = 4e-3  # a round, in the script: what it asks its node (these three measured, `scripts/bench_wan.py`)
 LATE_SHARE = 0.5  # of a step by which the others come after the fastest, on the mean
 
@@ -41,7 +41,6 @@ class Choice:
     codec: str = "int8"
     overlap: Literal["none", "late", "eager"] = "none"
     delay: int | None = None
-    mixing: float | None = None
     fragments: int = 1
 
 

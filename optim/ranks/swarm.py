@@ -197,7 +197,7 @@ class RankSwarm:
 
     def all_reduce(
         self, flat: Tensor, *, op_id: str, op: Literal["mean", "sum", "max"] = "mean", weight: int = 1, deadline_s: float = 60.0,
-        codec: str = "", everyone: bool = False,
+        codec: str = "", everyone: bool = False, durable: bool = False,
     ) -> Any:  # fmt: skip
         """Refused."""
         self._refuse("all_reduce")

@@ -24,7 +24,7 @@ from ...collectives.swarm import AnchorView, Outcome, Pending, RunSettings
 from ..model.feedback import Feedback, has_feedback
 from ..model.flat import FlatTensor, FlatVector
 from ..model.pseudograd import write_pseudo_gradient
-from ..model.reconcile import adopt, expect, mix, rebase
+from ..model.reconcile import LOST_SHARE, adopt, expect, mix, rebase
 from ..outer import effective_outer
 from .schedule import FLOOR_S
 
@@ -241,7 +241,7 @@ class Replica:
         if not counted:
             self._restore(frozen)
             self.unsent += frozen.samples
-            self._carry(new)
+            self._carry(new, frozen.snapshot if frozen.own is None else frozen.own)
         elif frozen.snapshot is None:
             adopt(self.flat, new)
         elif self.settings.mixing is not None and self.overlap:
@@ -270,12 +270,14 @@ class Replica:
         """One run has one anchor a round; a branch that is lost may have had as many rounds as the one that was adopted."""
         return new.round == self.base.round and not (self._on_branch and new.digest != self.base.digest)
 
-    def _carry(self, new: AnchorView) -> None:
-        """Make live parameters with progress that was not counted start from ``new``."""
-        if self.settings.mixing is not None and new.round != self.base.round:
-            mix(self.flat, new, self.settings.mixing)
-        else:
+    def _carry(self, new: AnchorView, frozen: Tensor | None = None) -> None:
+        """Make live parameters with progress that was not counted start from ``new``; ``frozen``: live values that had some of it, and no other."""
+        if new.round == self.base.round:  # what the node gave for it may be another view, of the same values
             rebase(self.flat, new, self.base)
+        elif self.settings.mixing is None:
+            mix(self.flat, new, LOST_SHARE, frozen)
+        else:
+            mix(self.flat, new, self.settings.mixing)
 
     def _remember(self, frozen: Frozen) -> None:
         if frozen.snapshot is None:

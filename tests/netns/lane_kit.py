@@ -192,13 +192,14 @@ class Pair:
             self.peers[end].say(do, peer=self.ids[partner], **values)
         return [self.peers[one], self.peers[other]]
 
-    def bulk(self, warm_s: float, seconds: float, congestion: str) -> tuple[float, set[str]]:
-        """Bytes a second over the lanes that are open, from the first end to the second, and the congestion controls they had at the end."""
+    def bulk(self, warm_s: float, seconds: float, congestion: str) -> tuple[float, list[int], set[str]]:
+        """Bytes a second over the lanes that are open, from the first end to the second, the bytes of each second, and the congestion controls they
+        had at the end."""
         sender, receiver = (self.peers[end] for end in self.ends)
         receiver.say("receive", warm_s=warm_s, seconds=seconds)
         sender.say("send", seconds=warm_s + seconds + 2.0, congestion=congestion)
         found = receiver.expect("received")
-        return found["nbytes"] / found["seconds"], set(sender.expect("sent")["congestion"])
+        return found["nbytes"] / found["seconds"], found["by_second"], set(sender.expect("sent")["congestion"])
 
     def __enter__(self) -> Pair:
         return self

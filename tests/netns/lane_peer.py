@@ -6,11 +6,12 @@ LISTEN: a libp2p address; LANE_HOST: where its lane listener is. "serve": it ans
 lines on stdin: {"do": "connect", "peer": P, "addresses": [...]}, {"do": "lanes", "peer": P, "count": N}, {"do": "drop", "peer": P},
 {"do": "guess", "on": B}, {"do": "send", "seconds": S, "congestion": C}, {"do": "receive", "warm_s": W, "seconds": S}. It says "ready",
 "connected", for each lane "lane" once bytes have gone both ways, "dropped", "guesses", "sent", and "received" with the bytes that came within S
-seconds, counted from W seconds after the first ones.
+seconds, all and second by second, counted from W seconds after the first ones.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import socket
@@ -150,8 +151,12 @@ class LanePeer:
             await first.wait()
             await trio.sleep(warm_s)
             before, began = total[0], trio.current_time()
-            await trio.sleep(seconds)
-            say("received", nbytes=total[0] - before, seconds=trio.current_time() - began)
+            marks = [before]
+            while (left := began + seconds - trio.current_time()) > 0:
+                await trio.sleep(min(1.0, left))
+                marks.append(total[0])
+            rates = [after - mark for mark, after in itertools.pairwise(marks)]
+            say("received", nbytes=total[0] - before, seconds=trio.current_time() - began, by_second=rates)
             nursery.cancel_scope.cancel()
 
     async def run(self) -> None:

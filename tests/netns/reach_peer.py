@@ -1,7 +1,8 @@
 """A PeerNetwork in a process of its own, for the NAT laboratory: it says what happens as JSON lines, and does what stdin tells it.
 
 First line of stdin: {"listen": [...], "bootstrap": [...], "seed": n, "announce": [...], "open": bool, "run": "name" or "",
-"only_upnp": bool, "limits": {}, "lan": bool, "lies": [addresses that it gives its lane listener, before the true ones]}.
+"only_upnp": bool, "limits": {}, "lan": bool, "lies": [addresses that it gives its lane listener, before the true ones],
+"silent_s": after how many seconds a silent connection is asked for a sign of life; it has as long for it}.
 Then {"send": peer}, {"add": [peer, addresses]}, {"status": null}, {"connect": peer}, {"lane": peer}, {"forget": null}.
 Out: {"up": addresses}, {"told": addresses}, {"path": [peer, path]}, {"member": [peer, addresses]}, {"got": [peer, text]}, {"status": ...},
 {"connected": [peer, error]}, {"lane": [peer, path]}, {"log": a line of the log of the network}. Each has {"at": its clock in seconds}.
@@ -20,6 +21,7 @@ import trio
 
 from atoll.collectives.errors import NetworkError
 from atoll.collectives.identifiers import PeerId, RunId
+from atoll.node.net import liveness
 from atoll.node.net.network import PeerNetwork
 from atoll.node.net.reach import natpmp
 from atoll.node.net.reach.ledger import RelayLimits
@@ -55,6 +57,7 @@ async def main() -> None:
     start = await line()
     if start.get("only_upnp"):
         natpmp.TRIES_S = ()  # not a datagram is sent
+    liveness.SILENT_S = liveness.ANSWER_S = start.get("silent_s", liveness.SILENT_S)
     network = PeerNetwork(
         Identity.generate(),
         listen=start.get("listen", ["/ip4/0.0.0.0/tcp/4001"]),

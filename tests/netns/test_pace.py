@@ -38,7 +38,8 @@ def test_a_host_with_a_slow_link_comes_to_own_nothing_and_is_counted(tmp_path: P
             owners.clear()
             digests, counted = reduced(swarm, f"op {number}")
             assert len(digests) == 1
-            if counted == everybody and all(found == everybody - {swarm.all[3].peer} for found in owners) and owners:
+            # How parts are divided among the fast ones is their measurement's affair: what they saw of a link shared with other work may differ.
+            if counted == everybody and owners and all(found and swarm.all[3].peer not in found for found in owners):
                 return
     raise AssertionError(f"the slow host was given a part {TRIES} times: {owners}")
 

@@ -1,4 +1,5 @@
-"""Results of operations are let go of as soon as everybody has them: nobody holds two where the next operation begins."""
+"""Results of operations are let go of as soon as everybody has them: nobody holds two where the next operation begins. Durable ones are kept on
+disk as long as somebody may still need them."""
 
 from __future__ import annotations
 
@@ -6,20 +7,24 @@ import pytest
 import torch
 from session_table import Peer, Table
 
+from atoll.collectives import messages as m
 from atoll.collectives.group import convener
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.swarm import Call
 from atoll.node.session import events as ev
+from atoll.node.session.actions import ROUND_PREFIX
 from atoll.node.session.naming import operation_key
 from atoll.node.session.operation import Operation
+from atoll.node.session.operations import LIFETIME_S
 
 
-def called(table: Table, op_id: str) -> dict[PeerId, Operation]:
+def called(table: Table, op_id: str, *, durable: bool = False) -> dict[PeerId, Operation]:
     """Everybody calls."""
+    call = Call(op_id, codec="fp32", durable=durable)
     key = operation_key("run", op_id)
     for peer in table.peers:
         cid = f"{op_id}/{peer.name}".encode().ljust(16, b".")
-        peer.do(lambda session, now, cid=cid: session.operations.start(now, Call(op_id, codec="fp32"), 4, torch.ones(4), cid))
+        peer.do(lambda session, now, cid=cid: session.operations.start(now, call, 4, torch.ones(4), cid))
         peer.do(lambda session, now: session.settle(now))
     return {peer.name: peer.session.operations.by_key[key] for peer in table.peers}
 
@@ -45,3 +50,41 @@ def test_a_result_is_kept_no_longer_than_until_the_last_has_it(slow: float) -> N
         assert all(operation.holders == set(operations) for operation in operations.values())
         table.network.link(leader, last).latency_s = 0.001
     table.end()
+
+
+@pytest.mark.parametrize("survivor", [0, 1, 2])
+@pytest.mark.parametrize("durable", [True, False], ids=["durable", "volatile"])
+def test_a_majority_killed_after_it_has_voted_still_decides_for_the_caller_that_is_left(survivor: int, durable: bool) -> None:
+    table = Table(3)
+    table.all_in()
+    left, killed = table.peers[survivor], [peer for peer in table.peers if peer is not table.peers[survivor]]
+
+    def lost(sender: PeerId, receiver: PeerId, channel: str, payload: object) -> bool:
+        """No vote of the others' reaches the one that is left."""
+        if not isinstance(payload, bytes) or payload[:1] != ROUND_PREFIX or receiver != left.name or sender == receiver:
+            return False
+        return isinstance(m.decode(payload[1:], sender).body, m.Accepted | m.Catch)
+
+    table.network.tap = lost
+    operations = called(table, "op", durable=durable)
+    mine = operations[left.name]
+    table.until(lambda: all(operations[peer.name].journal.accepted or operations[peer.name].done for peer in killed) and bool(mine.results))
+    assert not mine.done
+    for peer in killed:
+        peer.kill()
+    table.network.tap = None
+    table.wait(5.0)
+    assert not served(left, "op")
+    for peer in killed:
+        peer.start().attach()
+    if not durable:
+        table.wait(30.0)
+        assert not served(left, "op")
+        return table.end()
+    table.until(lambda: served(left, "op"))
+    done = next(event for event in left.heard if isinstance(event, ev.OperationDone))
+    assert [share.peer for share in done.contributors] == [peer.name for peer in table.peers]
+    assert bytes(done.result) == torch.ones(4).numpy().tobytes()
+    table.wait(LIFETIME_S + 5.0)
+    assert [peer.storage.votes.recall() for peer in table.peers] == [[], [], []]
+    return table.end()

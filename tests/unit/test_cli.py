@@ -480,8 +480,9 @@ def test_a_plan_says_settings_and_why(atoll: Cli, tmp_path: Path) -> None:
     arguments = ["plan", "run.toml", "--step-ms", "200", "--parameters", "10000000", "--peers", "8", "--up", "20Mbit/s"]
     found = atoll.json(*arguments)
     assert found["settings"] == {
-        "train": {"sync_every": 65, "overlap": "late", "delay": 8, "mixing": 0.5},
+        "train": {"sync_every": 65, "overlap": "late", "delay": 8},
         "exchange": {"codec": "int8", "fragments": 8},
+        "train.outer": {"preset": "auto"},
     }
     assert found["reached"] is True
     assert found["predicted"]["bound"] == "p0's uplink"

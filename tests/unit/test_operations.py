@@ -28,15 +28,16 @@ WAIT_S = 20.0
 def test_a_log_name_fits_and_tells_operation_and_configuration_apart() -> None:
     small, large = (Member(A, 0),), (Member(A, 0), Member(B, 7))
     key = operation_key("r" * 26, "x" * 64)
-    longest = Spec(MAX_NUMEL, "int8_fp16", "wrap64", True, "x" * MAX_TAG, "x".join(["2"] * 8) + ".7")
+    longest = Spec(MAX_NUMEL, "int8_fp16", "wrap64", True, "x" * MAX_TAG, "x".join(["2"] * 8) + ".7", True)
     assert len(longest.log_name(key, large, large)) <= MAX_LOG_NAME
     names = {
-        Spec(numel, codec, reducer, everyone, tag, group).log_name(operation_key(run, op), config, config):
-            (run, op, numel, codec, reducer, everyone, tag, group)
+        Spec(numel, codec, reducer, everyone, tag, group, durable).log_name(operation_key(run, op), config, config):
+            (run, op, numel, codec, reducer, everyone, tag, group, durable)
         for run in "rs" for op in "xy" for numel in (1, 2) for codec, reducer in (("fp32", "mean"), ("int8", "mean"), ("fp32", "max"))
         for everyone in (False, True) for tag in ("", "all") for config in (small, large) for group in ("", "2x1.0", "d2.1")
+        for durable in (False, True)
     }  # fmt: skip
-    assert len(names) == 2 * 2 * 2 * 3 * 2 * 2 * 2 * 3
+    assert len(names) == 2 * 2 * 2 * 3 * 2 * 2 * 2 * 3 * 2
     for name, (run, op, *spec) in names.items():
         found = parse(name)
         assert found is not None

@@ -1,19 +1,23 @@
-"""Work is conserved: whatever is counted, carried or late, each unit of it is in the anchor once or in the live parameters once."""
+"""Work is conserved: whatever is counted or late, each unit of it is in the anchor once or in the live parameters once; of what the others went on
+without, a half comes along."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from round_table import RoundTable
+from round_table import Offer, RoundTable
 from torch import nn
 
 from atoll.collectives.swarm import RunSettings
 from atoll.optim.model.flat import FlatTensor, FlatVector
 from atoll.optim.model.pseudograd import write_pseudo_gradient
 from atoll.optim.model.reconcile import adopt, rebase
-from atoll.optim.rounds.replica import Replica
+from atoll.optim.rounds.replica import Frozen, Replica
 
 AVERAGING = RunSettings(method="local_sgd", sync_every=1)
 MIXING = msgspec.structs.replace(AVERAGING, mixing=0.25)
@@ -59,7 +63,7 @@ def test_rebase_carries_exactly_the_progress_over(start: list[int], now: list[in
 
 
 ACTIONS = st.one_of(
-    st.tuples(st.just("train"), NUMBERS),
+    st.tuples(st.just("train"), st.integers(-8, 8)),  # so small that float32 halves it exactly as often as there are actions
     st.tuples(st.just("boundary"), st.just(0)),
     st.tuples(st.just("decide"), st.sampled_from([0, 1])),  # 1: mine is counted if there is one, 0: only the other member's
     st.tuples(st.just("lose"), st.sampled_from([0, 1])),  # 1: the frozen contribution is lost with the node
@@ -77,10 +81,22 @@ def test_each_unit_of_work_is_counted_once_or_still_live(actions: list[tuple[str
     other.open(flat.layout, lambda out: None).release()
     work, dropped, steps = torch.zeros(4), torch.zeros(4), 0
 
-    def check() -> None:
-        """All my work = what was counted and adopted + what is live but not in the anchor + what was lost with a node."""
+    def anchor() -> torch.Tensor:
         base = torch.empty(4)
         replica.base.copy_into(base)
+        return base
+
+    def halved(base: torch.Tensor, frozen: Frozen | None, unsent: torch.Tensor) -> torch.Tensor:
+        """What is given up of a contribution, or of what was to be one, as the anchor went from ``base`` on without it."""
+        moved = anchor() - base
+        offer = frozen.pending if frozen is not None else None
+        if not moved.any() or offer in table.counted or (isinstance(offer, Offer) and offer.orphaned):
+            return torch.zeros(4)
+        return ((-offer.vector if isinstance(offer, Offer) else unsent) + moved) / 2
+
+    def check() -> None:
+        """All my work = what was counted and adopted + what is live but not in the anchor + what was given up or lost with a node."""
+        base = anchor()
         pending = replica.frozen.pending if replica.frozen is not None else None
         seen = [offer for offer in table.counted if offer.peer == "me" and offer is not pending]
         assert torch.equal(sum((-offer.vector for offer in seen), torch.zeros(4)) + (live(flat) - base) + dropped, work)
@@ -88,6 +104,7 @@ def test_each_unit_of_work_is_counted_once_or_still_live(actions: list[tuple[str
         assert sum(offer.samples for offer in seen) + replica.unsent + frozen + sum(lost) == steps
 
     for action, number in [*actions, *[("boundary", 0), ("decide", 1)] * 2, ("boundary", 0)]:
+        before = (anchor(), replica.frozen, live(flat) - anchor())
         if action == "train":
             with torch.no_grad():
                 for tensor in flat.tensors:
@@ -109,6 +126,7 @@ def test_each_unit_of_work_is_counted_once_or_still_live(actions: list[tuple[str
             replica.reenter()
             if offer is not None:
                 dropped = dropped - offer.vector
+        dropped = dropped + halved(*before)
         check()
     assert replica.frozen is None
 
@@ -136,24 +154,41 @@ def test_progress_made_while_a_round_was_open_survives_it_once() -> None:
     assert torch.equal(live(flat), torch.full((4,), 11.0))
 
 
-def test_progress_that_was_not_counted_is_mixed_with_an_anchor_that_moved_without_it() -> None:
-    table = RoundTable(["me", "other"], MIXING, auto=False)
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        (AVERAGING, 8 / 2 - 4 / 2 + 16),  # half of its way from the new anchor, and all that it trained since
+        (MIXING, (8 + 16 - 4) / 4),  # a quarter of where it is
+    ],
+)
+@pytest.mark.parametrize("overlap", ["none", "late", "eager"])
+def test_of_progress_that_the_others_went_on_without_a_share_comes_along(settings: RunSettings, kept: float, overlap: Any) -> None:
+    settings = msgspec.structs.replace(settings, overlap=overlap)
+    table = RoundTable(["me", "other"], settings, auto=False)
     flat = FlatVector(Numbers())
-    replica = Replica(flat, table.member("me"), lambda: 0.0, lambda samples, reason: None, MIXING)
+    replica = Replica(flat, table.member("me"), lambda: 0.0, lambda samples, reason: None, settings)
     replica.enter()
     other = table.member("other")
     other.open(flat.layout, lambda out: None).release()
     start = live(flat)
-    with torch.no_grad():
-        for tensor in flat.tensors:
-            tensor.add_(8.0)
+
+    def train(amount: float) -> None:
+        with torch.no_grad():
+            for tensor in flat.tensors:
+                tensor.add_(amount)
+
+    train(8.0)
     replica.unsent += 2
     assert [turn.outcome.status for turn in replica.turn(0.0)] == ["open"]
-    assert torch.equal(live(flat), start + 8)  # the anchor has not moved: nothing is mixed
+    if overlap != "eager":
+        assert torch.equal(live(flat), start + 8)  # the anchor has not moved: nothing is mixed
+    train(16.0)
+    replica.unsent += 4
     other.contribute(samples=3, write=lambda out: out.fill_(-4.0))
     table.decide(["other"])
     turns = list(replica.turn(0.0))
     assert [(turn.outcome.status, turn.outcome.counted) for turn in turns] == [("committed", False), ("open", False)]
-    assert torch.equal(live(flat), start + 5)  # a quarter of its 8, three quarters of the others' 4
-    assert torch.equal(table.offers[table.peers[0]].vector, torch.full((4,), -1.0))
-    assert turns[-1].samples == 2
+    assert torch.equal(table.offers[table.peers[0]].vector, torch.full((4,), -kept))
+    assert turns[-1].samples == 6
+    if overlap != "eager":
+        assert torch.equal(live(flat), start + 4 + kept)

@@ -62,7 +62,7 @@ def test_the_ladder() -> None:
     slower = plan(alike(4, 100, 0.25, 10_000_000))
     assert (slower.choice.codec, slower.choice.overlap) == ("int4", "none")
     slow = plan(alike(8, 20, 0.2, 10_000_000, rtt_s=0.05))
-    assert (slow.choice.codec, slow.choice.overlap, slow.choice.fragments, slow.choice.mixing) == ("int8", "late", 8, 0.5)
+    assert (slow.choice.codec, slow.choice.overlap, slow.choice.fragments) == ("int8", "late", 8)
     hopeless = plan(alike(4, 5, 0.05, 50_000_000))
     assert not hopeless.reached
     assert "Nothing reaches 95%" in hopeless.why[-1]

@@ -64,6 +64,10 @@ def test_a_manifest_records_the_values_and_not_the_name() -> None:
     assert decode_manifest(run('preset = "short"').encode()) == by_hand
     assert run('preset = "auto"\ngovernor = true').settings().outer == OuterSettings("nesterov", 0.9, 0.6, governor=True)
     assert run('preset = "auto"\npeers = 1', "sync_every = 20\nrounds = 500").settings().outer == OuterSettings("nesterov", 0.7, 0.8)
+    late = 'overlap = "late"\ndelay = 3\nsync_every = 20\nrounds = '
+    assert run('preset = "auto"', f"{late}500").train.mixing == 0.5  # 0.4 and 0.9 want it, 0.9 and 0.6 do not
+    assert [run('preset = "auto"', train).train.mixing for train in (f"{late}30", f"{late}500\nmixing = 0.0")] == [None, 0.0]
+    assert run('preset = "auto"', 'overlap = "eager"\nrounds = 500').train.mixing is None
     assert run('preset = "co2"', 'overlap = "late"').settings().outer == OuterSettings("co2", 1.0, 0.5)
 
 

@@ -16,7 +16,7 @@ from atoll.node.net.reach.protobuf import MAX_FIELDS, decode, encode, number, oc
 from atoll.node.net.reach.routes import assigned, on_link
 from atoll.security.identity import Identity
 
-A, B, C = (Identity.generate().peer for _ in range(3))
+A, B, C = (Identity(bytes([number]) * 32).peer for number in range(3))
 HOUSE, LOOP = "/ip4/192.168.1.20/tcp/4150", "/ip4/127.0.0.1/tcp/4150"
 WAN, SHIFTED = "/ip4/11.0.0.7/tcp/4150", "/ip4/11.0.0.7/tcp/50123"
 S1, S2, S3 = "11.1.0.1", "11.2.0.1", "11.3.0.1"
@@ -191,6 +191,17 @@ def test_another_network_voids_what_others_said() -> None:
     assert manager.interfaces(["/ip4/172.20.10.2/tcp/4150", LOOP])
     assert (manager.reach(1.0), manager.candidates(1.0)) == ("local", [])
     assert manager.advertised(1.0) == ("/ip4/172.20.10.2/tcp/4150", LOOP)
+
+
+def test_so_does_another_way_to_the_internet() -> None:
+    manager = AddressManager()
+    assert manager.interfaces([HOUSE, LOOP], "192.168.1.20")
+    manager.observed(S1, WAN, 0.0)
+    assert not manager.interfaces([HOUSE, LOOP], "192.168.1.20")
+    assert manager.seen_at(1.0) == [WAN]
+    assert manager.interfaces([HOUSE, LOOP], "172.20.10.2")
+    assert manager.way == "172.20.10.2"
+    assert manager.seen_at(1.0) == []
 
 
 def test_what_the_user_announces_needs_no_proof() -> None:

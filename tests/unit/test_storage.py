@@ -15,15 +15,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.collectives.errors import StorageError
-from atoll.collectives.group import Certified, Member
+from atoll.collectives.group import Certified, Entry, Member
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.layout import make_layout
 from atoll.collectives.round import RECENT, SealRecord
 from atoll.collectives.swarm import OuterSettings
+from atoll.node.session.kept import KeptVote
 from atoll.node.session.replica import ModelReplica, PlainSlots
 from atoll.node.storage import RunFiles
 from atoll.node.storage.journal import FileJournal
 from atoll.node.storage.results import ResultFiles
+from atoll.node.storage.votes import VoteFiles
 
 
 def test_journal_comes_back(tmp_path: Path) -> None:
@@ -311,3 +313,31 @@ def test_closed_files_hold_no_memory_but_what_is_still_read(tmp_path: Path) -> N
     again = run_files(tmp_path, [])
     assert bytes(again.kept(entries[1].entry) or b"") == b"\x01" * 8  # what is on disk stays
     again.close()
+
+
+def test_votes_of_operations_come_back_with_their_results_until_they_are_forgotten(tmp_path: Path) -> None:
+    members, new = (Member(PeerId("a"), 0),), bytes(range(32))
+
+    def vote(log: str, digests: tuple[bytes, ...] | None) -> KeptVote:
+        entry = Entry(log, 1, bytes(32), bytes(32), (), (), digests or (), 4, 4, "fp32", "mean", members)
+        return KeptVote(log, members, 3, (3, entry) if digests is not None else None)
+
+    votes = VoteFiles(tmp_path)
+    logs = ["../../evil", "opd/2", "opd/3", "opd/4"]
+    for index, log in enumerate(logs):
+        votes.store(log, (bytes(32),), memoryview(bytes(1000)))
+        votes.store(log, (new,), memoryview(bytes([index]) * 2000))
+        votes.record(vote(log, None))
+        votes.record(vote(log, (new,) if index != 2 else None))
+    votes.drop(logs[1])
+    votes.forget(logs[3])
+    votes.close()
+    again = VoteFiles(tmp_path)
+    found = {kept.log: (kept, bytes(data) if data is not None else None) for kept, data in again.recall()}
+    assert found == {
+        logs[0]: (vote(logs[0], (new,)), bytes(2000)), logs[1]: (vote(logs[1], (new,)), None), logs[2]: (vote(logs[2], None), None),
+    }  # fmt: skip
+    for path in tmp_path.glob("*.vote"):
+        path.write_bytes(path.read_bytes()[:-1])
+    assert again.recall() == VoteFiles(tmp_path).recall() == []
+    assert not list(tmp_path.glob("*.vote"))

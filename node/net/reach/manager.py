@@ -36,17 +36,24 @@ class AddressManager:
         """``announce``: what the user says, which needs no proof."""
         self._announce = usable(announce)
         self._own: tuple[str, ...] = ()
+        self._way = ""
         self._mapped: dict[str, str] = {}
         self._observed: dict[str, tuple[str, float]] = {}  # by the observer's host
         self._reports: dict[str, dict[str, tuple[bool, float]]] = {}  # by address and by the server's host
         self._circuits: tuple[str, ...] = ()
 
+    @property
+    def way(self) -> str:
+        """See `interfaces`."""
+        return self._way
+
     # ---- what is learned
-    def interfaces(self, addresses: Sequence[str]) -> bool:
-        """Where our interfaces listen now; True when that has changed. Then all that others said of us is void."""
-        if tuple(addresses) == self._own:
+    def interfaces(self, addresses: Sequence[str], way: str = "") -> bool:
+        """Where our interfaces listen now, and from which host of ours packets leave for the internet (IPv4); True when either has changed.
+        Then all that others said of us is void."""
+        if (tuple(addresses), way) == (self._own, self._way):
             return False
-        self._own = tuple(addresses)
+        self._own, self._way = tuple(addresses), way
         self._observed.clear()
         self._reports.clear()
         self._mapped.clear()

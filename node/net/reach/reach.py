@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import trio
@@ -24,7 +25,7 @@ from .manager import ENOUGH, AddressManager
 from .portmap import PortMapper
 from .punch import Puncher
 from .relay import Relay
-from .routes import assigned, has_route
+from .routes import assigned, has_route, source
 
 WATCH_S = 5.0
 """How often this machine's addresses are looked at: two system calls."""
@@ -127,7 +128,7 @@ class Reach:
 
     def began(self) -> None:
         """The host listens: from now on there are addresses."""
-        self.manager.interfaces(self._host.listening())
+        self.manager.interfaces(self._host.listening(), source())
         self._told = tuple(self._host.addresses())
 
     async def run(self) -> None:
@@ -169,14 +170,15 @@ class Reach:
             self.turned()
 
     async def _watch(self) -> None:
-        """Interfaces come and go: another network, another address, a machine that slept."""
+        """Interfaces come and go: another network, another address, another way to the internet."""
         while True:
             await trio.sleep(WATCH_S)
             try:
                 listening = self._host.listening()
             except ConfigError:
                 continue  # no network at all; it will come back
-            if self.manager.interfaces(listening):
+            before = self.manager.way
+            if self.manager.interfaces(listening, source()):
                 self._asked.clear()
                 self._lane_at.clear()
                 self.moved()
@@ -184,7 +186,7 @@ class Reach:
                 self.lane_mapper.look_again()
                 self._update()
                 self._look.set()
-                await self._host.close_strays(assigned)
+                await self._host.close_strays(partial(_stray, before))
 
     async def _ask_router(self) -> None:
         """Once it shows that we are behind a NAT: nothing is asked of the router of a node that can be dialled."""
@@ -299,6 +301,12 @@ class Reach:
             },
             "dial_backs": self.autonat.served,
         }
+
+
+def _stray(left: str, here: str, there: str) -> bool:
+    """Whether a connection between these hosts hangs on an address that this machine no longer has, or on ``left``, by which its packets left for the
+    internet until now, and those to ``there`` do no more."""
+    return not assigned(here) or (here == left and source(there) not in ("", here))
 
 
 def known_to_dial(addresses: Sequence[str], given: Collection[str], may_dial: Callable[[str], bool]) -> tuple[str, ...]:

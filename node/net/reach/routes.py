@@ -7,11 +7,13 @@ import socket
 from pathlib import Path
 
 ROUTES = Path("/proc/net/route")
+INTERNET = "192.0.2.1"
+"""Nobody's; the way there is the way to the internet."""
 
 
 def has_route(host: str) -> bool:
     """Whether ``host`` is on a network of ours, or has a route of its own (a VPN's, say)."""
-    default, own = _source("192.0.2.1" if ":" not in host else "2001:db8::1"), _source(host)
+    default, own = source(INTERNET if ":" not in host else "2001:db8::1"), source(host)
     return bool(own) and (own != default or on_link(host, _read()) or _same_prefix(host, own))
 
 
@@ -55,7 +57,7 @@ def _read() -> str:
         return ""
 
 
-def _source(host: str) -> str:
+def source(host: str = INTERNET) -> str:
     """From which address of ours a packet to ``host`` would leave; "" where there is no way."""
     try:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as sock:
