@@ -3,4 +3,5 @@
 identity    a peer's Ed25519 key, its file, its peer id; sign and verify
 rules/      robust aggregation: one vector from many of which some may be hostile; numbers only
 privacy/    differential privacy: what was spent, which step would pass epsilon, exact noise; numbers only
+masking/    secure aggregation: a sum of vectors nobody sees; state machines without I/O
 """
