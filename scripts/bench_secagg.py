@@ -18,11 +18,11 @@ import msgspec
 import numpy as np
 from _bench import emit, progress
 
-from atoll.collectives.identifiers import RunId
+from atoll.collectives.identifiers import PeerId, RunId
 from atoll.security.identity import Identity
 from atoll.security.masking import Binding, Client, Memory, Ring, Unmasking
+from atoll.security.masking.keys import Words
 from atoll.security.masking.messages import Message
-
 
 M = TypeVar("M", bound=Message)
 
@@ -38,14 +38,14 @@ def once(clients: int, elements: int, dropouts: int, threshold: int, bits: Any) 
     roster = tuple(sorted(people))
     ring = Ring(elements, clip=1.0, members=clients, bits=bits)
     chance = np.random.default_rng(0)
-    rows = {}
+    rows: dict[PeerId, Words] = {}
     for peer in roster:
         values = chance.uniform(-1, 1, elements).astype(np.float32)
         rows[peer] = ring.encode(ring.quantise(values, random.Random(peer)), 1)
     survivors = roster[dropouts:]
-    wanted = np.zeros(ring.length, rows[roster[0]].dtype)
+    wanted: Words = np.zeros_like(rows[roster[0]])
     for peer in survivors:
-        wanted += rows[peer]
+        np.add(wanted, rows[peer], out=wanted)
 
     times, cpu = [time.perf_counter()], time.process_time()
     binding = Binding(RunId("bench"), 0, 0, roster, threshold, ring.length, bits)
@@ -54,11 +54,11 @@ def once(clients: int, elements: int, dropouts: int, threshold: int, bits: Any) 
     times.append(time.perf_counter())
     deals = {peer: crossed(member.deal(keys)) for peer, member in members.items()}
     times.append(time.perf_counter())
-    total = np.zeros_like(wanted)
+    total: Words = np.zeros_like(wanted)
     for peer in roster:
         members[peer].mask(rows[peer], peer.encode(), deals)
         if peer in survivors:
-            total += rows[peer]
+            np.add(total, rows[peer], out=total)
     times.append(time.perf_counter())
     consents = {peer: crossed(members[peer].consent(survivors)) for peer in survivors}
     unmasking = Unmasking(binding, keys, deals, survivors)

@@ -1,9 +1,9 @@
 """Secure aggregation: a sum of vectors of which nobody sees any one, though members drop out. State machines without I/O.
 
-Bonawitz et al. 2017, eprint 2017/281. Every two members agree on a mask that one adds and the other subtracts, and every member adds one of its own; the
-keys of all masks lie with the others as shares. Who drops out is cancelled by the shares of its pair key, who is there by those of its own mask's
-seed; the other of the two keeps its vector hidden. Masks are addressed by element, so each owner of a part in a butterfly unmasks its part
-of one and the same masked vector, and a coordinator is an owner of all of it.
+Bonawitz et al. 2017, eprint 2017/281. Every two members agree on a mask that one adds and the other subtracts, and every member
+adds one of its own; the keys of all masks lie with the others as shares. Who drops out is cancelled by the shares of its pair key, who is there by
+those of its own mask's seed; the other of the two keeps its vector hidden. Masks are addressed by element, so each owner of a part in a
+butterfly unmasks its part of one and the same masked vector, and a coordinator is an owner of all of it.
 
     1 keys     Client.keys       two public keys and a commitment, signed
     2 shares   Client.deal       shares of both secrets to every member, sealed for it, with commitments, signed

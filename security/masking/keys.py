@@ -63,10 +63,10 @@ def apply_mask(words: Words, key: bytes, first: int, add: bool) -> None:
     block, skip = divmod(first * width, _BLOCK)
     encryptor = Cipher(algorithms.AES256(key), modes.CTR(block.to_bytes(_BLOCK, "big"))).encryptor()
     encryptor.update(bytes(skip))
-    zeros, stream = bytes(_PIECE), np.empty(_PIECE + _BLOCK, np.uint8)
+    zeros, stream = bytes(_PIECE), bytearray(_PIECE + _BLOCK)
     operation = np.add if add else np.subtract
     for start in range(0, len(words), _PIECE // width):
         piece = words[start : start + _PIECE // width]
         size = len(piece) * width
         encryptor.update_into(memoryview(zeros)[:size], stream)
-        operation(piece, stream[:size].view(words.dtype), out=piece)
+        operation(piece, np.frombuffer(stream, words.dtype, len(piece)), out=piece)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -87,9 +86,3 @@ def check(message: Message, binding: Binding, peer: PeerId) -> None:
     binding.number(peer)
     if not verify(peer, "masking", _signed_bytes(binding, message), message.signature):
         raise BadSignatureError(f"secure aggregation: a message of {peer} is not signed by it for this round", peer=peer)
-
-
-def ascending(numbers: Iterable[int]) -> bool:
-    """Whether each is above the one before."""
-    listed = list(numbers)
-    return all(low < high for low, high in zip(listed, listed[1:], strict=False))

@@ -1,8 +1,8 @@
 """Vectors of float32 as whole numbers modulo 2^bits, so that masks hide them and their sum is exact.
 
-A value is clipped to -clip … clip, rounded to a multiple of the step, up or down by chance so that its mean is the value, and multiplied by the member's weight; the
-weight itself is one more element, so that it is hidden, too. The step follows from the room: the heaviest members' sum of the largest values
-must not wrap. A member that lies about its weight can spoil the sum, as with any mean; nobody can see that it does.
+A value is clipped to -clip … clip, rounded to a multiple of the step, up or down by chance so that its mean is the value, and multiplied by the
+member's weight; the weight itself is one more element, so that it is hidden, too. The step follows from the room: the heaviest members' sum of
+the largest values must not wrap. A member that lies about its weight can spoil the sum, as with any mean; nobody can see that it does.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from ...collectives.identifiers import PeerId
 from .binding import Binding
 from .client import pair_key
 from .keys import Words, apply_mask, public_of
-from .messages import Dealt, Deal, Keys, Reveal, check, share_hash
+from .messages import Deal, Dealt, Keys, Reveal, check, share_hash
 from .shamir import join, weights_of
 
 

@@ -88,8 +88,9 @@ def test_every_pattern_of_survivors_and_of_who_reveals(meeting: Meeting) -> None
             refused += 1
             continue
         said = meeting.reveals(survivors)
-        for telling in subsets(survivors):
-            unmasking = meeting.unmasking(survivors)
+        nobody = meeting.unmasking(survivors)
+        for telling in subsets(survivors, 3):
+            unmasking = copy.deepcopy(nobody)
             for peer in telling:
                 unmasking.add(peer, said[peer])
             total = meeting.total(survivors)
@@ -105,24 +106,22 @@ def test_every_pattern_of_survivors_and_of_who_reveals(meeting: Meeting) -> None
             assert before.tolist() != total.tolist()
             exact += 1
     assert exact == 73
-    assert refused == 42 + 15 * 15 + 6 * 26 + 42
+    assert refused == 42 + 15 * 4 + 6 * 10 + 20
 
 
 def test_every_pattern_of_who_deals() -> None:
     for number, dealing in enumerate(subsets(ROSTER, 4)):
         meeting = Meeting(dealing, attempt=number)
-        for survivors in (dealing, dealing[-4:]):
-            unmasking = meeting.unmasking(survivors)
-            for peer, reveal in meeting.reveals(survivors).items():
-                unmasking.add(peer, reveal)
-            total = meeting.total(survivors)
-            unmasking.unmask(total)
-            assert total.tolist() == meeting.total(survivors, plain=True).tolist()
+        survivors = dealing[-4:]
+        unmasking = meeting.unmasking(survivors)
+        for peer, reveal in meeting.reveals(survivors).items():
+            unmasking.add(peer, reveal)
+        total = meeting.total(survivors)
+        unmasking.unmask(total)
+        assert total.tolist() == meeting.total(survivors, plain=True).tolist()
     few = Client(binding_of(50), PEOPLE[ROSTER[0]], Memory())
     with pytest.raises(NotEnoughPeersError):
         few.deal({ROSTER[0]: few.keys()})
-    with pytest.raises(NotEnoughPeersError):
-        copy.deepcopy(meeting.clients[ROSTER[0]]).reveal({})
 
 
 def test_owners_of_parts_unmask_their_parts_of_one_vector() -> None:
