@@ -193,6 +193,17 @@ def test_another_network_voids_what_others_said() -> None:
     assert manager.advertised(1.0) == ("/ip4/172.20.10.2/tcp/4150", LOOP)
 
 
+def test_so_does_another_way_to_the_internet() -> None:
+    manager = AddressManager()
+    assert manager.interfaces([HOUSE, LOOP], "192.168.1.20")
+    manager.observed(S1, WAN, 0.0)
+    assert not manager.interfaces([HOUSE, LOOP], "192.168.1.20")
+    assert manager.seen_at(1.0) == [WAN]
+    assert manager.interfaces([HOUSE, LOOP], "172.20.10.2")
+    assert manager.way == "172.20.10.2"
+    assert manager.seen_at(1.0) == []
+
+
 def test_what_the_user_announces_needs_no_proof() -> None:
     manager = AddressManager(["/ip4/11.9.9.9/tcp/4150"])
     manager.interfaces([HOUSE])

@@ -1,4 +1,5 @@
-"""Faults of py-libp2p because of which `node.net.reach` speaks these protocols itself. A test that fails here says: it is mended, think again."""
+"""Faults of py-libp2p because of which `node.net.reach` speaks its protocols itself and `node.net.workarounds` is there. A test that fails here says:
+it is mended, think again."""
 
 from __future__ import annotations
 
@@ -8,9 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import trio
+import trio.testing
 from libp2p.host.autonat import AutoNATService
 from libp2p.peer.id import ID
 from libp2p.relay.circuit_v2.protocol import CircuitV2Protocol
+from libp2p.stream_muxer.yamux.yamux import Yamux
 
 from atoll.security.identity import Identity
 
@@ -59,3 +62,19 @@ stream = TrioTCPStream(SimpleNamespace(socket=SimpleNamespace(getpeername=lambda
 print(stream.get_remote_address())
 """
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "None\n"
+
+
+def test_a_ping_without_an_answer_still_ends_no_connection() -> None:
+    muxed: Any = Yamux.__new__(Yamux)
+    muxed._ping_id, sent = 0, list[bytes]()
+
+    async def write(data: bytes) -> None:
+        sent.append(data)
+
+    async def an_hour() -> None:
+        muxed.event_shutting_down, muxed._write_frame = trio.Event(), write
+        with trio.move_on_after(3600.0):
+            await muxed._measure_rtt_loop()
+
+    trio.run(an_hour, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert len(sent) > 50
