@@ -1,7 +1,7 @@
 """Asynchronous rounds: what a contribution counts that was made on an older anchor, or that comes more or less often than others. Pure functions.
 
-Staleness is the number of outer steps since the anchor that a contribution was made on. Factors never grow with it: one public framework has the exponent's sign
-wrong, so that the stalest updates count most.
+Staleness is the number of outer steps since the anchor that a contribution was made on. Factors never grow with it: one public framework has the
+exponent's sign wrong, so that the stalest updates count most.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def check_shares(shares: Mapping[PeerId, float]) -> None:
 def fixed_weights(shares: Mapping[PeerId, float], seconds: Mapping[PeerId, float], period: float) -> dict[PeerId, float]:
     """FedFix (arXiv 2206.10189): weights of those that arrive within a step every ``period`` seconds: ``ceil(T_i / period) p_i``.
 
-    On average every member moves the anchor by its share then, however slow it is; equal weights lead to an optimum weighted by speed. ``seconds``: T_i, of a
-    member's round, as measured. A long period is synchronous (weights are the shares), a short one asynchronous.
+    On average every member moves the anchor by its share then, however slow it is; equal weights lead to an optimum weighted by speed.
+    ``seconds``: T_i, of a member's round, as measured. A long period is synchronous (weights are the shares), a short one asynchronous.
     """
     _check_times(shares, seconds)
     if not period > 0:

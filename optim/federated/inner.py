@@ -1,7 +1,7 @@
 """What federated methods do beside plain SGD: a correction of every gradient, and what a member and the run keep from round to round.
 
-All vectors are flat, of one shape and dtype (float32 in a run, float64 in tests), and are read only where nothing else is said. y: live parameters, x: anchor,
-g: gradient at y, lr: inner learning rate, K: inner steps in the round, S: members that contributed, N: all members.
+All vectors are flat, of one shape and dtype (float32 in a run, float64 in tests), and are read only. y: live parameters, x: anchor, g: gradient at
+y, lr: inner learning rate, K: inner steps in the round, S: members that contributed, N: all members.
 
 The inner optimizer is plain SGD without momentum: its steps are what SCAFFOLD's and FedAvg-M's formulas take them to be. FedProx goes with any.
 """
@@ -41,7 +41,8 @@ def with_momentum(direction: Tensor, momentum: Tensor, beta: float) -> Tensor:
 def variance_reduced(direction: Tensor, before: Tensor, momentum: Tensor, beta: float) -> Tensor:
     """``d + (1 - beta)(G - g(x_prev))``: the same with the gradient of the same batch at the last anchor, two gradients a step (FedAvg-M-VR).
 
-    With d = g - beta (c_i - c) it is SCAFFOLD-M-VR.
+    What both gradients have of the batch's noise is damped to beta of it; the drift is not: with exact gradients it ends where FedAvg does. With
+    d = g - beta (c_i - c) it is SCAFFOLD-M-VR.
     """
     if not 0 < beta <= 1:
         raise ConfigError(f"FedAvg-M-VR: beta is {beta}", key="beta", why="it is a share above 0, at most 1")

@@ -33,7 +33,8 @@ from atoll.optim.federated.inner import (
 )
 from atoll.optim.outer.step import OuterStep
 
-N, D, K, LR = 5, 4, 10, 0.05
+N, D, K, LR = 5, 4, 10, 0.1
+ALL = list(range(N))
 
 
 class Quadratics:
@@ -45,8 +46,9 @@ class Quadratics:
         self.b = torch.randn(N, D, generator=chance, dtype=torch.float64) * 3
         self.optimum = (self.a * self.b).sum(0) / self.a.sum(0)
 
-    def gradient(self, i: int, y: Tensor) -> Tensor:
-        return self.a[i] * (y - self.b[i])
+    def gradient(self, members: list[int], y: Tensor) -> Tensor:
+        """A row a member."""
+        return self.a[members] * (y - self.b[members])
 
 
 class Run:
@@ -58,38 +60,35 @@ class Run:
         self.x = torch.zeros(D, dtype=torch.float64)
         self.before = self.x
         self.common, self.momentum = torch.zeros_like(self.x), torch.zeros_like(self.x)
-        self.own = [torch.zeros_like(self.x) for _ in range(N)]
+        self.own = torch.zeros(N, D, dtype=torch.float64)
 
-    def member(self, i: int) -> Tensor:
-        """Its pseudo-gradient."""
-        y = self.x
+    def pseudo(self, chosen: list[int]) -> Tensor:
+        """Their pseudo-gradients, a row each."""
+        y, own = self.x.expand(len(chosen), D), self.own[chosen]
         for _ in range(self.steps):
-            d = self.task.gradient(i, y)
+            d = self.task.gradient(chosen, y)
             if self.method.proximal:
                 d = proximal(d, y, self.x, self.mu)
             if self.reduced:
-                d = d - self.beta * (self.own[i] - self.common) if self.method.control else d
-                d = variance_reduced(d, self.task.gradient(i, self.before), self.momentum, self.beta)
+                d = d - self.beta * (own - self.common) if self.method.control else d
+                d = variance_reduced(d, self.task.gradient(chosen, self.before), self.momentum, self.beta)
             else:
-                d = controlled(d, self.own[i], self.common) if self.method.control else d
+                d = controlled(d, own, self.common) if self.method.control else d
                 d = with_momentum(d, self.momentum, self.beta) if self.method.momentum else d
             y = y - LR * d
         return self.x - y
 
     def round(self, asked: int = N) -> None:
         chosen = self.chance.sample(range(N), asked)
-        pseudo = {i: self.member(i) for i in chosen}
+        pseudo, own = self.pseudo(chosen), self.own[chosen]
         if self.method.control:
-            after: dict[int, Tensor] = {}
-            for i in chosen:
-                if self.method.momentum:
-                    after[i] = next_control_with_momentum(self.own[i], self.common, self.momentum, pseudo[i], self.steps, LR, self.beta)
-                else:
-                    after[i] = next_control(self.own[i], self.common, pseudo[i], self.steps, LR)
-            self.common = next_common(self.common, [after[i] - self.own[i] for i in chosen], N)
-            for i in chosen:
-                self.own[i] = after[i]
-        mean = torch.stack(list(pseudo.values())).mean(0)
+            if self.method.momentum:
+                after = next_control_with_momentum(own, self.common, self.momentum, pseudo, self.steps, LR, self.beta)
+            else:
+                after = next_control(own, self.common, pseudo, self.steps, LR)
+            self.common = next_common(self.common, list(after - own), N)
+            self.own[chosen] = after
+        mean = pseudo.mean(0)
         self.before, self.momentum = self.x, mean_direction(mean, self.steps, LR)
         self.x = self.x - mean
 
@@ -97,7 +96,7 @@ class Run:
         return float((self.x - self.task.optimum).abs().max())
 
 
-def ended(run: Run, rounds: int = 300, asked: int = N) -> Run:
+def ended(run: Run, rounds: int = 120, asked: int = N) -> Run:
     for _ in range(rounds):
         run.round(asked)
     return run
@@ -109,12 +108,12 @@ def test_one_inner_step_is_large_batch_sgd() -> None:
         run, x = Run(name, mu=0.1, steps=1), torch.zeros(D, dtype=torch.float64)
         for _ in range(40):
             run.round()
-            x = x - LR * torch.stack([run.task.gradient(i, x) for i in range(N)]).mean(0)
+            x = x - LR * run.task.gradient(ALL, x).mean(0)
             assert (run.x - x).abs().max() < 1e-12
     scaffold, x = Run("scaffold", steps=1), torch.zeros(D, dtype=torch.float64)
     for _ in range(40):
         scaffold.round()
-        x = x - LR * torch.stack([scaffold.task.gradient(i, x) for i in range(N)]).mean(0)
+        x = x - LR * scaffold.task.gradient(ALL, x).mean(0)
         assert (scaffold.x - x).abs().max() < 1e-12  # the control variates cancel in the mean
 
 
@@ -122,22 +121,24 @@ def test_scaffold_reaches_the_optimum_where_fedavg_does_not() -> None:
     drift = ended(Run("fedavg")).error()
     assert drift > 1e-2
     assert ended(Run("scaffold")).error() < 1e-8
-    assert ended(Run("scaffold_m"), 600).error() < 1e-8
-    assert ended(Run("fedavg_m", beta=0.1), 600).error() < 0.5 * drift
-    assert ended(Run("fedprox", mu=5.0), 600).error() < drift
+    assert ended(Run("scaffold_m"), 400).error() < 1e-8
+    assert ended(Run("fedavg_m", beta=0.1), 400).error() < 0.5 * drift
+    assert ended(Run("fedprox", mu=5.0), 400).error() < drift
 
 
 def test_scaffold_reaches_it_when_only_some_are_asked() -> None:
     for name in ("scaffold", "scaffold_m"):
-        assert ended(Run(name), 3000, asked=2).error() < 1e-8, name
-    assert ended(Run("fedavg"), 300, asked=2).error() > 1e-2
+        assert ended(Run(name), 500, asked=2).error() < 1e-8, name
+    assert ended(Run("fedavg"), asked=2).error() > 1e-2
 
 
-def test_variance_reduced_forms_end_nearer_too() -> None:
-    """With exact gradients, so only the drift is seen."""
-    drift = ended(Run("fedavg")).error()
-    assert ended(Run("fedavg_m", beta=0.1, reduced=True), 600).error() < 0.5 * drift
-    assert ended(Run("scaffold_m", beta=1.0, reduced=True), 600).error() < 1e-8
+def test_variance_reduced_forms_damp_a_batchs_noise_and_move_no_limit() -> None:
+    """Noise that both gradients share is damped to beta of it; on exact gradients the limit is that of the method without."""
+    g, before, common, noise = torch.randn(4, 9, dtype=torch.float64)
+    noisy, exact = variance_reduced(g + noise, before + noise, common, 0.3), variance_reduced(g, before, common, 0.3)
+    assert (noisy - exact - 0.3 * noise).abs().max() < 1e-14
+    assert (ended(Run("fedavg_m", reduced=True)).x - ended(Run("fedavg")).x).abs().max() < 1e-8
+    assert (ended(Run("scaffold_m", beta=1.0, reduced=True), 9).x - ended(Run("scaffold"), 9).x).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("name", ["scaffold", "scaffold_m"])
@@ -145,10 +146,10 @@ def test_control_variates_add_up_and_are_mean_gradients(name: str) -> None:
     run = Run(name)
     for _ in range(30):
         run.round(asked=run.chance.randint(1, N))
-        assert (torch.stack(run.own).mean(0) - run.common).abs().max() < 1e-12
-    ended(run, 1500)
-    at_optimum = torch.stack([run.task.gradient(i, run.task.optimum) for i in range(N)])
-    assert (torch.stack(run.own) - at_optimum).abs().max() < 1e-7
+        assert (run.own.mean(0) - run.common).abs().max() < 1e-12
+    ended(run, 400)
+    at_optimum = run.task.gradient(ALL, run.task.optimum)
+    assert (run.own - at_optimum).abs().max() < 1e-7
     assert run.common.abs().max() < 1e-7
 
 
@@ -156,9 +157,9 @@ def test_a_lost_control_variate_bends_the_optimum_until_all_begin_anew() -> None
     """Taking c in its place leaves c another number than the mean of the c_i, for ever."""
     run = ended(Run("scaffold"), 50)
     run.own[2] = run.common
-    assert ended(run, 400).error() > 1e-3
-    run.common, run.own = torch.zeros_like(run.x), [torch.zeros_like(run.x) for _ in range(N)]
-    assert ended(run, 400).error() < 1e-8
+    assert ended(run, 150).error() > 1e-3
+    run.common, run.own = torch.zeros_like(run.x), torch.zeros_like(run.own)
+    assert ended(run, 150).error() < 1e-8
 
 
 def test_neutral_values_change_no_bit() -> None:
@@ -205,12 +206,13 @@ def test_the_servers_steps_are_the_papers() -> None:
 def test_bias_correction_is_adams() -> None:
     chance = torch.Generator().manual_seed(2)
     means = [torch.randn(3, generator=chance) for _ in range(6)]
-    x = torch.zeros(3, requires_grad=True)
-    theirs = torch.optim.Adam([x], lr=0.1, betas=(0.9, 0.99), eps=1e-3)
-    for mean in means:
-        x.grad = mean.clone()
-        theirs.step()
-    assert torch.allclose(served(server_settings("fedadam", lr=0.1, bias_correction=True), means), x.detach(), rtol=1e-5)
+    x = m = v = torch.zeros(3, dtype=torch.float64)
+    for t, g in enumerate((mean.double() for mean in means), 1):
+        m, v = 0.9 * m + 0.1 * g, 0.99 * v + 0.01 * g * g
+        x = x - 0.1 * (m / (1 - 0.9**t)) / ((v / (1 - 0.99**t)).sqrt() + 1e-3)
+    ours = served(server_settings("fedadam", lr=0.1, bias_correction=True), means)
+    assert torch.allclose(ours.double(), x, rtol=1e-5)
+    assert not torch.allclose(ours, served(server_settings("fedadam", lr=0.1), means), rtol=0.1)
     with pytest.raises(ConfigError):
         server_settings("fedyogi", bias_correction=True)
     with pytest.raises(ConfigError):
@@ -246,7 +248,7 @@ def arrived(weights: dict[PeerId, float], period: float | None, gamma: float = 0
     targets, x = {PeerId("a"): 0.0, PeerId("b"): 1.0}, 0.5
     sent = dict.fromkeys(targets, x)
     due, seen = dict(SECONDS), []
-    now, end = 0.0, 6000.0
+    now, end = 0.0, 3000.0
     while now < end:
         now = now + period if period else min(due.values())
         step = 0.0
