@@ -18,7 +18,7 @@ import operator
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args
 
 import msgspec
 from blake3 import blake3
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 WIDTHS = (8, 16, 32, 64)
+Reduction = Literal["mean", "sum", "max"]
+Rule = Literal["median", "trimmed_mean", "meamed"]
+RULES: tuple[str, ...] = get_args(Rule)
 
 
 class Handle(Generic[T]):
@@ -122,17 +125,19 @@ def enter(swarm: Swarm) -> None:
 
 
 def all_reduce(
-    swarm: Swarm, tensor: Tensor, *, op_id: str, op: Literal["mean", "sum", "max"] = "mean", weight: int = 1, deadline_s: float = 60.0,
-    codec: str = "", everyone: bool = False, durable: bool = False,
+    swarm: Swarm, tensor: Tensor, *, op_id: str, op: Reduction | Rule = "mean", weight: int = 1, deadline_s: float = 60.0,
+    codec: str = "", everyone: bool = False, durable: bool = False, f: int = 0,
 ) -> Handle[Outcome]:  # fmt: skip
     """Mean weighted by ``weight``, sum or maximum over all members that call it, in place when committed: float32, contiguous, on
-    the CPU or a GPU, where it is then encoded and decoded.
+    the CPU or a GPU, where it is then encoded and decoded. Or a robust rule of each element: ``f`` of the tensors may then be anything, and
+    the result is "open" with fewer than 2 f + 1.
 
     ``codec``: how values travel; "" is the run's. ``durable``: what a majority has voted for is decided even if all of it is killed at once
     and comes back. A tensor with NaN or infinity ends as "open". Raises what `Swarm.operate` raises.
     """
-    flat = _floats(tensor, op, weight)
-    operating = operate(swarm, call_of(op_id, op, deadline_s, everyone, weight=weight, codec=codec, durable=durable), flat)
+    flat = _floats(tensor, op, weight, f)
+    reducer = f"{op}:{f}" if op in RULES else op
+    operating = operate(swarm, call_of(op_id, reducer, deadline_s, everyone, weight=weight, codec=codec, durable=durable), flat)
     return Handle(operating, lambda outcome: _into(operating, outcome, flat))
 
 
@@ -169,7 +174,7 @@ def all_gather(swarm: Swarm, tensor: Tensor, *, op_id: str, deadline_s: float = 
 
 
 def reduce_scatter(
-    swarm: Swarm, tensor: Tensor, *, op_id: str, op: Literal["mean", "sum", "max"] = "mean", weight: int = 1, deadline_s: float = 60.0,
+    swarm: Swarm, tensor: Tensor, *, op_id: str, op: Reduction = "mean", weight: int = 1, deadline_s: float = 60.0,
     codec: str = "", everyone: bool = False,
 ) -> Handle[Scattered]:  # fmt: skip
     """This member's share of the reduction: equal shares in the order of the contributors, the first ones one element longer.
@@ -311,12 +316,16 @@ def _into(operating: Operating, outcome: Outcome, flat: Tensor) -> Outcome:
     return outcome
 
 
-def _floats(tensor: Tensor, op: str, weight: int) -> Tensor:
+def _floats(tensor: Tensor, op: str, weight: int, f: int | None = None) -> Tensor:
     """The elements of a reduction's tensor, once its arguments are checked."""
     import torch
 
-    if op not in ("mean", "sum", "max"):
+    if op not in (*get_args(Reduction), *(RULES if f is not None else ())):
         raise LocalProtocolError(f"a reduction is a mean, sum or max, not {op!r}", hint="modular_sum is for integers")
+    if f and (whole(f, "f") < 0 or op not in RULES):
+        raise LocalProtocolError(
+            f"{op} with f = {f}", why="Robust rules know how many values may be hostile; others follow every one of them."
+        )
     if whole(weight, "weight") < 1 or (op != "mean" and weight != 1):
         raise LocalProtocolError(f"{op} of weight {weight}: a mean takes a weight of at least 1, {op} no other than 1")
     return flat_of(tensor, torch.float32, devices=DEVICES)

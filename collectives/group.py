@@ -172,7 +172,7 @@ def is_quorum(config: Config, voters: Collection[Member], organiser: PeerId | No
 
 
 class Reach(msgspec.Struct, frozen=True):
-    """How many of the open round's members can be reached, and how many it needs to be decided."""
+    """How many of the open round's members can be reached, and how many it needs to be decided: a quorum, and what a robust rule needs."""
 
     reachable: int
     members: int
@@ -185,19 +185,23 @@ class Reach(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         seen = f"{self.reachable} of {self.members} members reachable"
-        return seen if self.quorum else f"no quorum: {seen}; the open round waits for {self.needed}"
+        return (
+            seen
+            if self.quorum
+            else f"{'no quorum' if self.needed <= self.members else 'too few'}: {seen}; the open round waits for {self.needed}"
+        )
 
 
-def reach(members: Mapping[PeerId, bool], organiser: PeerId | None) -> Reach:
-    """What ``members`` (peer -> whether it can be reached) mean for the open round.
+def reach(members: Mapping[PeerId, bool], organiser: PeerId | None, least: int = 0) -> Reach:
+    """What ``members`` (peer -> whether it can be reached) mean for the open round, whose reducer needs ``least`` contributors.
 
-    ``needed`` is the size of the smallest quorum that those reachable now contain or, with others, complete.
+    ``needed`` is the size of the smallest quorum that those reachable now contain or, with others, complete; and not below ``least``.
     """
     config = tuple(Member(peer, 0) for peer in members)
     order = sorted(config, key=lambda member: (not members[member.peer], member.peer != organiser, member))
     sizes = range((len(order) + 1) // 2, len(order) + 1)
     needed = next((size for size in sizes if is_quorum(config, set(order[:size]), organiser)), 0)
-    return Reach(sum(members.values()), len(config), needed)
+    return Reach(sum(members.values()), len(config), max(needed, least))
 
 
 def convener(run: str, log: str, round_: int, ballot: int, config: Config) -> Member:

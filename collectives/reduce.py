@@ -2,17 +2,18 @@
 
 * streaming: (sum of m_i x_i) / d with factors from the weights alone; runs on encoded chunks, in place (mean, sum).
 * own: what the owner of a part has contributed itself (copy, gather); nothing is sent to owners.
-* rows: needs all contributions to a chunk decoded side by side (maximum, sums of integers, coordinate-wise median).
+* rows: needs all contributions to a chunk decoded side by side (maximum, sums of integers, robust rules by coordinate).
 * two-phase: needs statistics over the *whole* vector (a Gram matrix, summed over the parts) before it can weigh (Krum, geometric median).
 
-A reducer is chosen by the plan's name for it; `security` passes in others than those of REDUCERS. All work in float32 with separately rounded
-elementwise operations in the order of the plan's contributors, so every owner gets the same bits from the same bytes.
+A reducer is chosen by the plan's name for it (`FindReducer`); `security` has others than those of REDUCERS, and a node passes them in.
+All work with separately rounded elementwise operations in the order of the plan's contributors, so every owner gets the same bits from the
+same bytes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -58,10 +59,11 @@ class OwnReducer(Protocol):
 
 
 class RowsReducer(Protocol):
-    """Needs every contribution to a chunk at once."""
+    """Needs every contribution to a chunk at once. ``least``: how many contributors it needs; fewer are no plan and no entry."""
 
     name: str
     form: Literal["rows"]
+    least: int
 
     def reduce(self, rows: Tensor, weights: Sequence[int], out: Tensor) -> None:
         """rows: float32 (contributors, elements), may be overwritten; out: float32 (elements,)."""
@@ -84,6 +86,8 @@ class TwoPhaseReducer(Protocol):
 
 
 Reducer = StreamingReducer | OwnReducer | RowsReducer | TwoPhaseReducer
+FindReducer = Callable[[str], Reducer | None]
+"""A plan's name for a reducer -> the reducer; None where there is none such. Names may come from peers."""
 
 
 class WeightedMean:
@@ -127,6 +131,7 @@ class Max:
 
     name = "max"
     form: Literal["rows"] = "rows"
+    least = 1
 
     def reduce(self, rows: Tensor, weights: Sequence[int], out: Tensor) -> None:
         """See RowsReducer."""
@@ -137,6 +142,7 @@ class WrappingSum:
     """Sum of integers modulo 2^bits, two's complement, packed into words: for the codec of bits only."""
 
     form: Literal["rows"] = "rows"
+    least = 1
 
     def __init__(self, bits: Literal[8, 16, 32, 64]) -> None:
         self.name = f"wrap{bits}"
@@ -167,8 +173,13 @@ REDUCERS: dict[str, Reducer] = {
 
 
 def works_on_bits(reducer: str) -> bool:
-    """Whether a reducer of REDUCERS is for the codec "bits"; the others are for all codecs but this one."""
-    return reducer.startswith("wrap") or REDUCERS[reducer].form == "own"
+    """Whether a reducer is for the codec "bits"; the others are for all codecs but this one."""
+    return reducer in REDUCERS and (reducer.startswith("wrap") or REDUCERS[reducer].form == "own")
+
+
+def least_of(reducer: Reducer) -> int:
+    """How many contributors it needs."""
+    return reducer.least if reducer.form == "rows" else 1
 
 
 def reduce_two_phase(reducer: TwoPhaseReducer, chunks: Sequence[Tensor], weights: Sequence[int]) -> Factors:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 Status = Literal["committed", "open", "uncertified"]
 MAX_TAG = 16
+MAX_REDUCER = 20  # characters of its name
 T = TypeVar("T", covariant=True)
 
 
@@ -68,6 +69,7 @@ class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     codec: str = "int8"
     codecs: dict[str, str] = {}  # shell pattern of tensor names -> their codec, where it is another; the longest that matches decides
     plan: TopologyKind = "butterfly"  # on which ways contributions are added up
+    reducer: str = "mean"  # what becomes of them: the weighted mean, or a robust rule (`atoll.security.rule_names`)
     fragments: Annotated[int, msgspec.Meta(ge=1, le=MAX_FRAGMENTS)] = 1  # how many logs the model is cut into
     rounds: int | None = None  # committed rounds after which the run is done; None: no end
     deadline_s: float | None = None  # how long a script waits for a round before it trains on; None: from measured rates
@@ -124,8 +126,8 @@ class Outcome:
 class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A free-standing operation, as one caller asks for it. All callers must say the same, but for ``weight`` and ``deadline_s``.
 
-    ``op_id``: serves once in the life of a run. ``reducer``: one of `collectives.reduce.REDUCERS`. ``codec``: "" is the run's (and
-    "bits" for reducers of bits). ``weight`` 0: gives nothing, receives the result. ``everyone``: wait for every live member whose
+    ``op_id``: serves once in the life of a run. ``reducer``: one of `collectives.reduce.REDUCERS`, or a robust rule. ``codec``: "" is the run's
+    (and "bits" for reducers of bits). ``weight`` 0: gives nothing, receives the result. ``everyone``: wait for every live member whose
     script has not ended, instead of a few seconds. ``tag``: callers with another tag have called something else.
     ``group``: among this member's group of that name only (`collectives.groups`); "" is everybody. ``under``: the `Outcome.config` of
     an operation before, whose groups these are; "": the newest configuration. One that is no longer known is refused.
@@ -133,7 +135,7 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     op_id: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_CODEC_NAME)]
-    reducer: Annotated[str, msgspec.Meta(max_length=16)] = "mean"
+    reducer: Annotated[str, msgspec.Meta(max_length=MAX_REDUCER)] = "mean"
     codec: Annotated[str, msgspec.Meta(max_length=16)] = ""
     weight: Annotated[int, msgspec.Meta(ge=0, lt=1 << 48)] = 1
     deadline_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 60.0

@@ -20,7 +20,8 @@ from ..collectives.group import MAX_PEER_ID, TopologyKind
 from ..collectives.identifiers import PeerId, RunId
 from ..collectives.layout import MAX_FRAGMENTS
 from ..collectives.swarm import OuterSettings, RunSettings
-from .manifest_checks import check_exchange, check_fragments, check_schedule, check_train
+from ..security.rule_names import MAX_F, CoordinateRule, reducer_name
+from .manifest_checks import check_exchange, check_fragments, check_robust, check_schedule, check_train
 from .manifest_form import canonical, stands_for
 from .manifest_gpt import gpt_config
 from .manifest_presets import take_wish, with_preset
@@ -135,6 +136,21 @@ class ExchangeTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     deadline_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] | None = None  # None: from measured rates
 
 
+class RobustTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[robust]``: what a round makes of its contributions, where up to ``f`` of them may be anything. ``mean``: members are trusted.
+
+    A round needs 2 f + 1 contributors, each of which counts once, whatever it trained on.
+    """
+
+    rule: Literal["mean", CoordinateRule] = "mean"
+    f: Annotated[int, msgspec.Meta(ge=1, le=MAX_F)] | None = None
+
+    @property
+    def reducer(self) -> str:
+        """What plans call it."""
+        return self.rule if self.rule == "mean" or self.f is None else reducer_name(self.rule, self.f)
+
+
 class LanesTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``[lanes]``: the connections for bulk bytes. ``encrypt = false``: for a network whose owner may read and alter what is averaged."""
 
@@ -189,6 +205,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     checkpoint: CheckpointTable = CheckpointTable()
     no_quorum: NoQuorumTable = NoQuorumTable()
     network: NetworkTable = NetworkTable()
+    robust: RobustTable = RobustTable()
 
     def encode(self) -> bytes:
         """Canonical bytes: see `manifest_form`. What was received may be said in others: keep those, their hash is the run's id."""
@@ -228,6 +245,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             codec=self.exchange.codec,
             codecs=self.exchange.codecs,
             plan=self.exchange.plan,
+            reducer=self.robust.reducer,
             fragments=self.exchange.fragments,
             rounds=self.train.rounds,
             deadline_s=self.exchange.deadline_s,
@@ -353,6 +371,7 @@ def _check(manifest: Manifest, name: str) -> None:
     if exchange.fragments > 1:
         check_fragments(manifest, name)
     check_train(manifest.train, manifest.no_quorum, name)
+    check_robust(manifest, name)
     if model.entry == "builtin:gpt":
         gpt_config(model, name)
         check_schedule(manifest.train, name)

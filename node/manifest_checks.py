@@ -138,3 +138,50 @@ def check_fragments(manifest: Manifest, name: str) -> None:
             why="Fragments end their rounds one after another, at different inner steps.",
             hint="Give fewer fragments than sync_every.",
         )
+
+
+def check_robust(manifest: Manifest, name: str) -> None:
+    """What a run with a robust rule must be: whatever one contribution says may move the result by a bounded amount only."""
+    robust, exchange, train = manifest.robust, manifest.exchange, manifest.train
+    if robust.rule == "mean":
+        if robust.f is not None:
+            raise ConfigError(
+                f'{name}: $.robust.f is given, and $.robust.rule is "mean"',
+                key="$.robust.f",
+                why="A mean follows a single hostile contribution wherever it wants.",
+                hint='rule = "trimmed_mean", or leave f out',
+            )
+        return
+    if robust.f is None:
+        raise ConfigError(
+            f"{name}: $.robust.rule is {robust.rule!r}, and $.robust.f is missing",
+            key="$.robust.f",
+            why="It says how many contributions may be hostile; a round needs 2 f + 1 contributors.",
+            hint="f = 1, for runs of at least 3 members",
+        )
+    coarse = sorted({exchange.codec, *exchange.codecs.values()} & RESULTS.keys())
+    refused: list[tuple[bool, str, str, str]] = [
+        (exchange.plan != "butterfly", "$.exchange.plan", "A partial sum does not show whose values are in it.", 'plan = "butterfly"'),
+        (
+            bool(coarse),
+            "$.exchange.codec",
+            "Most values of such a contribution are zeros or coarse: so is the middle one.",
+            'codec = "int8"',
+        ),
+        (train.outer.stretch, "$.train.outer.stretch", "It follows the lengths that members claim.", "Leave it out."),
+        (
+            train.inner.samples is not None,
+            "$.train.inner.samples",
+            "It follows the samples that members claim: one could end the schedule.",
+            "Give $.train.inner.steps instead.",
+        ),
+        (
+            manifest.no_quorum.policy == "branch",
+            "$.no_quorum.policy",
+            "A branch is taken over as it is, on the word of those few who were on it.",
+            'policy = "pause"',
+        ),
+    ]
+    for wrong, key, why, hint in refused:
+        if wrong:
+            raise ConfigError(f"{name}: {key} as it is, in a run with $.robust.rule = {robust.rule!r}", key=key, why=why, hint=hint)

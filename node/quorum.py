@@ -11,13 +11,14 @@ from ..collectives.group import Reach, reach
 from ..collectives.identifiers import PeerId
 
 
-def quorum_of(peers: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """From the rows of a run's peers. None when a member may or may not be there, as just after a start, or when there is none."""
+def quorum_of(peers: Sequence[Mapping[str, Any]], least: int = 0) -> dict[str, Any] | None:
+    """From the rows of a run's peers; ``least``: how many contributors its rounds need. None when a member may or may not be there, as just
+    after a start, or when there is none."""
     members = {PeerId(str(row.get("peer", ""))): row.get("live") for row in peers if row.get("member")}
     if not members or None in members.values():
         return None
     organiser = next((PeerId(str(row.get("peer", ""))) for row in peers if row.get("organiser")), None)
-    there = reach({peer: bool(live) for peer, live in members.items()}, organiser)
+    there = reach({peer: bool(live) for peer, live in members.items()}, organiser, least)
     return {**msgspec.to_builtins(there), "held": there.quorum}
 
 

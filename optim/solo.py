@@ -24,6 +24,7 @@ from ..collectives.identifiers import PeerId, RunId
 from ..collectives.layout import Layout, differences
 from ..collectives.reduce import works_on_bits
 from ..collectives.swarm import Call, Outcome, PeerView, RunSettings, Share, Tally, sample_count
+from ..security.rule_names import parse_reducer
 from .model.feedback import as_decoded, contribution_grid, has_feedback
 from .outer import OuterStep, effective_outer, reading_of
 from .outer.readings import Said, median_lag
@@ -254,10 +255,12 @@ class SoloSwarm:
             raise LocalProtocolError(f"{call.name} was called already", hint="give every operation its own op_id")
         self._operations.add(call.op_id)
         finite = works_on_bits(call.reducer) or bool(torch.isfinite(source).all())
-        if call.weight and finite:
+        rule = parse_reducer(call.reducer)
+        if call.weight and finite and (rule is None or not rule[1]):
             outcome = Outcome("committed", 0, (Share(self.peer, call.weight),), counted=True, config="solo", members=1)
         else:
-            outcome = Outcome("open", 0, reason="nobody has given anything" if finite else "the tensor holds NaN or infinity")
+            why = "nobody has given anything" if not call.weight else "a robust rule needs more members than one"
+            outcome = Outcome("open", 0, reason=why if finite else "the tensor holds NaN or infinity")
         return Alone((self.peer,), source.detach().view(-1).clone(), outcome)
 
     def all_reduce(

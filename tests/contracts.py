@@ -347,7 +347,7 @@ def swarm_a_collective_that_cannot_be_is_refused_or_open_and_touches_nothing(cas
     assert swarm.all_reduce(flat, op_id="once").wait(60).status == "committed"
     with pytest.raises(LocalProtocolError, match="called already"):
         swarm.all_reduce(flat, op_id="once").wait(60)
-    for options in ({"op": "sum", "weight": 2}, {"op": "median"}, {"op_id": ""}, {"op_id": "x" * 65}, {"deadline_s": -1.0}):
+    for options in ({"op": "sum", "weight": 2}, {"op": "mode"}, {"op_id": ""}, {"op_id": "x" * 65}, {"deadline_s": -1.0}):
         with pytest.raises(LocalProtocolError):
             swarm.all_reduce(flat, **{"op_id": "free", **options})  # type: ignore[arg-type]
     with pytest.raises(LocalProtocolError, match="int64"):

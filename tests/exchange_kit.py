@@ -17,6 +17,7 @@ from atoll.collectives.group import BUTTERFLY, Contributor, Member, Part, Plan, 
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.pace import Lead
 from atoll.collectives.partition import parts_for
+from atoll.collectives.reduce import REDUCERS, FindReducer
 from atoll.collectives.trees import senders_of
 
 LOG = "run"
@@ -179,6 +180,7 @@ class Net:
     eager: bool = True
     lead: Lead = Lead()
     result_buffer: Callable[[Plan], memoryview] | None = None
+    reducers: FindReducer = REDUCERS.get
     peers: list[PeerId] = field(default_factory=list)
     nodes: dict[PeerId, Exchange] = field(default_factory=dict)
     events: dict[PeerId, list[ExchangeEvent]] = field(default_factory=dict)
@@ -191,7 +193,9 @@ class Net:
         for peer in self.peers:
             self.events[peer] = []
             emit = self.events[peer].append
-            self.nodes[peer] = Exchange(peer, emit=emit, result_buffer=self.result_buffer, eager=self.eager, lead=lambda: self.lead)
+            self.nodes[peer] = Exchange(
+                peer, emit=emit, result_buffer=self.result_buffer, reducers=self.reducers, eager=self.eager, lead=lambda: self.lead
+            )
         for peer in self.peers:
             for other in self.peers:
                 if peer != other:

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from ..group import Plan
 from ..identifiers import PeerId
 from ..pace import Pace
 from ..record_layer import PLAIN, LaneKeys
-from ..reduce import Reducer
+from ..reduce import REDUCERS, FindReducer
 from .bucket import Bucket
 from .lane import REPLACED, Lane, PeerFaultError
 from .meter import Meter, Reading, read_socket
@@ -57,7 +57,7 @@ class EngineThread:
         *,
         emit: Callable[[ExchangeEvent], None],
         result_buffer: Callable[[Plan], memoryview] | None = None,
-        reducers: Mapping[str, Reducer] | None = None,
+        reducers: FindReducer = REDUCERS.get,
         settings: EngineSettings | None = None,
     ) -> None:
         self.me = me

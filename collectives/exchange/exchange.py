@@ -13,7 +13,7 @@ outermost call ends, so the receiver of an event may call commands.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from torch import Tensor
 
@@ -24,7 +24,7 @@ from ..errors import ConfigError, LocalProtocolError
 from ..group import MAX_MEMBERS, Plan
 from ..identifiers import PeerId
 from ..pace import Lead
-from ..reduce import REDUCERS, Reducer
+from ..reduce import REDUCERS, FindReducer, least_of
 from . import header as wire_header
 from .arrivals import Arrivals
 from .blobs import Blobs, Bounds
@@ -40,7 +40,7 @@ class Exchange:
     """Reduce-scatter and all-gather of many rounds at once, for one peer.
 
     ``emit`` gets every event. ``result_buffer`` gives the memory for a plan's encoded result: writable, flat, at least its encoded
-    length, aligned to 4, a different one for every plan; by default it is allocated. ``reducers`` are those plans may name.
+    length, aligned to 4, a different one for every plan; by default it is allocated. ``reducers`` finds those that plans may name.
     ``eager``: reduce as soon as possible, inside the call that made it possible. With False the driver calls `work` in its idle time,
     so that no call takes longer than a few chunks. What a lane took is under way: not sent again within ``resend_after_s``.
     ``lead``: how far contributions may run ahead of results (`PlanState.within`).
@@ -48,13 +48,13 @@ class Exchange:
 
     def __init__(
         self, me: PeerId, *, emit: Callable[[ExchangeEvent], None], result_buffer: Callable[[Plan], memoryview] | None = None,
-        reducers: Mapping[str, Reducer] | None = None, eager: bool = True, clock: Callable[[], float] = lambda: 0.0,
+        reducers: FindReducer = REDUCERS.get, eager: bool = True, clock: Callable[[], float] = lambda: 0.0,
         resend_after_s: Callable[[], float] = lambda: 0.0, lead: Callable[[], Lead] = Lead,
     ) -> None:  # fmt: skip
         self.me = me
         self._emit = emit
         self._result_buffer = result_buffer
-        self._reducers = dict(REDUCERS if reducers is None else reducers)
+        self._find = reducers
         self._eager = eager
         self._clock = clock
         self._pools = Pools()
@@ -124,8 +124,8 @@ class Exchange:
             return
         if old is not None and (plan.ballot, plan.revision) <= old.order:
             return
-        reducer = self._reducers.get(plan.reducer)
-        if reducer is None or reducer.form == "two-phase":
+        reducer = self._find(plan.reducer)
+        if reducer is None or reducer.form == "two-phase" or len(plan.contributors) < least_of(reducer):
             raise ConfigError(f"reducer {plan.reducer!r} cannot be run by this exchange", key="reducer")
         if old is not None:
             self._abandon(slot, old)

@@ -199,8 +199,8 @@ class Convening:
         ready = machine.open.ready
         awaited = [member for member in machine.config if member not in ready and not machine.silent(member)]
         offers = machine.open.offers(machine.config)
-        if not offers:
-            if self._wants_entry(now):  # nobody waits for a round to be let in or out, or to learn the end of what was lost
+        if not machine.enough(offers):
+            if self.wants_entry(now):  # nobody waits for a round to be let in or out, or to learn the end of what was lost
                 self._propose_empty(now)
             return None
         since = machine.open.first_ready_at if self.ballot == 0 else self.began_at
@@ -251,7 +251,7 @@ class Convening:
             mine = machine.contribution[0] if machine.contribution else b""
             return machine.next_ballot(now, aside=mine in self.lost)
         keep = [c for c in machine.open.offers(machine.config) if c.cid not in self.lost]
-        if not keep or self.revision - self.before > len(machine.config) + 2 or self.stalls > len(machine.config):
+        if not machine.enough(keep) or self.revision - self.before > len(machine.config) + 2 or self.stalls > len(machine.config):
             return machine.next_ballot(now)
         if tuple(keep) == plan.contributors and not self.slow & {part.owner for part in plan.parts}:
             self.planned_at, self.stalls = now, self.stalls + 1
@@ -352,7 +352,8 @@ class Convening:
             if machine.near(round_) and now - seen < recent and who not in machine.config and not gone(who, machine.removed)
         )
 
-    def _wants_entry(self, now: float) -> bool:
+    def wants_entry(self, now: float) -> bool:
+        """Whether an entry that only changes the configuration is wanted, as far as this member knows."""
         ready = self.machine.open.ready.values()
         leaves = len(self.machine.config) > 1 and any(offer.leave for offer in ready)
         return leaves or any(offer.settle for offer in ready) or bool(self._joiners(now))

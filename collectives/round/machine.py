@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence, Set
 from random import Random
 
 from .. import messages as m
-from ..group import NO_READING, Certified, Config, Entry, Member, Plan, Reading, Vote, convener, is_quorum
+from ..group import NO_READING, Certified, Config, Contributor, Entry, Member, Plan, Reading, Vote, convener, is_quorum
 from ..identifiers import PeerId
 from ..trees import senders_of
 from .catching import Catching
@@ -21,7 +21,7 @@ from .journal import Journal
 from .merging import adopts
 from .patience import rtt_s, stuck_s
 from .pulling import ask_again, on_missing, on_the_way
-from .readiness import close_round, my_ready, on_ready, ready_fits, send_ready
+from .readiness import close_round, my_ready, on_ready, ready_fits, repeat_ready, send_ready
 from .sealing import Sealing
 from .state import OpenRound, RoundActions, Shape
 from .timing import Timing
@@ -270,7 +270,7 @@ class RoundMachine:
             self._try_vote(now)
         plan = opened.plan
         if plan is None or (self.contribution and all(c.cid != self.contribution[0] for c in plan.contributors)):
-            send_ready(self)
+            repeat_ready(self, now)
         if plan is not None and opened.lacking != 0:
             self.actions.report(plan.plan_id)
         self._repeat_vote()
@@ -422,6 +422,19 @@ class RoundMachine:
         self.joiners = {who: seen for who, seen in self.joiners.items() if self.near(seen[0])}
         close_round(self)
 
+    def enough(self, offers: Sequence[Contributor]) -> bool:
+        """Whether a plan can be made of these offers: there are some, and where the reducer needs several, as many from members that live."""
+        least = self.shape.least
+        return bool(offers) if least == 1 else sum(not self.silent(offer.member) for offer in offers) >= least
+
+    @property
+    def waits_for_offers(self) -> bool:
+        """Whether there is a contribution of this member, no plan yet, and too few others are known here for one."""
+        if self.contribution is None or self.shape.least == 1 or self.open.plan is not None:
+            return False
+        others = [offer for offer in self.open.offers(self.config) if offer.member != self.me and not self.silent(offer.member)]
+        return len(others) + 1 < self.shape.least
+
     @property
     def engaged(self) -> bool:
         """Whether the open round is under way as far as this member knows; a merely training swarm is not stuck."""
@@ -441,6 +454,8 @@ class RoundMachine:
         suspected = self.convener_of(self.ballot) != self.me and self.silent(self.convener_of(self.ballot))
         if now - self.open.progress_at <= patience and not suspected:
             return
+        if self.waits_for_offers and not suspected and not self.convening.wants_entry(now):
+            return  # another convener could do no more
         self.next_ballot(now)
 
     def next_ballot(self, now: float, *, aside: bool = False) -> None:

@@ -33,6 +33,15 @@ def send_ready(machine: RoundMachine) -> None:
         machine.tell(machine.convener_of(machine.ballot).peer, ready)
 
 
+def repeat_ready(machine: RoundMachine, now: float) -> None:
+    """Tell the convener again; and all others now and then while a plan needs more contributions than are known here: each counts them."""
+    send_ready(machine)
+    opened = machine.open
+    if machine.waits_for_offers and now - opened.told_at > machine.timing.detect_s:
+        opened.told_at = now
+        close_round(machine)
+
+
 def close_round(machine: RoundMachine) -> None:
     """Say to all that a contribution is there: whoever has something contributes it now."""
     send_ready(machine)

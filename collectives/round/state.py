@@ -18,7 +18,7 @@ class Shape:
     """The flat vector and its encoding on the wire: ``numel`` float32 elements in chunks of ``chunk_elements``.
 
     ``topology``: the ways that plans are made for. Any may be a butterfly: where a tree was held up and nobody is to blame. It is one where
-    the codec has no partial sums.
+    the codec has no partial sums. ``least``: how many contributors the reducer needs.
     """
 
     numel: int
@@ -26,16 +26,19 @@ class Shape:
     codec: str
     reducer: str = "mean"
     topology: TopologyKind = "butterfly"
+    least: int = 1
 
     def __post_init__(self) -> None:
         if not has_partial_sums(self.codec):
             object.__setattr__(self, "topology", "butterfly")
 
     def fits(self, what: Plan | Entry) -> bool:
-        """Whether a plan or an entry is over this vector, its parts covering it without gaps (none where nothing is contributed)."""
+        """Whether a plan or an entry is over this vector and over enough contributions, its parts covering it without gaps (none where nothing
+        is contributed)."""
         same = (what.numel, what.chunk_elements, what.codec, what.reducer) == (self.numel, self.chunk_elements, self.codec, self.reducer)
         same = same and what.topology.kind in (self.topology, "butterfly") and len(what.topology.groups) in (0, len(what.contributors))
         chunks = -(-self.numel // self.chunk_elements) if what.contributors else 0
+        same = same and (len(what.contributors) >= self.least or not what.contributors)
         return same and [0, *(part.stop for part in what.parts)] == [*(part.first for part in what.parts), chunks]
 
 
@@ -136,6 +139,7 @@ class OpenRound:
     pending: tuple[int, Entry, PeerId] | None = None  # an Accept whose bytes are not all here
     decided: Certified | None = None
     applying: bool = False
+    told_at: float = -1e9  # when all others were last told of the own contribution, since too few were known
     aside: int = -1  # the ballot in which the own contribution is not offered: it held up the others in the one before
 
     def lacking_of(self, owner: PeerId) -> bool:

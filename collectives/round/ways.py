@@ -27,8 +27,8 @@ def topology_of(machine: RoundMachine, offers: Sequence[Contributor]) -> Topolog
 
 def plan_trees(plan: Plan) -> tuple[Tree, ...]:
     """The trees of a plan that has partial sums; none of a butterfly."""
-    reducer = REDUCERS[plan.reducer]
-    return trees_of(plan, reducer) if plan.topology.kind != "butterfly" and reducer.form == "streaming" else ()
+    reducer = REDUCERS.get(plan.reducer) if plan.topology.kind != "butterfly" else None
+    return trees_of(plan, reducer) if reducer is not None and reducer.form == "streaming" else ()
 
 
 def held_up_by(plan: Plan, trees: Sequence[Tree], missing: Mapping[PeerId, set[bytes]]) -> dict[PeerId, set[bytes]]:

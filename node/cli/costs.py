@@ -7,6 +7,7 @@ from typing import Any
 from ...collectives.codecs.names import round_bytes_per_value
 from ..manifest import Manifest
 from .output import bytes_text, count_text, span_text
+from .views import rule_text
 
 _STATE_BYTES = 8  # float32 anchor and momentum on disk
 _DDP_BYTES = 2  # bf16 gradients in a ring all-reduce every step: the comparison that "less than DDP" means
@@ -30,6 +31,7 @@ def describe(manifest: Manifest) -> dict[str, Any]:
         "rounds": settings.rounds,
         "codec": settings.codec,
         "codecs": settings.codecs,
+        "rule": settings.reducer,
         "outer": {"kind": settings.outer.kind, "lr": settings.outer.lr, "momentum": settings.outer.momentum},
         "join": manifest.join.policy,
     }
@@ -58,6 +60,8 @@ def describe_lines(manifest: Manifest) -> list[str]:
         f"rounds   every {every}, {d['method']}, outer {d['outer']['kind']} lr {d['outer']['lr']:g} momentum {d['outer']['momentum']:g}"
         + (f", {d['rounds']} in all" if d["rounds"] else ", without end"),
     ]
+    if d["rule"] != "mean":
+        lines.append(f"rule     {rule_text(d['rule'])}")
     codecs = ", ".join([d["codec"], *(f"{codec} for {pattern}" for pattern, codec in d["codecs"].items())])
     if d["parameters"]:
         wire = f"wire     up to {bytes_text(d['bytes_up_per_round'])} up and as much down a round ({codecs})"

@@ -50,6 +50,10 @@ codec = "int8"                     # fp32 | fp16 | bf16 | int8 | int8_fp16 | int
 # codecs = { "*.norm.*" = "fp16" }  # for tensors whose names match
 # plan = "two-level"               # sums within a site (atoll up --site LABEL) before they cross to others; butterfly | ring | two-level
 
+# [robust]                         # members may be hostile, as far as their contributions go: docs/operating.md
+# rule = "trimmed_mean"            # mean (of trusted members) | median | trimmed_mean | meamed
+# f = 1                            # of the contributions of a round, which needs 2 f + 1 contributors
+
 [checkpoint]
 every = 10                         # rounds
 

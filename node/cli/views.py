@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...security.rule_names import least_contributors, parse_reducer
 from ..quorum import no_quorum, quorum_of
 from .alone import entry_name, entry_text
 from .output import Terminal, bytes_text, short_peer, span_text
@@ -51,6 +52,8 @@ def run_lines(terminal: Terminal, run: Document) -> list[str]:
     members: Sequence[Any] = run.get("members") or ()
     if members:
         lines.append(f"  members  {len(members)}: {', '.join(short_peer(str(peer)) for peer in members)}")
+    if (rule := str(run.get("rule") or "mean")) != "mean":
+        lines.append(f"  rule     {rule_text(rule)}")
     if last := run.get("last_round"):
         contributors = last.get("contributors") or {}
         where = f" of fragment {last.get('fragment')}" if run.get("fragments") else ""
@@ -62,6 +65,12 @@ def run_lines(terminal: Terminal, run: Document) -> list[str]:
         lines.append(f"  traffic  {bytes_text(run['bytes_sent'])} sent, {bytes_text(run.get('bytes_received', 0))} received")
     lines += [f"  refused  by {short_peer(str(peer))}: {' '.join(map(str, why))}" for peer, why in (run.get("refused") or {}).items()]
     return lines + trouble_lines(terminal, run.get("trouble"))
+
+
+def rule_text(reducer: str) -> str:
+    """A robust rule in words, by the name that plans have for it."""
+    rule, f = parse_reducer(reducer) or (reducer, 0)
+    return f"{rule}, f = {f}: up to {f} of a round's contributions may be hostile; it needs {least_contributors(f)} of them"
 
 
 def trouble_lines(terminal: Terminal, trouble: Any) -> list[str]:

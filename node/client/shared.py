@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from ...collectives.errors import LocalProtocolError, StorageError
 from ...collectives.plain import plainly, whole
 from ...collectives.swarm import Call
+from ...security.rule_names import parse_reducer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -128,7 +129,7 @@ class Buffers:
     def of(self, call: Call, values: Tensor) -> SharedFloats | None:
         """The buffer that ``values`` are all of, if the call is of a kind that can read it where it lies. Raises LocalProtocolError
         while an earlier operation has it."""
-        if not call.weight or call.reducer not in REDUCERS or values.device.type != "cpu":
+        if not call.weight or (call.reducer not in REDUCERS and parse_reducer(call.reducer) is None) or values.device.type != "cpu":
             return None
         shared = self._by_address.get(values.data_ptr())
         if shared is None or shared.nbytes != FLOAT_BYTES * values.numel():

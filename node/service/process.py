@@ -24,6 +24,7 @@ from ...collectives.group import Plan
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.record_layer import DEFAULT_CIPHER, PLAIN
 from ...security.identity import Identity, load_or_create
+from ...security.rules.reducers import find_reducer
 from ..control.parent import watch_parent
 from ..control.server import ControlServer
 from ..lifecycle import NodeFile, NodeLock
@@ -122,7 +123,9 @@ async def _main(
 
     pool = BufferPool(paths.state_dir)
     settings = EngineSettings(max_up=options.limits[0], max_down=options.limits[1])
-    engine = EngineThread(identity.peer, emit=from_engine, result_buffer=lambda plan: _result_buffer(nodes, pool, plan), settings=settings)
+    engine = EngineThread(
+        identity.peer, emit=from_engine, result_buffer=lambda plan: _result_buffer(nodes, pool, plan), reducers=find_reducer, settings=settings
+    )  # fmt: skip
     engine.start()
     try:
         async with trio.open_nursery() as outer:

@@ -33,6 +33,7 @@ def status_of(run: RunService) -> dict[str, Any]:
         "fragments": [part.completed for part in session.sessions] if session and len(session.sessions) > 1 else [],
         "entry": run.session.round if run.session else -1,
         "rounds": run.manifest.train.rounds if run.manifest else None,
+        "rule": run.manifest.robust.reducer if run.manifest else "mean",
         "members": config,
         "member": run.node.identity.peer in config,
         "quorum": None if run.error else quorum(run),
@@ -55,7 +56,8 @@ def quorum(run: RunService) -> dict[str, Any] | None:
     """Of the open round; of a run in fragments, of one that cannot be decided, if there is one. None where this node cannot tell."""
     rows, sessions = run.peers(), run.whole.sessions if run.whole is not None else []
     configs = [set(session.config_peers()) for session in sessions]
-    there = [quorum_of([{**row, "member": row["peer"] in config} for row in rows]) for config in configs]
+    least = max([session.machine.shape.least for session in sessions if session.machine is not None], default=0)
+    there = [quorum_of([{**row, "member": row["peer"] in config} for row in rows], least) for config in configs]
     return next((found for found in there if found is not None and not found["held"]), there[0] if there else None)
 
 

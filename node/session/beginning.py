@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 def make_genesis(
-    *, run: str, log: str, me: Member, replica: Replica, chunk_elements: int, codec: str, sign: Callable[[bytes], bytes]
+    *, run: str, log: str, me: Member, replica: Replica, chunk_elements: int, codec: str, reducer: str, sign: Callable[[bytes], bytes]
 ) -> Certified:
     """The first entry of a run: binds its model (``base`` is the layout's digest), its initial state and its first member."""
     layout, root = replica.layout, merkle_root(replica.hashes())
-    entry = Entry(log, 0, layout.digest(), root, (), (), (), layout.numel, chunk_elements, codec, "mean", (me,))
+    entry = Entry(log, 0, layout.digest(), root, (), (), (), layout.numel, chunk_elements, codec, reducer, (me,))
     return Certified(entry, (Vote(me, 0, sign(genesis_payload(run, entry.hash()))),))
 
 
@@ -41,7 +41,7 @@ def found(session: Session, now: float, layout: Layout, initial: Tensor) -> None
     certified = make_genesis(
         run=session.run, log=session.log, me=Member(session.me, journal.incarnation), replica=replica,
         chunk_elements=session.chunk_elements or chunk_elements(settings.codec, layout.numel),
-        codec=mixture_of(layout, settings.codec, settings.codecs), sign=session.ports.sign,
+        codec=mixture_of(layout, settings.codec, settings.codecs), reducer=settings.reducer, sign=session.ports.sign,
     )  # fmt: skip
     storage.found(replica, certified)  # before anybody hears of the run: nobody else could restore it
     journal.append(certified)

@@ -8,16 +8,27 @@ import msgspec
 from blake3 import blake3
 
 from ...collectives.codec import DEFAULT_CHUNK_ELEMENTS, chunk_elements
-from ...collectives.errors import ConfigError
+from ...collectives.errors import ConfigError, VersionMismatchError
 from ...collectives.group import MAX_MEMBERS, Config, Member, TopologyKind
 from ...collectives.groups import group_fault, group_of
-from ...collectives.reduce import REDUCERS, works_on_bits
+from ...collectives.reduce import REDUCERS, least_of, works_on_bits
 from ...collectives.round import Shape
 from ...collectives.swarm import MAX_TAG, Call
+from ...security.rules.reducers import find_reducer
 
 MAX_NUMEL = 1 << 34
 VOLATILE, KEPT = "op", "opd"
 """How the log of an operation begins, by what becomes of its votes when a member is killed."""
+
+
+def shape_of(numel: int, chunk: int, codec: str, name: str, topology: TopologyKind) -> Shape:
+    """The vector and how it is reduced, by the name of a reducer: on trees only where it has partial sums. Raises VersionMismatchError."""
+    reducer = find_reducer(name)
+    if reducer is None:
+        raise VersionMismatchError(
+            f"the reducer {name!r} is not known to this atoll", why="A newer release has it.", hint="pip install -U atoll"
+        )
+    return Shape(numel, chunk, codec, name, topology if reducer.form == "streaming" else "butterfly", least_of(reducer))
 
 
 def operation_key(run: str, op_id: str) -> str:
@@ -50,7 +61,7 @@ class Spec(NamedTuple):
         return group_of(self.group, config, me, key) if self.group else config
 
     def log_name(self, key: str, config: Config, acceptors: Config) -> str:
-        """Name of the operation's log under a configuration: at most 143 characters. A group's holds the whole configuration, too: the same
+        """Name of the operation's log under a configuration: at most 157 characters. A group's holds the whole configuration, too: the same
         group of another grid is another."""
         kind = f"{'all' if self.everyone else 'any'}{self.tag}{f'@{self.group}' if self.group else ''}"
         members = _named((config, acceptors)) if self.group else config_key(config)
@@ -59,9 +70,8 @@ class Spec(NamedTuple):
     def shape(self, config: Config, topology: TopologyKind = "butterfly") -> Shape:
         """The vector that is reduced, on the run's ways where it has partial sums. A gather's has a slot for each member, of whole chunks."""
         if self.reducer != "gather":
-            summed = REDUCERS[self.reducer].form == "streaming"
             chunk = chunk_elements(self.codec, self.numel)
-            return Shape(self.numel, chunk, self.codec, self.reducer, topology if summed else "butterfly")
+            return shape_of(self.numel, chunk, self.codec, self.reducer, topology)
         chunk = DEFAULT_CHUNK_ELEMENTS[self.codec]
         chunks = -(-self.numel // chunk)
         chunk = -(-self.numel // chunks)
@@ -75,8 +85,8 @@ class Spec(NamedTuple):
 
 def spec_of(call: Call, numel: int, codec: str) -> Spec:
     """The spec of a call in a run with this codec. Raises ConfigError, naming what is wrong."""
-    if call.reducer not in REDUCERS:
-        raise ConfigError(f"unknown reduction {call.reducer!r}", key="op", hint=f"one of {', '.join(REDUCERS)}")
+    if find_reducer(call.reducer) is None:
+        raise ConfigError(f"unknown reduction {call.reducer!r}", key="op", hint=f"one of {', '.join(REDUCERS)}, or a robust rule")
     codec = call.codec or ("bits" if works_on_bits(call.reducer) else codec)
     spec = Spec(numel, codec, call.reducer, call.everyone, call.tag, call.group, call.durable)
     fault = _fault(spec)
@@ -110,7 +120,7 @@ def _fault(spec: Spec) -> str | None:
     """Why nobody can carry this out."""
     if spec.codec not in DEFAULT_CHUNK_ELEMENTS:
         return f"unknown codec {spec.codec!r}"
-    if spec.reducer not in REDUCERS or len(spec.tag) > MAX_TAG or "/" in spec.tag:
+    if find_reducer(spec.reducer) is None or len(spec.tag) > MAX_TAG or "/" in spec.tag:
         return "unknown reduction"
     if works_on_bits(spec.reducer) != (spec.codec == "bits"):
         return f"{spec.reducer} does not work with codec {spec.codec}"

@@ -150,7 +150,10 @@ class Operation(BesideRun):
         ready = {who.peer for who in machine.open.ready} | {self.session.me}
         waiting = sorted(peer for peer in self.peers if peer not in ready)
         if machine.open.plan is None and waiting:
-            return f"{', '.join(waiting)} did not call" + (" and cannot be heard" if all(map(self.suspected, waiting)) else "")
+            least = f"; it needs {machine.shape.least} callers" if machine.shape.least > 1 else ""
+            return f"{', '.join(waiting)} did not call" + (" and cannot be heard" if all(map(self.suspected, waiting)) else "") + least
+        if machine.waits_for_offers:
+            return f"it needs {machine.shape.least} that give something"
         return "a quorum has not voted" if machine.open.plan is not None else "nobody has given anything"
 
     def serve(self, cid: bytes | None) -> None:

@@ -74,10 +74,11 @@ class Recertifying:
         return SealView(tuple(member.peer for member in removed), tuple(sorted(awaited)))
 
     def lives(self, peers: Collection[PeerId]) -> list[Member]:
-        """The newest life of each of these peers that was ever a member of this log; and this node's, where it is an earlier one: after a
-        reboot or a lost disk nobody votes in it any more."""
-        machine, found = self.session.machine, dict[PeerId, Member]()
+        """The newest life of each of these peers that was ever a member of this log, or asks to be: an entry that was accepted may admit it.
+        And this node's, where it is an earlier one: after a reboot or a lost disk nobody votes in it any more."""
+        machine = self.session.machine
         assert machine is not None
+        found = {who.peer: who for who in sorted(machine.joiners) if who.peer in peers}
         for certified in machine.journal.entries:
             found.update((who.peer, who) for who in certified.entry.next_config if who.peer in (*peers, machine.me.peer))
         return sorted(who for who in found.values() if who != machine.me)

@@ -20,7 +20,7 @@ from ...collectives.errors import LocalProtocolError, OutOfDateError, RemoteProt
 from ...collectives.group import NO_READING, Certified, Entry, Member, Reading
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import Layout
-from ...collectives.round import BRANCH, RoundMachine, Shape, Timing, check_genesis, rounds_in, samples_in
+from ...collectives.round import BRANCH, RoundMachine, Timing, check_genesis, rounds_in, samples_in
 from ...collectives.swarm import RunSettings, Share
 from ..membership import Membership
 from ..membership import Timing as MembershipTiming
@@ -31,6 +31,7 @@ from .beginning import check_model, found, restore
 from .branching import Branching
 from .earlier import Earlier
 from .installing import Installing
+from .naming import shape_of
 from .offering import Offering
 from .operations import Operations
 from .others import Others
@@ -162,7 +163,7 @@ class Session:
             journal.append(genesis)
         self.machine = RoundMachine(
             run=self.run, log=self.log, me=Member(self.me, journal.incarnation), organiser=self.organiser, journal=journal,
-            shape=Shape(entry.numel, entry.chunk_elements, entry.codec, entry.reducer, self.settings.plan), timing=self.timing,
+            shape=shape_of(entry.numel, entry.chunk_elements, entry.codec, entry.reducer, self.settings.plan), timing=self.timing,
             actions=self.actions, rng=self.rng, now=now, site=self.site,
             merges=self.branching.after_s is not None,
         )  # fmt: skip

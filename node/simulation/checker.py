@@ -18,11 +18,13 @@ from ...collectives.digest import chunk_hash, part_digest
 from ...collectives.group import Certified, Config, Contributor, Entry, Member, is_quorum
 from ...collectives.identifiers import PeerId
 from ...collectives.messages import Tip as TipMessage
-from ...collectives.reduce import MEAN
+from ...collectives.reduce import MEAN, least_of
 from ...collectives.round import adopted_rounds
 from ...collectives.swarm import OuterSettings
 from ...collectives.trees import trees_of
 from ...optim.outer import OuterStep
+from ...security.rule_names import parse_reducer
+from ...security.rules.reducers import find_reducer
 
 
 class Violation(AssertionError):
@@ -263,6 +265,8 @@ class Checker:
         """The result's bytes, recomputed from exactly the named contributions; raises unless the entry's digests are theirs."""
         if not entry.contributors:
             return b""
+        if len(entry.contributors) < least_of(find_reducer(entry.reducer) or MEAN):
+            raise Violation("honest outcome", f"entry {entry.round} is the {entry.reducer} of {len(entry.contributors)} contributions")
         for contributor in entry.contributors:
             frozen = self.frozen.get(contributor.cid)
             if frozen is None or frozen.peer != contributor.member.peer or frozen.weight != contributor.weight:
@@ -275,7 +279,9 @@ class Checker:
             hashes.append(chunk_hash(view))
         for part, digest in zip(entry.parts, entry.part_digests, strict=True):
             if part_digest(entry, part, hashes[part.first : part.stop]) != digest:
-                raise Violation("honest outcome", f"entry {entry.round}: part of {part.owner} is not the mean over its contributors")
+                raise Violation(
+                    "honest outcome", f"entry {entry.round}: part of {part.owner} is not the {entry.reducer} over its contributors"
+                )
         return bytes(result)
 
     def _reduce_chunk(self, grid: Grid, entry: Entry, chunk: int, out: memoryview) -> None:
@@ -283,6 +289,14 @@ class Checker:
         wires = {c.cid: grid.wire(memoryview(bytearray(grid.wire_bytes(chunk))), chunk) for c in entry.contributors}
         for cid, wire in wires.items():
             codec.encode(self.frozen[cid].vector[first : first + elements], wire)
+        robust = find_reducer(entry.reducer) if parse_reducer(entry.reducer) else None
+        if robust is not None and robust.form == "rows":
+            rows, value = torch.empty(len(wires), elements), torch.empty(elements)
+            for row, wire in zip(rows, wires.values(), strict=True):
+                codec.decode(wire, row)
+            robust.reduce(rows, [c.weight for c in entry.contributors], value)
+            grid.results.codec(chunk).encode(value, grid.results.wire(out, chunk))
+            return
         if entry.topology.kind == "butterfly":
             factors = MEAN.factors([c.weight for c in entry.contributors])
             codec.weighted_mean(list(wires.values()), factors.multipliers, factors.divisor, grid.results.wire(out, chunk))

@@ -18,6 +18,7 @@ from ...collectives.pace import Lead, Pace
 from ...collectives.round import Timing
 from ...collectives.simulation import Network, ProcessDied, Timer, World
 from ...collectives.swarm import RunSettings
+from ...security.rules.reducers import find_reducer
 from ..session.fragments import Fragments
 from ..session.ports import DataPlane, Storage
 from ..session.session import MEMBERSHIP, Session
@@ -76,6 +77,7 @@ class NodeProcess:
         self.plane = place.exchange(
             peer,
             emit=lambda event: self._events.append(event),
+            reducers=find_reducer,
             clock=lambda: place.world.now,
             resend_after_s=lambda: 8 * place.timing.pull_s,
             lead=lambda: Lead(self.pace().up or 1, 0.1),  # where nothing is known as little as can be: three chunks an owner

@@ -49,7 +49,8 @@ TIMING = Timing(pull_s=0.1, heartbeat_s=0.25, keep_rounds=4)
 @dataclass(frozen=True, slots=True)
 class Options:
     """What a seed is run with. ``rounds``: entries that must be decided; ``patience_s``: how long after healing, virtual; ``plan``: the
-    topology of its plans, ``fragments``: into how many the model is cut; both by the seed where they are None."""
+    topology of its plans, ``fragments``: into how many the model is cut; both by the seed where they are None; ``reducer``: what becomes of
+    contributions."""
 
     peers: tuple[int, int] = (5, 9)
     rounds: int = 10
@@ -58,6 +59,7 @@ class Options:
     patience_s: float = 90.0
     plan: TopologyKind | None = None
     fragments: int | None = None
+    reducer: str = "mean"
 
 
 @dataclass(slots=True)
@@ -96,8 +98,9 @@ class SimSwarm:
         plain = self.rng.choice(("fp32", "int8"))
         coarse = self.world.stream("codecs").choice((plain, plain, "stat2", "sparse64"))  # results travel in another codec
         self.settings = RunSettings(
-            codec=plain if plant is not None else coarse,
+            codec=plain if plant is not None or self.options.reducer != "mean" else coarse,
             outer=OuterSettings(lr=0.7, momentum=0.5),
+            reducer=self.options.reducer,
             plan=self.options.plan or ways.choice(get_args(TopologyKind)),
             fragments=fragments,
         )

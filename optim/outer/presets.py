@@ -13,7 +13,6 @@ from typing import Literal
 from ...collectives.swarm import OuterSettings
 
 FEW_ROUNDS = 50
-LONG_ROUND = 30  # inner steps: rounds as long as published runs with overlap had them
 
 Overlap = Literal["none", "late", "eager"]
 
@@ -92,6 +91,8 @@ def choose(
     )
 
 
-def outer_preset(rounds: int | None, *, peers: int = 4, sync_every: int | None = None, overlap: Overlap = "none") -> OuterSettings:
+def outer_preset(
+    rounds: int | None, *, peers: int = 4, sync_every: int | None = None, overlap: Overlap = "none", delay: int | None = None
+) -> OuterSettings:
     """The values of `choose`."""
-    return choose(rounds=rounds, peers=peers, sync_every=sync_every, overlap=overlap).outer
+    return choose(rounds=rounds, peers=peers, sync_every=sync_every, overlap=overlap, delay=delay).outer

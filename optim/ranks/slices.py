@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from ...collectives.errors import ConfigError
@@ -18,6 +18,7 @@ from ..model.flat import FlatVector, unwrap
 from .talk import Ranks
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]  # first index and length, by dimension
+UNLIKE = 0.1  # of the norm: what replicas of one model differ by is rounding
 
 
 class RankVector(FlatVector):
@@ -63,15 +64,21 @@ class Slices:
         """Whether every rank holds all of every tensor."""
         return all(shape == spec.shape for held in self._boxes for spec, (_, shape) in zip(self.layout.tensors, held, strict=True))
 
-    def put(self, rank: int, values: Tensor, out: Tensor) -> None:
-        """Write what this rank is to write into the whole vector ``out``."""
-        at = 0
+    def put(self, rank: int, values: Tensor, out: Tensor) -> str:
+        """Write what this rank is to write into the whole vector ``out``. Returns the first parameter of which it has other values than the rank
+        before it that holds the same, or ""."""
+        at, other = 0, ""
         for spec, box, written in zip(self.layout.tensors, self._boxes[rank], self._written[rank], strict=True):
             numel = _numel(box)
-            if written and numel:
-                tensor = out[spec.offset : spec.offset + spec.numel].view(spec.shape)
-                _part(tensor, box).copy_(values[at : at + numel].view(box[1]))
+            if numel:
+                part = _part(out[spec.offset : spec.offset + spec.numel].view(spec.shape), box)
+                mine = values[at : at + numel].view(box[1])
+                if written:
+                    part.copy_(mine)
+                elif not other and spec.role == "parameter" and bool((part - mine).norm() > UNLIKE * part.norm()):
+                    other = spec.name
             at += numel
+        return other
 
     def cut(self, rank: int, source: Any, out: Tensor) -> None:
         """Read a rank's slices of a `Source` of the whole vector into ``out``; needs room for the longest tensor."""
@@ -100,6 +107,8 @@ def _part(tensor: Tensor, box: Box) -> Tensor:
 def slice_model(model: nn.Module, flat: FlatVector, ranks: Ranks) -> tuple[Slices, RankVector]:
     """What each rank holds of the whole vector ``flat``, and this rank's own. Raises ConfigError (at all ranks) for what is not DDP or FSDP2."""
     fault = next((why for name, tensor in _dtensors(model) if (why := _why_refused(model, name, tensor))), "")
+    if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
+        fault = "the model is in FullyShardedDataParallel, whose ranks hold slices that do not say of what"
     if fault := ranks.agreed(fault):
         raise ConfigError(
             fault,

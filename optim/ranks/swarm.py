@@ -94,7 +94,7 @@ class RankSwarm:
         self.peer, self.run_id, self.settings = head.peer, head.run_id, head.settings
         self._model: nn.Module | None = None
         self._slices: Slices | None = None
-        self._newest: tuple[int, Tensor] | None = None
+        self._newest: tuple[tuple[int, int, float], Tensor] | None = None
 
     def place(self, model: nn.Module, flat: FlatVector) -> RankVector:
         """Cut ``flat``, the vector of the whole model: returns this rank's slices. Raises ConfigError at all ranks for what cannot be cut, or for
@@ -230,10 +230,19 @@ class RankSwarm:
             ranks.say(WRITE)
             write(mine)
             slices.put(0, mine, out)
+            strange = list[str]()
             for rank in range(1, ranks.size):
                 theirs = torch.empty(slices.of(rank).numel, dtype=torch.float32, device="cpu")
                 ranks.receive(theirs, rank)
-                slices.put(rank, theirs, out)
+                if name := slices.put(rank, theirs, out):
+                    strange.append(f"{name} is not the same at rank {rank} as at the ranks before it")
+            if strange:
+                raise ConfigError(
+                    strange[0],
+                    key="model",
+                    why="Each rank trains a model of its own, and only one of them would be contributed.",
+                    hint="Wrap the model in all ranks: DistributedDataParallel or fully_shard.",
+                )
 
         if ranks.rank == 0:
             ranks.tell(lambda: found.append(ask(whole)), None)
@@ -247,7 +256,7 @@ class RankSwarm:
         """A view of every rank's slices of rank 0's view; they travel once a round."""
         ranks, slices = self.ranks, self._sliced()
         head = ranks.tell(lambda: (view.round, view.samples, view.lag) if view is not None else (0, 0, 0.0), tuple[int, int, float])
-        if self._newest is None or self._newest[0] != head[0]:
+        if self._newest is None or self._newest[0] != head:
             values = torch.empty(slices.mine.numel, dtype=torch.float32, device="cpu")
             if view is None:
                 ranks.receive(values, 0)
@@ -257,7 +266,7 @@ class RankSwarm:
                     theirs = torch.empty(slices.of(rank).numel, dtype=torch.float32, device="cpu")
                     slices.cut(rank, view, theirs)
                     ranks.send(theirs, rank)
-            self._newest = head[0], values
+            self._newest = head, values
         return RankView(ranks, head, self._newest[1], view)
 
 

@@ -80,7 +80,7 @@ class GradientReplica(Replica):
         self._move(new)
 
     def _rebase(self, new: AnchorView) -> None:
-        if new.round == self.base.round:
+        if self._is_base(new):
             new.release()
         else:
             self._move(new)

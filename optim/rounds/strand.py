@@ -96,8 +96,11 @@ class Strand:
         steps = self.pace.steps if self._lag is not None else None
         if self.schedule.due(self.since, replica.base.round, steps):
             return True
-        under_way = replica.overlap and replica.frozen is not None
-        return self.since.fired > 0 and self._closing() > replica.base.round + under_way
+        frozen = replica.frozen
+        under_way = replica.overlap and frozen is not None
+        if not (self.since.fired > 0 and self._closing() > replica.base.round + under_way):
+            return False
+        return frozen is None or replica.overlap or frozen.pending.done()  # what was waited for in vain is looked at once it is decided
 
     @property
     def late(self) -> bool:
@@ -141,9 +144,7 @@ class Strand:
             return
         if self._lag is not None:
             self._lag.decided(max(turn.outcome.elapsed_s, turn.waited_s))
-        total = sum(share.samples for share in turn.outcome.contributors)
-        if turn.outcome.counted and total:
-            self.schedule.share = turn.samples / total
+        self.schedule.share = self.replica.share
 
 
 def make_strands(

@@ -202,6 +202,7 @@ class Attachment:
         under_way = [strand for strand in self._strands if strand.replica.frozen is not None]
         return self._sync(under_way, only_settle=True) if under_way and not self._detached else None
 
+    @torch.inference_mode(mode=False)  # snapshots outlive the with block of a script that synchronises before it evaluates
     def _sync(self, strands: Sequence[Strand], *, only_settle: bool = False) -> Outcome | None:
         """A boundary of these strands: adopt what was decided and contribute; or, some steps into a round, adopt only."""
         self._flat.follow()
@@ -267,7 +268,8 @@ class Attachment:
                 return
         for strand in strands:
             if only_settle:
-                yield strand, strand.replica.settle(self._budget.seconds, self._decidable)
+                if strand.replica.frozen is not None:  # else it was learnt on entering again
+                    yield strand, strand.replica.settle(self._budget.seconds, self._decidable)
             else:
                 for turn in strand.replica.turn(self._budget.seconds, self._decidable):
                     yield strand, turn
@@ -276,18 +278,16 @@ class Attachment:
         started = self._clock()
         if started < self._retry_at:
             return
-        turns: list[tuple[Strand, Turn]] = []
         try:
             for strand in self._strands:
                 if (turn := strand.replica.reenter()) is not None:
-                    turns.append((strand, turn))
+                    yield strand, turn
         except AtollError:
             self._retry_at = self._clock() + RETRY_FACTOR * (self._clock() - started)
             raise
         self._node_lost = False
         logger.info("the node is back; training with the swarm from round %d", self.round)
         emit(Reentered(self.swarm.run_id, self.round))
-        yield from turns
 
     def _decidable(self) -> bool:
         return reached(self.swarm.members()).quorum

@@ -36,9 +36,11 @@ class GradientAveraging(Optimizer):
         strict: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Raises ConfigError when the run's method is another one, or for what `attach` refuses."""
+        """``params`` are all parameters of ``model`` that require a gradient. Raises ConfigError for others, for options of theirs, when the run's
+        method is another one, or for what `attach` refuses."""
         check_alone(model, type(self).__name__)
         super().__init__(params, {})  # type: ignore[arg-type]
+        _check_groups(self.param_groups, model)
         if swarm.settings.method != "gradient_averaging":
             raise ConfigError(
                 f"the run's method is {swarm.settings.method!r}, GradientAveraging is 'gradient_averaging'",
@@ -61,3 +63,22 @@ class GradientAveraging(Optimizer):
                 loss = closure()
         self._attachment.step()
         return loss
+
+
+def _check_groups(groups: list[dict[str, Any]], model: nn.Module) -> None:
+    """Raise ConfigError where the groups would say something else than what the run's outer optimizer does."""
+    given = {id(parameter) for group in groups for parameter in group["params"] if parameter.requires_grad}
+    if stray := given ^ {id(parameter) for parameter in model.parameters() if parameter.requires_grad}:
+        raise ConfigError(
+            f"{len(stray)} parameters are in one of params and the model only",
+            key="params",
+            why="A run steps on its whole model.",
+            hint="GradientAveraging(model.parameters(), swarm=swarm, model=model), and freeze what is not to be trained.",
+        )
+    if options := sorted({name for group in groups for name in group if name not in ("params", "param_names")}):
+        raise ConfigError(
+            f"parameter groups with {', '.join(options)} of their own",
+            key="params",
+            why="The outer optimizer is the run's: its manifest sets it, for all parameters alike.",
+            hint="Leave them out; see [train.outer] of the manifest.",
+        )

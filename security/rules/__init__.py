@@ -1,6 +1,7 @@
-"""Robust aggregation: one vector from n, of which f may be anything. Pure numbers; no network, no keys, not yet wired into a round.
+"""Robust aggregation: one vector from n, of which f may be anything. Pure numbers; no network, no keys.
 
-Rules by coordinate work on any range of the vectors. Rules of whole rows are rule(Gram matrix) -> weights and then one weighted sum; Gram
+Rules by coordinate work on any range of the vectors, so on the parts of a butterfly: a node passes them to its rounds (`reducers`). Rules of
+whole rows, and steps before a rule, are not in rounds yet. Rules of whole rows are rule(Gram matrix) -> weights and then one weighted sum; Gram
 matrices of ranges add up. Steps before a rule are matrices that mix rows, so they fit both. All stop on any input, modify none, and name the
 n they need for an f.
 
@@ -16,6 +17,7 @@ spectral    CAF, Flag Aggregator
 before      nearest-neighbour mixing, bucketing, clipping of norms, ARC
 momentum    worker momentum
 aggregate   rules and steps by name; a whole aggregation in one process
+reducers    rules by coordinate as reducers of a round
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from round_table import RoundTable, TableSwarm
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -235,6 +235,17 @@ def case_a_checkpoint_goes_on_exactly(rank: int) -> None:
     assert resumed.stats["samples_counted"] == 2 * ROWS * 2 * H
 
 
+def case_ranks_that_train_models_of_their_own_are_told(rank: int) -> None:
+    """Forgotten DistributedDataParallel: rank 0's progress must not go for the samples of all."""
+    model = net()
+    optimizer = adamw(model)
+    attachment = attach(model, optimizer, solo(rank), strict=True)
+    train(model, optimizer, attachment, range(H - 1), rank)
+    with pytest.raises(ConfigError, match="is not the same at rank 1"):
+        train(model, optimizer, attachment, range(H - 1, H), rank)
+    assert (attachment.round, attachment.stats["samples_counted"]) == (0, 0)
+
+
 class Cut(TableSwarm):
     """A member of a run in fragments, of which nothing is asked but how many."""
 
@@ -264,6 +275,8 @@ def case_refusals(rank: int) -> None:
     both.second.weight = nn.Parameter(distribute_tensor(both.second.weight.detach(), mesh, [Replicate()]))
     fully_shard(both.first)
     refused("second.weight has placements", both, solo(rank))
+    whole = FullyShardedDataParallel(net(), device_id=torch.device("cpu"), use_orig_params=True)
+    refused("the model is in FullyShardedDataParallel", whole, solo(rank))
     refused("rank 1 has other parameters than rank 0", net() if rank else nn.Linear(2, 2), solo(rank))
     averaging = RunSettings(method="gradient_averaging", sync_every=None, target_samples=8)
     refused("gradient averaging, which a job of several", DistributedDataParallel(net()), solo(rank, averaging))

@@ -372,7 +372,7 @@ def test_arguments_that_cannot_be_are_typed_errors_and_nothing_happens() -> None
             for call in any_dtype(member, wrong):
                 with pytest.raises(LocalProtocolError, match="takes a non-empty"):
                     call()
-        for options in ({"weight": 0}, {"weight": -1}, {"op": "sum", "weight": 2}, {"op": "median"}, {"op_id": ""}, {"op_id": "x" * 65},
+        for options in ({"weight": 0}, {"weight": -1}, {"op": "sum", "weight": 2}, {"op": "mode"}, {"op_id": ""}, {"op_id": "x" * 65},
                         {"deadline_s": -1.0}, {"deadline_s": float("nan")}, {"deadline_s": "soon"}, {"deadline_s": None}, {"weight": 1 << 48},
                         {"weight": 2.5}, {"weight": None}, {"op_id": 7}, {"op_id": None}, {"op": None}, {"codec": 8}):  # fmt: skip
             with pytest.raises(LocalProtocolError):

@@ -140,3 +140,18 @@ def test_a_gradient_that_is_not_finite_takes_its_samples_along() -> None:
     assert model.weight[0, 1].item() == pytest.approx(start - 1.0)
     stats = optimizer.attachment.stats
     assert (stats["round"], stats["samples_counted"], stats["samples_dropped"], stats["samples_unsent"]) == (1, 8, 8, 0)
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        (lambda model: model[1].parameters(), "2 parameters are in one of params and the model only"),
+        (lambda model: [{"params": model[0].parameters(), "lr": 0.1}, {"params": model[1].parameters()}], "groups with lr of their own"),
+    ],
+)
+def test_what_the_runs_optimizer_would_not_do_is_refused(params: Any, words: str) -> None:
+    """Parameters that were left out would be trained all the same, and rates of groups be the manifest's."""
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    with pytest.raises(ConfigError, match=words) as told:
+        GradientAveraging(params(model), swarm=SoloSwarm(SETTINGS), model=model)
+    assert told.value.hint

@@ -140,6 +140,25 @@ def test_a_word_that_is_cut_short_between_two_fragments_is_given_again(nth: int)
     assert all(any(certified.removed for certified in watch.checker.entries) for watch in stage.swarm.watches)
 
 
+def test_a_lost_peer_that_is_about_to_be_admitted_is_removed_too() -> None:
+    """Else an accepted entry that admits it stands, and those who are left are no quorum of it (found by seed 6000288)."""
+    stage, lost = Stage(1), (Member(P1, 0), Member(P2, 0), Member(P3, 0))
+
+    def word() -> None:
+        stage.swarm.checker.retired.update(lost)
+        machine = stage.session().machine
+        assert machine is not None
+        machine.joiners[lost[-1]] = (machine.round, stage.swarm.world.now)
+        ask(stage, P1, P2, P3)
+        for peer in (P1, P2):
+            stage.swarm.wipe(stage.swarm.members[peer])
+
+    stage.strike((0, lambda: stage.die(P1, P2)), (2, word))
+    assert stage.run().problem == ""
+    [entry] = stage.recertified()
+    assert entry.removed == lost
+
+
 def test_nothing_happens_without_the_organisers_word() -> None:
     stage = Stage(1, back_s=15.0)
     stage.strike((0, lambda: stage.die(P1, P2)))

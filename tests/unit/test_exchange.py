@@ -559,29 +559,6 @@ def test_rounds_go_before_blobs_and_results_between_parts():
     assert kinds == [wire_header.PART, wire_header.RESULT] * 20 + [wire_header.BLOB] * 10
 
 
-class Median:
-    """A reducer that needs all rows."""
-
-    name = "median"
-    form = "rows"
-
-    def reduce(self, rows, weights, out):
-        out.copy_(rows.median(0).values)
-
-
-def test_a_rows_reducer_is_run():
-    net = Net(3)
-    for node in net.nodes.values():
-        node._reducers["median"] = Median()
-    vectors = {cid_of(i): vector(1_000, i) for i in range(3)}
-    plan = make_plan([(p, cid_of(i), 1) for i, p in enumerate(net.peers)], net.peers, 1_000, 64, "fp32", reducer="median")
-    start(net, plan, vectors)
-    net.run()
-    want = np.median(np.stack([v.numpy() for v in vectors.values()]), 0)
-    for peer in net.peers:
-        assert np.array_equal(decoded(plan, bytes(net.results(peer, plan)[0].data)), want)
-
-
 def test_events_may_give_commands():
     net = Net(2)
     vectors = {cid_of(i): vector(500, i) for i in range(2)}

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from atoll.collectives.errors import BadSignatureError, ConfigError, StorageError, VersionMismatchError
 from atoll.collectives.swarm import OuterSettings, RunSettings
 from atoll.node import manifest as m
+from atoll.node.cli.costs import describe_lines
 from atoll.node.paths import find_paths
 from atoll.security.identity import Identity
 
@@ -119,6 +120,33 @@ def test_an_exchange_that_cannot_be(text: str, key: str) -> None:
     with pytest.raises(ConfigError) as caught:
         m.parse_manifest(f'schema = 1\nname = "x"\n{text}')
     assert caught.value.key == key
+
+
+@pytest.mark.parametrize(("text", "key"), [
+    ("robust = { rule = 'median' }", "$.robust.f"),
+    ("robust = { f = 1 }", "$.robust.f"),
+    ("robust = { rule = 'median', f = 0 }", "$.robust.f"),
+    ("robust = { rule = 'median', f = 128 }", "$.robust.f"),
+    ("robust = { rule = 'krum', f = 1 }", "$.robust.rule"),
+    ("robust = { rule = 'median', f = 1 }\nexchange = { plan = 'ring' }", "$.exchange.plan"),
+    ("robust = { rule = 'median', f = 1 }\nexchange = { codecs = { x = 'sparse64' } }", "$.exchange.codec"),
+    ("robust = { rule = 'meamed', f = 1 }\ntrain = { outer = { stretch = true } }", "$.train.outer.stretch"),
+    ("robust = { rule = 'meamed', f = 1 }\ntrain = { inner = { samples = 9 } }", "$.train.inner.samples"),
+    ("robust = { rule = 'trimmed_mean', f = 2 }\nno_quorum = { policy = 'branch' }", "$.no_quorum.policy"),
+])  # fmt: skip
+def test_a_robust_rule_that_cannot_hold(text: str, key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        m.parse_manifest(f'schema = 1\nname = "x"\n{text}')
+    assert caught.value.key == key
+
+
+def test_a_robust_rule_names_the_runs_reducer_and_leaves_other_runs_as_they_are() -> None:
+    plain = m.parse_manifest('schema = 1\nname = "x"')
+    robust = m.parse_manifest('schema = 1\nname = "x"\nrobust = { rule = "trimmed_mean", f = 2 }')
+    assert (plain.settings().reducer, robust.settings().reducer) == ("mean", "trimmed_mean:2")
+    assert m.decode_manifest(robust.encode()) == robust
+    assert b"robust" not in plain.encode()
+    assert any("trimmed_mean, f = 2" in line and "needs 5" in line for line in describe_lines(robust))
 
 
 def test_run_id_is_the_hash_of_everything() -> None:

@@ -270,6 +270,47 @@ def test_what_was_decided_while_the_node_was_away_is_told_once() -> None:
     assert (stats["round"], stats["samples_counted"], stats["samples_unsent"], stats["samples_dropped"]) == (1, H, 2 * H, 0)
 
 
+def test_a_round_that_stays_undecided_is_not_a_boundary_at_every_step() -> None:
+    """All have finished it, and too few are left to decide: training goes on as between rounds, until there is an outcome."""
+
+    class Pressed(TableSwarm):
+        closing = 1
+
+    table, looks = RoundTable(["me", "other"], QUICK, auto=False), list[str]()
+    model = net()
+    optimizer = adamw(model)
+    attachment = attach(model, optimizer, Pressed(table, table.peers[0]), on_round=lambda outcome: looks.append(outcome.status))
+    train(model, optimizer, range(1), 0)  # the others have finished
+    train(model, optimizer, range(1, H - 1), 0)
+    assert (looks, attachment.stats["open"]) == (["open"], 1)
+    table.decide(["me"])
+    train(model, optimizer, range(H - 1, H), 0)
+    assert looks == ["open", "committed", "open"]
+    assert attachment.round == 1
+
+
+@pytest.mark.parametrize("offer_too", [False, True])
+def test_a_late_result_is_learnt_from_a_node_that_came_back_in_the_middle_of_a_round(offer_too: bool) -> None:
+    """With a delay there are moments to adopt a result and nothing else: entering again has adopted it already."""
+    late = msgspec.structs.replace(QUICK, overlap="late", delay=1)
+    table = RoundTable(["me", "other"], late, auto=False)
+    model = net()
+    optimizer = adamw(model)
+    attachment = attach(model, optimizer, table.member("me"), clock=lambda: 0.0)
+    table.member("other").open(attachment._flat.layout, lambda _: None).release()
+    train(model, optimizer, range(H), 0)
+    table.lose("me", offer_too=offer_too)
+    train(model, optimizer, range(H, H + 1), 0)
+    assert attachment.stats["node_lost"]
+    table.member("other").contribute(samples=3, write=lambda out: out.zero_())
+    table.decide(["other"] if offer_too else ["me", "other"])
+    table.find("me")
+    train(model, optimizer, range(H + 1, H + 2), 0)
+    stats = attachment.stats
+    assert (stats["node_lost"], stats["round"], stats["samples_unsent"]) == (False, 1, 2)
+    assert (stats["samples_counted"], stats["samples_dropped"]) == ((0, H) if offer_too else (H, 0))
+
+
 def test_a_swarm_that_knows_it_is_cut_off_is_believed() -> None:
     """The node's client answers waits with "open" when its node goes; ``connected`` tells."""
     table = RoundTable(["me", "other"], QUICK, auto=False)
@@ -599,3 +640,41 @@ def test_members_that_do_the_same_equal_one_bit_for_bit(members: int) -> None:
     attach(one, optimizer, SoloSwarm(four))
     train(one, optimizer, range(20), 0)
     assert [np.array_equal(flat(model), flat(one)) for model in models] == [True] * members
+
+
+def test_a_lost_branch_of_as_many_rounds_as_the_adopted_one_is_left() -> None:
+    """Another anchor in the same round: the next contribution is measured against it, and what was trained since is carried over."""
+    table = RoundTable(["me"], QUICK, auto=False)
+    model = net()
+    optimizer = adamw(model)
+    attachment = attach(model, optimizer, table.member("me"))
+    store = table.store
+    assert store is not None
+    train(model, optimizer, range(H), 0)
+    offer = table.offers.pop(table.peers[0])
+    store.commit(offer.vector, [(H, offer.reading)])
+    offer.outcome = Outcome("uncertified", 1, (Share(table.peers[0], H),), counted=True)
+    attachment.sync()
+    branch = store.anchor.clone()
+    assert np.array_equal(flat(model), branch.numpy())
+    assert store.momentum is not None
+    store.replace(branch + 1.0, store.momentum, 1, H)
+    train(model, optimizer, range(H, 2 * H), 0)
+    trained = table.offers[table.peers[0]].vector
+    assert np.allclose(flat(model), (branch + 1.0 - trained).numpy(), atol=1e-6)
+    assert 0 < trained.abs().max() < 0.1
+
+
+def test_a_round_that_is_ended_in_inference_mode_leaves_nothing_that_cannot_be_written() -> None:
+    table = RoundTable(["me"], QUICK, auto=False)
+    model = net()
+    optimizer = adamw(model)
+    attachment = attach(model, optimizer, table.member("me"))
+    train(model, optimizer, range(H - 1), 0)
+    with torch.inference_mode():
+        outcome = attachment.sync()
+    assert outcome is not None
+    assert outcome.status == "open"
+    table.decide(["me"])
+    train(model, optimizer, range(2 * H), 0)
+    assert attachment.round == 1

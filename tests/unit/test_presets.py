@@ -48,6 +48,7 @@ def test_there_is_one_for_every_run_and_each_can_be_had() -> None:
         assert OuterStep(preset.outer).settings == preset.outer
     assert outer_preset(49) == OuterSettings("nesterov", 0.9, 0.6)
     assert outer_preset(None, overlap="late") == OuterSettings("nesterov", 0.4, 0.9)
+    assert outer_preset(30, sync_every=10, overlap="late", delay=3) == OuterSettings("nesterov", 0.9, 0.6)
 
 
 def run(outer: str, train: str = "sync_every = 20\nrounds = 35", more: str = "") -> Manifest:

@@ -50,6 +50,9 @@ LACK = "no quorum: 1 of 3 members reachable; the open round waits for 2"
 def test_words() -> None:
     assert str(reach({FOUNDER: False, A: True, B: False}, FOUNDER)) == LACK
     assert str(reach({FOUNDER: False, A: True, B: True}, FOUNDER)) == "2 of 3 members reachable"
+    assert str(reach({FOUNDER: True, A: True}, FOUNDER, 3)) == "too few: 2 of 2 members reachable; the open round waits for 3"
+    assert not reach({FOUNDER: True, A: True, B: False}, FOUNDER, 3).quorum
+    assert reach({FOUNDER: True, A: True, B: True}, FOUNDER, 3).quorum
 
 
 def rows(live: dict[str, bool | None], *guests: str) -> list[dict[str, Any]]:

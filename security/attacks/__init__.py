@@ -1,0 +1,41 @@
+"""What hostile members send: pure functions for tests, benchmarks and simulations. Nothing here is used by a node.
+
+An attacker is omniscient: it sees what all honest members of a round have. All hostile members send the same, unless something else is said.
+
+vectors   attacks on one round, from the honest contributions: sign flip, IPM, ALIE, mimic, random direction, Gaussian, no numbers, and the
+          factors that do most harm to a rule
+habits    attacks that last: delayed contributions; labels that are flipped
+"""
+
+from __future__ import annotations
+
+from .habits import Delayed, flipped_labels
+from .vectors import (
+    ATTACKS,
+    alie,
+    alie_factor,
+    gaussian,
+    ipm,
+    mimic,
+    no_number,
+    optimised_alie,
+    optimised_ipm,
+    random_direction,
+    sign_flip,
+)
+
+__all__ = [
+    "ATTACKS",
+    "Delayed",
+    "alie",
+    "alie_factor",
+    "flipped_labels",
+    "gaussian",
+    "ipm",
+    "mimic",
+    "no_number",
+    "optimised_alie",
+    "optimised_ipm",
+    "random_direction",
+    "sign_flip",
+]

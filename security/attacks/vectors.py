@@ -1,0 +1,114 @@
+"""Attacks on one round, as functions of what the honest members have: float32 (h, d), not modified -> what each hostile one sends, float32 (d,)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from statistics import NormalDist
+
+import torch
+from torch import Tensor
+
+from ...collectives.errors import ConfigError
+
+Rule = Callable[[Tensor], Tensor]
+"""rows, float32 (n, d) -> the result, float32 (d,)."""
+REACH = 10.0  # the largest factor that an optimised attack looks at
+
+
+def sign_flip(honest: Tensor, scale: float = 1.0) -> Tensor:
+    """-scale times the mean. BTARD (arXiv 2106.11257) has 1000."""
+    return (-scale * _mean(honest)).float()
+
+
+def ipm(honest: Tensor, epsilon: float = 0.1) -> Tensor:
+    """Inner product manipulation: -epsilon times the mean, so that the result points the other way, or nowhere. "Fall of empires" is this with a
+    large epsilon. Xie et al. 2019, arXiv 1903.03936."""
+    return sign_flip(honest, epsilon)
+
+
+def alie(honest: Tensor, z: float = 1.5) -> Tensor:
+    """A little is enough: the mean less z standard deviations (over h - 1) of each coordinate. Baruch et al. 2019, arXiv 1902.06156."""
+    wide = honest.double()
+    deviation = wide.std(0, correction=1) if len(honest) > 1 else torch.zeros_like(wide[0])
+    return (_mean(honest) - z * deviation).float()
+
+
+def alie_factor(n: int, f: int) -> float:
+    """The paper's z for f hostile of n: as far as the attackers, with the honest ones beyond them, are a majority. Below 0.3 it hardly is an attack.
+
+    Raises ConfigError unless 0 < f < n / 2.
+    """
+    if not 0 < 2 * f < n:
+        raise ConfigError(f"ALIE with f = {f} of {n}", key="f", why="The attackers are fewer than half, and at least one.")
+    supporters = n // 2 + 1 - f
+    return NormalDist().inv_cdf((n - f - supporters) / (n - f))
+
+
+def mimic(honest: Tensor, row: int = 0) -> Tensor:
+    """A copy of one honest member, who then counts too much. Karimireddy et al. 2022, arXiv 2006.09365."""
+    return honest[row].clone()
+
+
+def random_direction(honest: Tensor, seed: int = 0, scale: float = 1000.0) -> Tensor:
+    """A random direction that the attackers have agreed upon, ``scale`` times as long as the mean."""
+    direction = torch.randn(honest.shape[1], generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return (direction / direction.norm() * scale * _mean(honest).norm()).float()
+
+
+def gaussian(honest: Tensor, seed: int = 0, sigma: float = 200.0) -> Tensor:
+    """Noise."""
+    return sigma * torch.randn(honest.shape[1], generator=torch.Generator().manual_seed(seed))
+
+
+def no_number(honest: Tensor, value: float = float("nan")) -> Tensor:
+    """NaN, or infinity, in one place; an honest member for the rest."""
+    found = honest[0].clone()
+    found[found.numel() // 2] = value
+    return found
+
+
+def optimised_alie(honest: Tensor, f: int, rule: Rule, evaluations: int = 20) -> Tensor:
+    """`alie` with the z, of both signs, that moves the result of ``rule`` farthest from the honest mean."""
+    return _worst(honest, f, rule, lambda z: alie(honest, z), evaluations)
+
+
+def optimised_ipm(honest: Tensor, f: int, rule: Rule, evaluations: int = 20) -> Tensor:
+    """`ipm` with the epsilon, of both signs, that does most harm."""
+    return _worst(honest, f, rule, lambda epsilon: ipm(honest, epsilon), evaluations)
+
+
+def _worst(honest: Tensor, f: int, rule: Rule, attack: Callable[[float], Tensor], evaluations: int) -> Tensor:
+    """A grid over half of the evaluations, then a search around the best of it: the harm need not have one peak."""
+    mean = _mean(honest)
+
+    def harm(factor: float) -> float:
+        rows = torch.cat([honest, attack(factor).expand(f, -1)])
+        return float((rule(rows).double() - mean).norm())
+
+    first = max(2, evaluations // 2)
+    width = 2 * REACH / (first - 1)
+    tried = {factor: harm(factor) for factor in (-REACH + width * i for i in range(first))}
+    while len(tried) < evaluations:
+        best, width = max(tried, key=lambda factor: tried[factor]), width / 2
+        for factor in (best - width, best + width):
+            tried.setdefault(factor, harm(factor))
+    return attack(max(tried, key=lambda factor: tried[factor]))
+
+
+def _mean(honest: Tensor) -> Tensor:
+    return honest.double().mean(0)
+
+
+ATTACKS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "sign_flip": sign_flip,
+    "sign_flip_1000": lambda honest: sign_flip(honest, 1000.0),
+    "ipm_0.1": ipm,
+    "foe_10": lambda honest: ipm(honest, 10.0),
+    "alie_1.5": alie,
+    "mimic": mimic,
+    "random_direction": random_direction,
+    "gaussian": gaussian,
+    "nan": no_number,
+    "inf": lambda honest: no_number(honest, float("inf")),
+}
+"""By the names of tables: attack(honest) -> what each hostile member sends."""

@@ -1,0 +1,142 @@
+"""Robust rules in rounds and operations: hostile contributions, members that die, too few of them; and the oracle over swarms with faults."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from faults import Simulated, fault
+
+from atoll.collectives import api
+from atoll.collectives.codec import Grid
+from atoll.collectives.errors import ConfigError, LocalProtocolError
+from atoll.collectives.layout import make_layout
+from atoll.collectives.swarm import Outcome, OuterSettings, RunSettings
+from atoll.node.local import LocalSwarm
+from atoll.node.simulation.swarm import Options, SimSwarm
+from atoll.security.rules import aggregate
+
+NUMEL = 700
+STEP = OuterSettings(kind="sgd", lr=1.0, momentum=0.0)
+LIES = {"sign flip": -1.0, "times -1000": -1000.0, "zero": 0.0}
+
+
+def gradient(index: int, numel: int = NUMEL) -> torch.Tensor:
+    """What an honest member has: others differ a little."""
+    common, own = torch.Generator().manual_seed(1), torch.Generator().manual_seed(100 + index)
+    return torch.randn(numel, generator=common) + 0.3 * torch.randn(numel, generator=own)
+
+
+def decoded(codec: str, values: torch.Tensor, chunk: int) -> torch.Tensor:
+    """As everybody sees a vector that travelled: encoded chunk by chunk."""
+    grid, out = Grid(codec, values.numel(), chunk), torch.empty_like(values)
+    for number in range(grid.chunks):
+        wire = grid.wire(memoryview(bytearray(grid.wire_bytes(number))), number)
+        part = slice(number * chunk, number * chunk + grid.elements(number))
+        grid.codec(number).encode(values[part], wire)
+        grid.codec(number).decode(wire, out[part])
+    return out
+
+
+@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("rule", ["median", "trimmed_mean", "meamed"])
+def test_a_round_with_a_liar_is_the_rule_of_what_was_contributed(rule: str, lie: str) -> None:
+    """The anchor of all five moves by the rule of the decoded contributions, to the bit: weights that members claim do not matter."""
+    settings = RunSettings(codec="int8", outer=STEP, reducer=f"{rule}:1", sync_every=1)
+    sent = [gradient(index) * (LIES[lie] if index == 3 else 1.0) for index in range(5)]
+
+    def script(member: Any) -> tuple[Outcome, torch.Tensor]:
+        member.open(make_layout([("w", (NUMEL,))]), lambda initial: None).release()
+        while len(member.members()) < 5:
+            member.sleep(0.5)
+        outcome = member.contribute(samples=10**9 if member.index == 3 else 7, write=lambda flat: flat.copy_(sent[member.index])).wait(60.0)
+        view, anchor = member.anchor(), torch.empty(NUMEL)
+        view.copy_into(anchor)
+        view.release()
+        return outcome, anchor
+
+    results = LocalSwarm(5, settings=settings, chunk_elements=256).run(script)
+    assert [outcome.status for outcome, _ in results] == ["committed"] * 5
+    names = [share.peer for share in results[0][0].contributors]
+    rows = torch.stack([decoded("int8", sent[int(name[1:])], 256) for name in names])
+    want = decoded("int8", aggregate(rows, rule, 1).value, 256)
+    assert len(names) == 5
+    assert want.abs().max() < 6
+    assert all(torch.equal(anchor, results[0][1]) for _, anchor in results)
+    assert torch.equal(results[0][1], -want)
+
+
+def test_without_a_contributor_it_is_the_rule_over_the_rest_and_with_too_few_the_round_waits() -> None:
+    """Of four one dies after its first round; when another does, the two that are left train on and decide nothing, until one is back."""
+    settings = RunSettings(codec="fp32", outer=STEP, reducer="median:1", sync_every=1)
+    swarm = LocalSwarm(4, settings=settings, chunk_elements=256)
+    swarm.crash_at(3, 10.0)
+    swarm.crash_at(2, 25.0, back_after_s=20.0)
+    counts: dict[int, list[tuple[float, str, int]]] = {}
+
+    def script(member: Any) -> None:
+        member.open(make_layout([("w", (NUMEL,))]), lambda initial: None).release()
+        seen = counts.setdefault(member.index, [])
+        pending: Any = None
+        while member.clock() < 60.0:
+            member.sleep(2.0)
+            if pending is None:
+                pending = member.contribute(samples=1, write=lambda flat: flat.copy_(gradient(member.index)))
+            outcome = pending.wait(1.0)
+            seen.append((member.clock(), outcome.status, len(outcome.contributors)))
+            if outcome.status == "committed":
+                pending = None
+
+    swarm.run(script)
+    told = counts[0]
+    assert max(n for at, _, n in told if at < 10) == 4
+    assert {n for at, status, n in told if 15 < at < 25 and status == "committed"} == {3}
+    assert {status for at, status, _ in told if 29 < at < 44} == {"open"}
+    assert max(n for at, status, n in told if at > 50 and status == "committed") == 3
+
+
+def test_operations_take_a_rule() -> None:
+    def script(member: Any) -> list[tuple[Outcome, torch.Tensor]]:
+        api.enter(member)
+        while len(member.members()) < 4:
+            member.sleep(0.5)
+        found = []
+        for op, f in (("median", 1), ("trimmed_mean", 1), ("meamed", 1), ("median", 0)):
+            flat = gradient(member.index) * (-1000.0 if member.index == 1 else 1.0)
+            found.append((api.all_reduce(member, flat, op_id=f"{op} {f}", op=op, f=f, codec="fp32").wait(), flat))
+        flat = gradient(member.index)
+        found.append((api.all_reduce(member, flat, op_id="too many", op="median", f=2, codec="fp32", deadline_s=8.0).wait(), flat))
+        for wrong in ({"op": "mean", "f": 1}, {"op": "median", "f": -1}, {"op": "median", "weight": 2}):
+            with pytest.raises(LocalProtocolError):
+                api.all_reduce(member, flat, op_id="wrong", **wrong)
+        with pytest.raises(ConfigError, match="unknown reduction"):
+            api.all_reduce(member, flat, op_id="no such", op="median", f=1000)
+        return found
+
+    results = LocalSwarm(4).run(script)
+    for number, (rule, f) in enumerate((("median", 1), ("trimmed_mean", 1), ("meamed", 1), ("median", 0))):
+        outcome, first = results[0][number]
+        rows = torch.stack([gradient(i) * (-1000.0 if i == 1 else 1.0) for i in (int(share.peer[1:]) for share in outcome.contributors)])
+        assert len(rows) == 4
+        assert torch.equal(first, aggregate(rows, rule, f).value)
+        assert all(torch.equal(found[number][1], first) for found in results)
+    for index, found in enumerate(results):
+        assert (found[4][0].status, found[4][0].reason) == ("open", "the deadline passed: it needs 5 that give something")
+        assert torch.equal(found[4][1], gradient(index))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_oracle_finds_nothing_in_swarms_that_fail(seed: int) -> None:
+    verdict = SimSwarm(seed, Options(peers=(4, 6), rounds=6, plan="butterfly", reducer="median:1")).run()
+    assert verdict.problem == ""
+    assert verdict.rounds >= 6
+
+
+@pytest.mark.parametrize("kind", ["kill", "blackhole"])
+def test_an_owner_that_dies_costs_no_round(kind: Any) -> None:
+    swarm = SimSwarm(3, Options(peers=(5, 5), faults=(), rounds=8, plan="butterfly", reducer="trimmed_mean:1", fragments=1))
+    faults = Simulated(swarm, [fault(kind).of("owner").during("gather")])
+    verdict = swarm.run()
+    assert verdict.problem == ""
+    assert faults.struck
