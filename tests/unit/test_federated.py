@@ -121,14 +121,14 @@ def test_scaffold_reaches_the_optimum_where_fedavg_does_not() -> None:
     drift = ended(Run("fedavg")).error()
     assert drift > 1e-2
     assert ended(Run("scaffold")).error() < 1e-8
-    assert ended(Run("scaffold_m"), 400).error() < 1e-8
-    assert ended(Run("fedavg_m", beta=0.1), 400).error() < 0.5 * drift
-    assert ended(Run("fedprox", mu=5.0), 400).error() < drift
+    assert ended(Run("scaffold_m"), 200).error() < 1e-8
+    assert ended(Run("fedavg_m", beta=0.1), 200).error() < 0.5 * drift
+    assert ended(Run("fedprox", mu=5.0), 200).error() < drift
 
 
 def test_scaffold_reaches_it_when_only_some_are_asked() -> None:
     for name in ("scaffold", "scaffold_m"):
-        assert ended(Run(name), 500, asked=2).error() < 1e-8, name
+        assert ended(Run(name), 250, asked=2).error() < 1e-8, name
     assert ended(Run("fedavg"), asked=2).error() > 1e-2
 
 
@@ -147,7 +147,7 @@ def test_control_variates_add_up_and_are_mean_gradients(name: str) -> None:
     for _ in range(30):
         run.round(asked=run.chance.randint(1, N))
         assert (run.own.mean(0) - run.common).abs().max() < 1e-12
-    ended(run, 400)
+    ended(run, 250)
     at_optimum = run.task.gradient(ALL, run.task.optimum)
     assert (run.own - at_optimum).abs().max() < 1e-7
     assert run.common.abs().max() < 1e-7
