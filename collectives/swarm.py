@@ -39,7 +39,7 @@ def sample_count(samples: Any) -> int:
 class OuterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The outer optimizer, applied to the anchor in the node: one of `optim.outer.rules`. Each reads what it needs of the rest."""
 
-    kind: Literal["nesterov", "sgd", "adam", "yogi", "adagrad", "co2", "adamw"] = "nesterov"
+    kind: Literal["nesterov", "momentum", "sgd", "adam", "yogi", "adagrad", "co2", "adamw"] = "nesterov"
     lr: float = 0.7  # published DiLoCo value (arXiv 2311.08105); 0.9 below about 50 rounds
     momentum: float = 0.9  # published value; 0.6 below about 50 rounds, where 0.9 diverges
     beta2: float = 0.99  # of adam, yogi and adamw; this and the next are published values (arXiv 2003.00295)

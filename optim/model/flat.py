@@ -206,8 +206,13 @@ class FlatVector:
     @torch.no_grad()
     def write_to(self, out: Tensor) -> None:
         """Write the live values into ``out``: float32, shape (numel,), on the CPU."""
-        for segment, values in self.pull():
-            out[segment.start : segment.stop].copy_(values)
+        if any(tensor.is_cuda for tensor in self.tensors):
+            for segment, values in self.pull():
+                out[segment.start : segment.stop].copy_(values)
+        else:  # without a scratch in between
+            for segment in self.segments():
+                for piece in segment.pieces:
+                    _shaped(out[segment.start : segment.stop], piece).copy_(piece.live)
 
     @torch.no_grad()
     def read_from(self, source: Source) -> None:

@@ -83,6 +83,18 @@ class Nesterov:
         torch.sub(old, update, out=new)
 
 
+class Momentum(Nesterov):
+    """``m ← μ·m + g``; ``θ ← θ - lr·m`` (FedAvgM, arXiv 1909.06335). Not in a manifest yet."""
+
+    def step(self, old: Tensor, g: Tensor, state: Sequence[Tensor], new: Tensor, lr: float, scratch: Sequence[Tensor]) -> None:
+        """See Rule."""
+        momentum, update = state[0], scratch[0]
+        momentum.mul_(self._mu)
+        momentum.add_(g)
+        torch.mul(momentum, lr, out=update)
+        torch.sub(old, update, out=new)
+
+
 class Adam:
     """``m ← μ·m + (1-μ)·g``; ``v ← β·v + (1-β)·g²``; ``θ ← θ - lr·m / (√v + ε)``, without bias correction (FedAdam, arXiv 2003.00295)."""
 
@@ -223,6 +235,7 @@ def norm(x: Tensor) -> float:
 RULES: dict[str, type[Sgd | Nesterov | Adam | Yogi | Adagrad | Co2 | AdamW]] = {
     "sgd": Sgd,
     "nesterov": Nesterov,
+    "momentum": Momentum,
     "adam": Adam,
     "yogi": Yogi,
     "adagrad": Adagrad,

@@ -3,6 +3,8 @@ disk as long as somebody may still need them."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from session_table import Peer, Table
@@ -16,6 +18,7 @@ from atoll.node.session.actions import ROUND_PREFIX
 from atoll.node.session.naming import operation_key
 from atoll.node.session.operation import Operation
 from atoll.node.session.operations import LIFETIME_S
+from atoll.node.storage.votes import VoteFiles
 
 
 def called(table: Table, op_id: str, *, durable: bool = False) -> dict[PeerId, Operation]:
@@ -54,8 +57,12 @@ def test_a_result_is_kept_no_longer_than_until_the_last_has_it(slow: float) -> N
 
 @pytest.mark.parametrize("survivor", [0, 1, 2])
 @pytest.mark.parametrize("durable", [True, False], ids=["durable", "volatile"])
-def test_a_majority_killed_after_it_has_voted_still_decides_for_the_caller_that_is_left(survivor: int, durable: bool) -> None:
+def test_a_majority_killed_after_it_has_voted_still_decides_for_the_caller_that_is_left(
+    survivor: int, durable: bool, tmp_path: Path
+) -> None:
     table = Table(3)
+    for peer in table.peers:
+        peer.storage.votes = VoteFiles(tmp_path / peer.name)
     table.all_in()
     left, killed = table.peers[survivor], [peer for peer in table.peers if peer is not table.peers[survivor]]
 
@@ -76,6 +83,7 @@ def test_a_majority_killed_after_it_has_voted_still_decides_for_the_caller_that_
     table.wait(5.0)
     assert not served(left, "op")
     for peer in killed:
+        peer.storage.votes = VoteFiles(tmp_path / peer.name)  # read anew
         peer.start().attach()
     if not durable:
         table.wait(30.0)
@@ -86,5 +94,5 @@ def test_a_majority_killed_after_it_has_voted_still_decides_for_the_caller_that_
     assert [share.peer for share in done.contributors] == [peer.name for peer in table.peers]
     assert bytes(done.result) == torch.ones(4).numpy().tobytes()
     table.wait(LIFETIME_S + 5.0)
-    assert [peer.storage.votes.recall() for peer in table.peers] == [[], [], []]
+    assert [VoteFiles(tmp_path / peer.name).recall() for peer in table.peers] == [[], [], []]
     return table.end()

@@ -32,8 +32,8 @@ MAGIC = b"atoll/r\n"
 READY = b"r"
 ANSWER_S = 3.0
 DIAL_S = 3.0
-MAX_READING = 64
-"""Connections that have not shown a voucher yet; more are closed at once."""
+MAX_READING = 256
+"""Connections that have not shown a voucher yet; more are closed at once, and whoever is shown out comes again: holding one costs less."""
 _MAX_MESSAGE_BYTES = 4096
 
 Addresses = Annotated[tuple[Annotated[str, msgspec.Meta(max_length=MAX_ADDRESS_CHARS)], ...], msgspec.Meta(max_length=MAX_ADDRESSES)]

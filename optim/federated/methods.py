@@ -1,0 +1,60 @@
+"""Federated methods by name: how each fills the frame. What is sent decides the bytes of a round, what is kept decides what must survive a restart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...collectives.errors import ConfigError
+from ...collectives.swarm import OuterSettings
+from ..outer.rules import RULES
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One row. ``down``, ``up``: vectors as long as the model that a member gets and sends in a round. ``kept``: vectors that a member keeps for itself
+    (SCAFFOLD's c_i). ``momentum``, ``control``: which corrections its inner steps have (`inner`). ``proximal``: FedProx' mu applies."""
+
+    name: str
+    source: str
+    outer: str = "sgd"
+    down: int = 1
+    up: int = 1
+    kept: int = 0
+    proximal: bool = False
+    control: bool = False
+    momentum: bool = False
+
+
+METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        Method("fedavg", "arXiv 1602.05629"),
+        Method("fedavgm", "arXiv 1909.06335: momentum of the server", outer="momentum"),
+        Method("fedprox", "arXiv 1812.06127", proximal=True),
+        Method("fedadam", "arXiv 2003.00295", outer="adam"),
+        Method("fedyogi", "arXiv 2003.00295", outer="yogi"),
+        Method("fedadagrad", "arXiv 2003.00295", outer="adagrad"),
+        Method("scaffold", "arXiv 1910.06378, option II", down=2, up=2, kept=1, control=True),
+        Method("fedavg_m", "arXiv 2306.16504: momentum in inner steps", down=2, momentum=True),
+        Method("scaffold_m", "arXiv 2306.16504", down=3, up=2, kept=1, control=True, momentum=True),
+    )
+}
+"""A name stands for one method for ever."""
+
+
+def server_settings(
+    name: str, *, lr: float = 1.0, momentum: float = 0.9, beta2: float = 0.99, epsilon: float = 1e-3, bias_correction: bool = False
+) -> OuterSettings:  # fmt: skip
+    """The outer step of a method's server. lr, momentum, beta2, epsilon (the papers' tau): only those that its rule reads count.
+
+    ``bias_correction`` is fedadam's, as torch's Adam has it; the paper has none. Raises ConfigError for a name or a combination that is none.
+    """
+    if name not in METHODS:
+        raise ConfigError(f"no federated method {name!r}", key="$.train.method", hint=f"one of: {', '.join(METHODS)}")
+    kind = METHODS[name].outer
+    if bias_correction:
+        if kind != "adam":
+            raise ConfigError(f"{name} has no bias correction", key="$.train.outer.bias_correction", why="fedadam has")
+        kind = "adamw"  # without weight decay it is Adam
+    assert kind in RULES
+    return OuterSettings(kind=kind, lr=lr, momentum=momentum, beta2=beta2, epsilon=epsilon)  # type: ignore[arg-type]
