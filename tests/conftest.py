@@ -39,6 +39,7 @@ for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
         signal.signal(_number, lambda number, frame: None)
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the marks in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Under ``-n``: tests that start processes run one after the other, beside those in virtual time, which take one core each."""
     for item in items:
