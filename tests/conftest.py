@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -39,12 +40,16 @@ for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
         signal.signal(_number, lambda number, frame: None)
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the marks in the same hook
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Under ``-n``: tests that start processes run one after the other, beside those in virtual time, which take one core each."""
-    for item in items:
-        if {"process", "netns"} & set(item.path.parts):
-            item.add_marker(pytest.mark.xdist_group("processes"))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Under ``-n``: tests that start processes run one after the other in one worker, the rest beside them, file by file."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduler(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "processes" if nodeid.startswith(("tests/process/", "tests/netns/")) else nodeid.partition("::")[0]
+
+    return Scheduler(config, log)
 
 
 @pytest.fixture(autouse=True)
