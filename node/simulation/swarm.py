@@ -251,8 +251,12 @@ class SimSwarm:
             self.restart(peer)
 
     def _expendable(self, peer: PeerId) -> bool:
-        """Whether majorities of all configurations hold all that was decided without this peer's disks (the organiser may decide alone)."""
-        return all(2 * len(watch.holding(peer)) > len(watch.config) >= 3 for watch in self.watches)
+        """Whether majorities of all configurations hold all that was decided without this peer's disks (the organiser may decide alone).
+
+        Of those that were voted on as well: a vote may still be adopted, with a configuration of two that counts on the lost one."""
+        held = all(2 * len(watch.holding(peer)) > len(watch.config) >= 3 for watch in self.watches)
+        configs = [config for watch in self.watches for config in watch.proposed()]
+        return held and all(2 * sum(who.peer != peer for who in config) > len(config) for config in configs)
 
     def died(self, peer: PeerId, back_after_s: float) -> None:
         """A trap killed the process inside a call."""

@@ -74,6 +74,11 @@ class Watch:
                 found.add(disk.member.me)
         return found
 
+    def proposed(self) -> list[Config]:
+        """The configurations that members have voted for in their open rounds."""
+        accepted = [disk.storage.journal().accepted for disk in self.disks]
+        return [vote[1].next_config for vote in accepted if vote is not None]
+
     def holding(self, without: PeerId) -> list[Member]:
         """Whoever else of the configuration has all that was decided."""
         top = len(self.checker.entries)
