@@ -47,4 +47,5 @@ if rank == 0:
     print(f"round {anchor.round}, {attachment.stats['samples_counted']} samples counted, held-out loss {held_out:.3f}")
 if swarm is not None:
     swarm.close()
+dist.barrier()  # whoever goes first takes the connections of the others with it
 dist.destroy_process_group()

@@ -90,7 +90,7 @@ def test_two_peers_with_nodes_of_their_own(what: str, tmp_path: Path) -> None:
             )
         ]
         said = [process.communicate(timeout=200) for process in scripts]
-        assert [process.returncode for process in scripts] == [0, 0], said
+        assert [process.returncode for process in scripts] == [0, 0], "\n".join(f"{out}\n{err}" for out, err in said)
         rounds = atoll(first, "status", "mine")["runs"][0]
         assert rounds["round"] == 30
         if what != "readme":
