@@ -41,8 +41,11 @@ def test_a_swarm_behind_routers_trains_on_without_its_public_peer() -> None:
     assert result["anchors_identical"] is True
     assert max(map(int, result["rounds"])) == 8
     assert all(result["rounds"][str(number)] >= 2 for number in range(4, 9))  # a busy machine may leave some out
-    ways = {path for row in result["paths"]["after"].values() for name, path in row.items() if name != "public"}
-    assert ways <= {"direct / direct", "direct / punched", "punched / punched", "punched / direct"}
+    ways = [path for row in result["paths"]["after"].values() for name, path in row.items() if name != "public"]
+    straight = {"direct / direct", "direct / punched", "punched / punched", "punched / direct"}
+    # A pair's lane that a busy machine did not open in time is tried again a minute later; until then it goes over their connection.
+    assert sum(path not in straight for path in ways) <= 2, ways
+    assert {path for path in ways if path not in straight} <= {"punched / stream", "direct / stream"}
 
 
 def test_a_soak_counts_faults_and_rounds() -> None:
