@@ -16,6 +16,7 @@ averaging      the mean over many members in steps among few
 group          members, configurations, quorums, plans, log entries: frozen values
 groups         parts of a configuration: lines of a grid, pairs
 messages       the round's control messages: typed, bounded
+compiled       libraries compiled at installation
 codecs/        the formats of encoded values
 codec          a chunk of float32 values and its wire bytes, named; the grid of a vector's chunks
 device         such a vector encoded and decoded where its values lie

@@ -4,17 +4,15 @@ where the package was installed without a C compiler; nothing but speed depends 
 from __future__ import annotations
 
 import ctypes
-import logging
 from collections.abc import Sequence
-from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import cast
 
 from torch import Tensor
 
+from .. import compiled
 from .wire import LazyWire, Wire
 
-log = logging.getLogger("atoll")
 BLOCK = 256
 _ADDRESS, _LENGTH, _FLOAT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_float
 
@@ -106,16 +104,7 @@ def _addresses(wires: Sequence[Wire]) -> ctypes.Array[ctypes.c_void_p]:
 
 def load(folder: Path) -> Kernels | None:
     """The library in ``folder``, if there is one that can be used."""
-    for suffix in EXTENSION_SUFFIXES:
-        path = folder / ("_native" + suffix)
-        if path.exists():
-            try:
-                return Kernels(path)
-            except (OSError, AttributeError) as error:  # built for another machine, or from an older source
-                why = "fast kernels are off, so encoding is slower: %s does not fit this machine or version (%s)"
-                log.warning(why + "; install atoll again (in its source tree: pip install -e .)", path, error)
-                return None
-    return None
+    return compiled.load(folder, Kernels, "encoding is")
 
 
 KERNELS = load(Path(__file__).parent)

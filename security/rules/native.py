@@ -4,15 +4,14 @@ without a C compiler; nothing but speed depends on it."""
 from __future__ import annotations
 
 import ctypes
-import logging
 from collections.abc import Sequence
-from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-log = logging.getLogger("atoll")
+from ...collectives import compiled
+
 STRIP = 64  # as in native.c
 _ADDRESS, _LENGTH = ctypes.c_void_p, ctypes.c_size_t
 
@@ -36,13 +35,7 @@ class Kernel:
 
 def load(folder: Path) -> Kernel | None:
     """The library in ``folder``, if there is one that can be used."""
-    for path in (folder / ("_native" + suffix) for suffix in EXTENSION_SUFFIXES):
-        if path.exists():
-            try:
-                return Kernel(path)
-            except (OSError, AttributeError) as error:  # built for another machine, or from an older source
-                log.warning("fast robust rules are off: %s does not fit this machine or version (%s); install atoll again", path, error)
-    return None
+    return compiled.load(folder, Kernel, "robust rules are")
 
 
 KERNEL = load(Path(__file__).parent)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import tomllib
 from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
-from house import ROOT
+from compiled_kit import compiled
 
 from atoll.collectives.codec import get_codec
 from atoll.collectives.codecs.blocks import BLOCK, BlockCodec
@@ -30,14 +27,7 @@ OTHER = find_spec("msgspec._core")  # a library, but not ours
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     """The compiled kernels."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no C compiler")
-    extension, _ = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["ext-modules"]
-    path = tmp_path_factory.mktemp("native") / "native.so"
-    command = [compiler, *extension["extra-compile-args"], "-shared", "-fPIC", *extension["sources"], "-o", path]
-    subprocess.run(command, cwd=ROOT, check=True)
-    return Kernels(path)
+    return Kernels(compiled("atoll.collectives.codecs._native", tmp_path_factory.mktemp("native")))
 
 
 @pytest.fixture(params=["int8", "fp32", "stat2", "sparse32", "sparse256"])

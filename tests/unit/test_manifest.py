@@ -90,6 +90,13 @@ def test_defaults_and_settings() -> None:
     assert adam.outer == OuterSettings("adam", 0.1, 0.9, 0.5, governor=True, stretch=True)
 
 
+def refuses(text: str, key: str) -> None:
+    """A manifest with these lines is refused, and the error names the key."""
+    with pytest.raises(ConfigError) as caught:
+        m.parse_manifest(f'schema = 1\nname = "x"\n{text}')
+    assert caught.value.key == key
+
+
 @pytest.mark.parametrize(("text", "key"), [
     ("train = { delay = 3 }", "$.train.delay"),
     ("train = { method = 'gradient_averaging', mixing = 0.5 }", "$.train.mixing"),
@@ -101,9 +108,7 @@ def test_defaults_and_settings() -> None:
     ("train = { outer = { governor = true } }\nno_quorum = { policy = 'branch' }", "$.train.outer.optimizer"),
 ])  # fmt: skip
 def test_training_settings_that_mean_nothing_together(text: str, key: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        m.parse_manifest(f'schema = 1\nname = "x"\n{text}')
-    assert caught.value.key == key
+    refuses(text, key)
 
 
 @pytest.mark.parametrize(("text", "key"), [
@@ -117,9 +122,7 @@ def test_training_settings_that_mean_nothing_together(text: str, key: str) -> No
     ("exchange = { fragments = 2 }\nmodel = { entry = 'local:x' }\nno_quorum = { policy = 'branch' }", "$.no_quorum.policy"),
 ])  # fmt: skip
 def test_an_exchange_that_cannot_be(text: str, key: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        m.parse_manifest(f'schema = 1\nname = "x"\n{text}')
-    assert caught.value.key == key
+    refuses(text, key)
 
 
 @pytest.mark.parametrize(("text", "key"), [
@@ -135,9 +138,7 @@ def test_an_exchange_that_cannot_be(text: str, key: str) -> None:
     ("robust = { rule = 'trimmed_mean', f = 2 }\nno_quorum = { policy = 'branch' }", "$.no_quorum.policy"),
 ])  # fmt: skip
 def test_a_robust_rule_that_cannot_hold(text: str, key: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        m.parse_manifest(f'schema = 1\nname = "x"\n{text}')
-    assert caught.value.key == key
+    refuses(text, key)
 
 
 def test_a_robust_rule_names_the_runs_reducer_and_leaves_other_runs_as_they_are() -> None:

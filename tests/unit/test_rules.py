@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import shutil
-import subprocess
-import tomllib
 from collections.abc import Iterator
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -15,7 +12,7 @@ import numpy as np
 import pytest
 import robust_reference as reference
 import torch
-from house import ROOT
+from compiled_kit import compiled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -343,15 +340,7 @@ def test_krum_with_the_other_count_of_neighbours() -> None:
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> Kernel:
     """The compiled kernel."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no C compiler")
-    _, extension = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["ext-modules"]
-    path = tmp_path_factory.mktemp("native") / "native.so"
-    subprocess.run(
-        [compiler, *extension["extra-compile-args"], "-shared", "-fPIC", *extension["sources"], "-o", path], cwd=ROOT, check=True
-    )
-    return Kernel(path)
+    return Kernel(compiled("atoll.security.rules._native", tmp_path_factory.mktemp("native")))
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 8, 13, 64])
@@ -361,8 +350,8 @@ def test_compiled_or_not_the_bits_are_the_same(kernel: Kernel, n: int) -> None:
         wide = make(kind, n, f, 401, n)
         for rows in (wide, wide[:, 3:68], wide[:, :64], wide[:, 7:8]):
             for low, high, window in (((n - 1) // 2, n // 2 + 1, 0), (f, n - f, 0), (f, n - f, f)):
-                compiled, plain = (_sorted_mean(rows, low, high, window, None, with_) for with_ in (kernel, None))
-                assert torch.equal(compiled.view(torch.int32), plain.view(torch.int32))
+                fast, plain = (_sorted_mean(rows, low, high, window, None, with_) for with_ in (kernel, None))
+                assert torch.equal(fast.view(torch.int32), plain.view(torch.int32))
 
 
 def test_a_library_that_is_none_is_no_kernel(tmp_path: Path) -> None:
