@@ -1,8 +1,10 @@
 """The peer-to-peer network of a node, on libp2p and trio. Only the node process imports it. Lowest first:
 
 addresses      network addresses as text: parse, validate, list our own
+packed         addresses as the bytes of libp2p's messages
 liveness       whether the other end of a connection is still there
 peer_stream    a libp2p stream behind a small surface
+door           who may stay where there is no room for all who come
 workarounds    everything we do against faults of py-libp2p
 dialling       connections made otherwise than by libp2p: from the listen port, through relays, at the same moment
 host           the libp2p host behind a small surface

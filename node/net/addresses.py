@@ -23,7 +23,7 @@ MAX_ADDRESS_CHARS = 200
 
 CIRCUIT = "/p2p-circuit"
 
-_HOST_NAME = re.compile(r"(?=.{1,253}$)([A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?\.?)+$")
+_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 _WILDCARDS = ("0.0.0.0", "::")
 _NO_PORT = {  # errno of bind: why, and what to do
     errno.EADDRINUSE: (
@@ -49,15 +49,18 @@ def host_and_port(address: str) -> tuple[str, int]:
     if kind == "ip4":
         ipaddress.IPv4Address(host)
     elif kind == "ip6":
+        if "%" in host or "." in host:  # an interface of whoever says it; an IPv4 address in disguise
+            raise ValueError(f"not a host: {host!r}")
         ipaddress.IPv6Address(host)
-    elif kind not in ("dns", "dns4", "dns6") or not _HOST_NAME.match(host):
+    elif kind not in ("dns", "dns4", "dns6") or not is_host_name(host):
         raise ValueError(f"not a host: {host!r}")
     return host, int(port)
 
 
 def is_host_name(host: str) -> bool:
-    """Whether ``host`` could be asked for in the DNS."""
-    return bool(_HOST_NAME.match(host))
+    """Whether ``host`` could be asked for in the DNS. One that ends in a number could not: systems take ``127.1`` for an address."""
+    labels = host.removesuffix(".").split(".")
+    return len(host) <= 253 and all(_LABEL.fullmatch(label) for label in labels) and not labels[-1].isdigit()
 
 
 def is_direct(address: str) -> bool:

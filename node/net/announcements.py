@@ -6,8 +6,10 @@ says goodbye. What is not renewed expires by the clock of whoever holds it, so t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated
+import math
+from collections import Counter
+from collections.abc import Collection, Sequence
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -23,8 +25,11 @@ MAX_SKEW_S = 300.0
 """Clocks may differ by so much; records further off are refused."""
 REMEMBER_S = MAX_SKEW_S + LIFE_S
 """So long after an announcement is over its sequence is remembered: no older one is fresh enough for anybody then."""
-MAX_RUNS = 1024
 MAX_PER_RUN = 512
+MAX_STRANGE = 16_384
+"""Of runs that are not ours, together."""
+SWEEP_S = 1.0
+"""Between two looks for what is over among all of them."""
 
 
 class Announcement(msgspec.Struct, frozen=True, array_like=True):
@@ -58,11 +63,27 @@ def announce(identity: Identity, run: RunId, addresses: Sequence[str], unix_s: f
     return Announcement(run, identity.peer, kept, sequence, signature)
 
 
-class Registry:
-    """The announcements a node knows. Sans-IO: ``now`` is monotonic, ``unix_s`` the wall clock, both in seconds."""
+class _Known(NamedTuple):
+    """An announcement, until when it counts, and who passed it on."""
 
-    def __init__(self) -> None:
-        self._runs: dict[str, dict[PeerId, tuple[Announcement, float]]] = {}
+    news: Announcement
+    until: float
+    sender: PeerId
+
+
+class Registry:
+    """The announcements a node knows. Sans-IO: ``now`` is monotonic, ``unix_s`` the wall clock, both in seconds.
+
+    Keys cost nothing, and so do announcements signed with them. Where there is no room, who has passed on the most makes some for who has passed on
+    less: a flood pushes out itself, and nobody's own announcement.
+    """
+
+    def __init__(self, mine: Collection[str] = ()) -> None:
+        """``mine``: our own runs, for which there is room whatever others fill the rest with; it may change."""
+        self._mine = mine
+        self._runs: dict[str, dict[PeerId, _Known]] = {}
+        self._strange: dict[PeerId, dict[tuple[str, PeerId], None]] = {}  # by sender: what it passed on of runs not ours, oldest first
+        self._swept_at = -math.inf
 
     def accept(self, news: Announcement, sender: PeerId, now: float, unix_s: float) -> bool:
         """Take in an announcement that ``sender`` passed on; True when it says something new.
@@ -71,7 +92,7 @@ class Registry:
         """
         peers = self._runs.get(news.run, {})
         known = peers.get(PeerId(news.peer))
-        if known is not None and known[0].sequence >= news.sequence:
+        if known is not None and known.news.sequence >= news.sequence:
             return False
         if abs(news.sequence / 1000 - unix_s) > REMEMBER_S:
             return False
@@ -79,47 +100,72 @@ class Registry:
             raise RemoteProtocolError(f"announcement of {news.peer} is not signed by it", peer=sender)
         if usable(news.addresses) != news.addresses:
             raise RemoteProtocolError(f"announcement of {news.peer} holds unusable addresses", peer=sender)
-        if known is None and not self._make_room(news.run, now):
+        if known is not None:
+            self._remove(news.run, PeerId(news.peer))
+        elif not (self._room_in_run(news.run, sender, now) and (news.run in self._mine or self._room_for_strangers(sender, now))):
             return False
-        self._runs.setdefault(news.run, {})[PeerId(news.peer)] = (news, now + LIFE_S)
+        self._runs.setdefault(news.run, {})[PeerId(news.peer)] = _Known(news, now + LIFE_S, sender)
+        if news.run not in self._mine:
+            self._strange.setdefault(sender, {})[news.run, PeerId(news.peer)] = None
         return True
 
     def members(self, run: RunId, now: float) -> list[Announcement]:
         """The live announcements of a run, sorted by peer."""
         self._expire(run, now)
-        return [news for _, (news, until) in sorted(self._runs.get(run, {}).items()) if until >= now and not news.leaving]
+        return [it.news for _, it in sorted(self._runs.get(run, {}).items()) if it.until >= now and not it.news.leaving]
 
     def missing(self, run: RunId, known: Sequence[Announcement], now: float) -> list[Announcement]:
         """What somebody who sent ``known`` lacks, goodbyes included."""
         self._expire(run, now)
         theirs = {PeerId(news.peer): news.sequence for news in known}
-        live = [(peer, news) for peer, (news, until) in self._runs.get(run, {}).items() if until >= now]
+        live = [(peer, it.news) for peer, it in self._runs.get(run, {}).items() if it.until >= now]
         return [news for peer, news in live if theirs.get(peer, -1) < news.sequence]
 
     def runs_of(self, peer: PeerId, now: float) -> set[str]:
         """The runs that ``peer`` has announced itself in."""
         found = {run: peers[peer] for run, peers in self._runs.items() if peer in peers}
-        return {run for run, (news, until) in found.items() if until >= now and not news.leaving}
+        return {run for run, it in found.items() if it.until >= now and not it.news.leaving}
 
     def drop(self, run: RunId) -> None:
         """Forget a run."""
-        self._runs.pop(run, None)
+        for peer in list(self._runs.get(run, ())):
+            self._remove(run, peer)
+
+    def _remove(self, run: str, peer: PeerId) -> None:
+        known = self._runs[run].pop(peer)
+        if not self._runs[run]:
+            del self._runs[run]
+        brought = self._strange.get(known.sender, {})
+        brought.pop((run, peer), None)
+        if not brought:
+            self._strange.pop(known.sender, None)
 
     def _expire(self, run: str, now: float, remember_s: float = REMEMBER_S) -> None:
-        peers = self._runs.get(run)
-        if peers is None:
-            return
-        for peer in [peer for peer, (_, until) in peers.items() if until + remember_s < now]:
-            del peers[peer]
-        if not peers:
-            del self._runs[run]
+        for peer in [peer for peer, it in self._runs.get(run, {}).items() if it.until + remember_s < now]:
+            self._remove(run, peer)
 
-    def _make_room(self, run: str, now: float) -> bool:
+    def _room_in_run(self, run: str, sender: PeerId, now: float) -> bool:
         if len(self._runs.get(run, {})) >= MAX_PER_RUN:
             self._expire(run, now, 0.0)
-        if run not in self._runs and len(self._runs) >= MAX_RUNS:
-            for other in list(self._runs):
-                self._expire(other, now, 0.0)
-        if run not in self._runs:
-            return len(self._runs) < MAX_RUNS
-        return len(self._runs[run]) < MAX_PER_RUN
+        peers = self._runs.get(run, {})
+        if len(peers) < MAX_PER_RUN:
+            return True
+        counts = Counter(known.sender for known in peers.values())
+        busiest, count = counts.most_common(1)[0]
+        if counts[sender] + 1 >= count:
+            return False
+        self._remove(run, next(peer for peer, known in peers.items() if known.sender == busiest))
+        return True
+
+    def _room_for_strangers(self, sender: PeerId, now: float) -> bool:
+        if sum(map(len, self._strange.values())) >= MAX_STRANGE and now - self._swept_at > SWEEP_S:
+            self._swept_at = now
+            for run in list(self._runs):
+                self._expire(run, now, 0.0)
+        if sum(map(len, self._strange.values())) < MAX_STRANGE:
+            return True
+        busiest = max(self._strange, key=lambda other: len(self._strange[other]))
+        if len(self._strange.get(sender, ())) + 1 >= len(self._strange[busiest]):
+            return False
+        self._remove(*next(iter(self._strange[busiest])))
+        return True

@@ -179,7 +179,7 @@ def why(error: BaseException) -> str:
     if any(isinstance(cause, PeerIDMismatchesPubkey) for cause in causes):
         return "another peer answers there"
     if any(isinstance(cause, MultiselectClientError) for cause in causes):
-        return "what answers there is no node"
+        return "what answers there is no node, or one that is full"
     return str(error.__cause__ or error)
 
 

@@ -23,6 +23,8 @@ MAX_TOKEN_BYTES = 8192
 MAX_HELLO_BYTES = MAX_TOKEN_BYTES + 1024
 MAX_ANSWER_BYTES = 4096
 HELLO_S = 10.0
+PATIENCE_S = 30.0
+"""So long an opener has for its Hello. Who is shown out opens the next stream, which costs more than this one does."""
 NO_TOPIC = "topic"
 """Answer code: the other side has not opened this topic (yet). Not an error to show anybody."""
 PING_S = 4.0

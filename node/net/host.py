@@ -52,6 +52,10 @@ Through = Callable[[PeerId, str, PeerId], Awaitable[None]]
 """(relay, its address, peer): make a connection to a peer through a relay. Raises NetworkError."""
 
 
+class NotSpokenError(PeerUnreachableError):
+    """The peer is there and says that it does not speak the protocol: it is no node of ours."""
+
+
 class Host:
     """Our end of all connections."""
 
@@ -81,7 +85,7 @@ class Host:
         )
         self._swarm: Swarm = self._host.get_network()
         self.dialler = Dialler(self._swarm)
-        workarounds.apply(self._swarm, rng or random.Random())
+        workarounds.apply(self._swarm, rng or random.Random(), max_connections)
         self.advertised: Callable[[], Sequence[str]] = lambda: self._announce or usable(self._addresses)
         self.through: Through | None = None
         self._dials: dict[PeerId, trio.Event] = {}
@@ -360,7 +364,7 @@ class Host:
     async def open_stream(self, peer: PeerId, protocol: str, timeout_s: float = 10.0) -> PeerStream:
         """A new stream over the existing connection.
 
-        Raises PeerUnreachableError when there is no connection, when the peer does not speak ``protocol``, or after ``timeout_s``.
+        Raises NotSpokenError when the peer does not speak ``protocol``, PeerUnreachableError when there is no connection, or after ``timeout_s``.
         """
         if not self._has_connection(peer):
             raise PeerUnreachableError(f"not connected to {peer}", peer=peer)
@@ -368,7 +372,8 @@ class Host:
             with trio.fail_after(timeout_s):
                 stream = await self._host.new_stream(ID.from_base58(peer), [TProtocol(protocol)])
         except Exception as error:
-            raise PeerUnreachableError(f"{peer} opened no {protocol} stream: {error}", peer=peer) from None
+            kind = NotSpokenError if str(error.__cause__).startswith("protocols not supported") else PeerUnreachableError
+            raise kind(f"{peer} opened no {protocol} stream: {error}", peer=peer) from None
         return PeerStream(peer, stream)
 
     async def ping(self, peer: PeerId) -> float:

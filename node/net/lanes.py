@@ -112,6 +112,7 @@ class Lanes:
             del self._there[key]
         if not keep:
             self.paths.pop(peer, None)
+            self._ways.why.pop(peer, None)
 
     def lost(self, peer: PeerId, index: int = 0) -> None:
         """The lane's owner says that it broke. If it is still wanted, a new one is offered."""

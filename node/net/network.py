@@ -111,7 +111,7 @@ class PeerNetwork:
             [], self.connect, self._host.connected, lambda: not self._host.peers(), self.book.peers, self._look_up, self._rng
         )
         self.add_bootstrap(bootstrap)
-        self.dht = Dht(identity, self._host, self.connect, self._addresses_of, self.book.add, self._faults, self._rng)
+        self.dht = Dht(identity, self._host, self.connect, self._addresses_of, self.book, self._faults, self._rng)
         self._rendezvous = Rendezvous(identity, self._host, self.connect, lambda: self._bootstrap.peers, self._faults, self._rng)
         self._rendezvous.learned = self._learned
         self._helpers = Helpers(self._host, self.book.addresses)
@@ -203,7 +203,7 @@ class PeerNetwork:
 
     def _noted(self, found: Sequence[tuple[PeerId, str]]) -> list[PeerId]:
         for peer, address in found:
-            self.book.add(peer, [address])
+            self.book.give(peer, address)
             self._given.add(address)
         return [peer for peer, _ in found if peer != self.peer]
 
@@ -282,9 +282,9 @@ class PeerNetwork:
         """
         self._streams.open(topic, Topic(handler, greet, admit))
 
-    async def close_topic(self, topic: str) -> None:
-        """Leave a topic: its streams are closed, what waits to be sent is dropped."""
-        await self._streams.close(topic)
+    async def close_topic(self, topic: str, peer: PeerId | None = None) -> None:
+        """Leave a topic, or end it with ``peer`` only: its streams are closed, what waits to be sent is dropped."""
+        await self._streams.close(topic, peer)
 
     def send(self, topic: str, peer: PeerId, data: bytes) -> None:
         """Queue a message of 1 byte to 1 MiB; never blocks. Order is kept while a stream lives; a lost stream loses what was on it."""

@@ -30,43 +30,58 @@ class _File(msgspec.Struct, frozen=True):
 
 
 class PeerBook:
-    """Addresses by peer, most recently confirmed last. Bounded; the stalest entry goes first."""
+    """Addresses by peer, most recently confirmed last. Bounded; the stalest entry goes first.
+
+    What our user gave stays. What a peer says of itself comes before what others say of it, and is not forgotten for their sake: else anybody
+    who answers a question of ours could name addresses that lead nowhere, and so many strangers, that we found nobody again.
+    """
 
     def __init__(self, me: PeerId) -> None:
         self._me = me
-        self._addresses: dict[PeerId, tuple[str, ...]] = {}
+        self._given: dict[PeerId, tuple[str, ...]] = {}
+        self._said: dict[PeerId, tuple[str, ...]] = {}
+        self._heard: dict[PeerId, tuple[str, ...]] = {}
+
+    def give(self, peer: PeerId, address: str) -> None:
+        """Our user, or what our user trusts, says where ``peer`` is."""
+        self._note(self._given, peer, (address,))
 
     def add(self, peer: PeerId, addresses: Iterable[str]) -> None:
-        """Remember addresses, newest first; malformed ones are dropped."""
-        if peer == self._me:
+        """``peer`` says where it is, newest first; malformed addresses are dropped."""
+        self._note(self._said, peer, tuple(addresses))
+
+    def hear(self, peer: PeerId, addresses: Iterable[str]) -> None:
+        """Somebody else says where ``peer`` is."""
+        self._note(self._heard, peer, tuple(addresses))
+
+    def _note(self, shelf: dict[PeerId, tuple[str, ...]], peer: PeerId, addresses: tuple[str, ...]) -> None:
+        known = shelf.get(peer, ())
+        if peer == self._me or (
+            addresses and addresses == known[: len(addresses)]
+        ):  # most often: every answer of the DHT names the same peers
             return
-        addresses, known = tuple(addresses), self._addresses.get(peer, ())
-        if addresses and addresses == known[: len(addresses)]:  # most often: every answer of the DHT names the same peers
-            return
-        merged = usable((*addresses, *known))
-        if not merged:
-            return
-        self._addresses[peer] = merged
-        if len(self._addresses) > MAX_PEERS:
-            del self._addresses[next(iter(self._addresses))]
+        if merged := usable((*addresses, *known)):
+            shelf[peer] = merged
+            if len(shelf) > MAX_PEERS:
+                del shelf[next(iter(shelf))]
 
     def confirm(self, peer: PeerId) -> None:
         """We were connected to ``peer``: it is the last to be forgotten and the first to be cached."""
-        known = self._addresses.pop(peer, None)
+        known = usable((*self._said.pop(peer, ()), *self._heard.pop(peer, ())))
         if known:
-            self._addresses[peer] = known
+            self._said[peer] = known
 
     def addresses(self, peer: PeerId) -> tuple[str, ...]:
         """At most 8 addresses; empty when none is known."""
-        return self._addresses.get(peer, ())
+        return usable((*self._given.get(peer, ()), *self._said.get(peer, ()), *self._heard.get(peer, ())))
 
     def peers(self) -> list[PeerId]:
         """All peers with an address, most recently confirmed first."""
-        return list(reversed(self._addresses))
+        return list(dict.fromkeys([*reversed(self._said), *self._given, *reversed(self._heard)]))
 
     def save(self, path: Path) -> None:
         """Write the most recent peers to ``path``, atomically. Raises OSError."""
-        peers = tuple(_Cached(peer, self._addresses[peer]) for peer in self.peers()[:CACHED_PEERS])
+        peers = tuple(_Cached(peer, self.addresses(peer)) for peer in self.peers()[:CACHED_PEERS])
         draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
         try:
             draft.write_bytes(msgspec.json.encode(_File(1, peers)))

@@ -23,7 +23,7 @@ from .announcements import LIFE_S, MAX_PER_RUN, RENEW_S, Announcement, Registry,
 from .backoff import Backoff
 from .faults import Faults
 from .framing import FrameReader, decode, frame
-from .host import Host, PeerStream
+from .host import Host, NotSpokenError, PeerStream
 
 PROTOCOL = "/atoll/peers/1"
 MEMBER_STREAMS = 2
@@ -32,10 +32,14 @@ CONNECTED_STREAMS = 3
 MEMBER_DELAY_S = 2.0
 """Streams to random members come later: at the start everybody would dial everybody."""
 MAX_STREAMS = 512
+STREAMS_PER_PEER = 4
+"""Ours to it included: else one peer could have all."""
 AGAIN_S = 0.1
 """Before a peer is asked again."""
 SILENT_FIRST_S, SILENT_MAX_S = 0.5, 60.0
 """The same where it said nothing: it need not be a node of ours, and there may be hundreds of such."""
+FOREIGN_S = 600.0
+"""The same where it said that it is none."""
 TURN_S = 1.0
 """So long nobody else is asked in its place."""
 SILENT_S = LIFE_S
@@ -106,9 +110,9 @@ class Rendezvous:
             faults,
             rng,
         )
-        self.registry = Registry()
-        self.learned: Callable[[Announcement], None] = lambda news: None
         self._mine: set[RunId] = set()
+        self.registry = Registry(self._mine)
+        self.learned: Callable[[Announcement], None] = lambda news: None
         self.answered: set[str] = set()
         """Runs of which somebody has told us what he knows, be it nothing."""
         self._hints: dict[PeerId, None] = {}
@@ -204,6 +208,8 @@ class Rendezvous:
                 answered = exchange.heard
             finally:
                 await stream.aclose()
+        except NotSpokenError:
+            pauses = Backoff(FOREIGN_S, FOREIGN_S, self._rng)
         except NetworkError:
             pass
         kept = self._pauses | {peer: pauses}
@@ -220,7 +226,8 @@ class Rendezvous:
         self.changed()
 
     async def _serve(self, stream: PeerStream) -> None:
-        if len(self._exchanges) >= MAX_STREAMS or self._faults.shut_out(stream.peer, trio.current_time()):
+        of_one = sum(exchange.peer == stream.peer for exchange in self._exchanges)
+        if len(self._exchanges) >= MAX_STREAMS or of_one >= STREAMS_PER_PEER or self._faults.shut_out(stream.peer, trio.current_time()):
             return
         await self._converse(_Exchange(stream))
 

@@ -24,10 +24,10 @@ from .addresses import MAX_ADDRESSES
 from .faults import Faults
 from .framing import MAX_FRAME_BYTES, FrameReader, decode, frame
 from .greeting import (
-    HELLO_S,
     MAX_HELLO_BYTES,
     MAX_TOPIC_CHARS,
     NO_TOPIC,
+    PATIENCE_S,
     PROTOCOL,
     SILENT_S,
     VERSION,
@@ -88,12 +88,13 @@ class TopicStreams:
             raise LocalProtocolError(f"a topic has 1 to {MAX_TOPIC_CHARS} characters, not {len(name)}")
         self.topics[name] = topic
 
-    async def close(self, name: str) -> None:
-        """Leave a topic: its streams end, what waits is dropped."""
-        self.topics.pop(name, None)
-        for key in [key for key in self._outboxes if key[1] == name]:
+    async def close(self, name: str, peer: PeerId | None = None) -> None:
+        """Leave a topic, or end it with ``peer`` only: its streams end, what waits is dropped."""
+        if peer is None:
+            self.topics.pop(name, None)
+        for key in [key for key in self._outboxes if key[1] == name and peer in (None, key[0])]:
             self._outboxes.pop(key).stop()
-        for key in [key for key in self._inbound if key[1] == name]:
+        for key in [key for key in self._inbound if key[1] == name and peer in (None, key[0])]:
             stream = self._inbound.pop(key, None)  # it may have ended while another was being closed
             if stream is not None:
                 await stream.aclose()
@@ -162,7 +163,7 @@ class TopicStreams:
     async def _converse(self, stream: PeerStream) -> None:
         reader = FrameReader(stream.receive_some, stream.peer)
         greeting = None
-        with trio.move_on_after(HELLO_S):
+        with trio.move_on_after(PATIENCE_S):
             greeting = await reader.next(MAX_HELLO_BYTES)
         if greeting is None:
             return

@@ -13,13 +13,17 @@ import types
 from typing import Any
 
 import trio
+from libp2p.abc import IMuxedStream
 from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.io.trio import TrioTCPStream
 from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.network.swarm import Swarm
 from libp2p.stream_muxer.yamux.yamux import FLAG_SYN, HEADER_SIZE, TYPE_PING, TYPE_WINDOW_UPDATE, YAMUX_HEADER_FORMAT, Yamux
 
+from .door import Door
 from .liveness import Liveness
+
+_read = TrioTCPStream.read  # the library's, however often it is replaced
 
 FRAME_S = 5.0
 """A frame that cannot be handed to TCP for so long means that the peer is frozen or gone."""
@@ -27,8 +31,53 @@ CREDIT_BYTES = 65_536
 """A quarter of the window that every stream begins with: so much may be held back without anybody having to wait."""
 
 
+MAX_STREAMS = 256
+"""That a peer may have open at us on one connection. Ours has some forty."""
+MAX_UNREAD_BYTES = 64 << 20
+"""Of one connection, all streams together."""
+SLACK_BYTES = 65_536
+OUTGOING = 100
+"""Connections that we may always make, however many others come."""
+OF_ONE_PEER = 6
+"""Connections that a peer needs at most: both dial at once, over a relay, punched, and those of before that nobody knows to be dead."""
+READ_BYTES = 65_536
+
+
+class _FloodError(trio.TooSlowError):
+    """What `Yamux.handle_incoming` ends a connection for."""
+
+
+class _Unread(bytearray):
+    """What came on a stream and was not read yet. Raises _FloodError where a peer sends more than it was given leave to."""
+
+    def __init__(self, muxed: OurYamux, stream: int) -> None:
+        self._muxed, self._stream = muxed, stream
+
+    def extend(self, data: Any, /) -> None:
+        stream: Any = self._muxed.streams[self._stream]
+        if stream.closed and stream.reset_received:
+            return  # nobody reads it any more
+        super().extend(data)
+        if len(self) > SLACK_BYTES:
+            whole = sum(map(len, self._muxed.stream_buffers.values()))
+            if len(self) > 2 * stream.target_recv_window + SLACK_BYTES or whole > MAX_UNREAD_BYTES:  # the library grants up to twice of it
+                raise _FloodError
+
+
+class _UnreadOfAll(dict[int, bytearray]):
+    """The library puts its buffers here."""
+
+    def __init__(self, muxed: OurYamux) -> None:
+        super().__init__()
+        self._muxed = muxed
+
+    def __setitem__(self, stream: int, buffer: bytearray, /) -> None:
+        super().__setitem__(stream, _Unread(self._muxed, stream))
+
+
 class OurYamux(Yamux):
-    """Three faults of `Yamux`: a cancelled write kills the whole connection, every read tells the sender so, and nobody minds a ping without answer.
+    """Five faults of `Yamux`: a cancelled write kills the whole connection, every read tells the sender so, nobody minds a ping without answer,
+    and a peer may send more than a window and open streams without end.
 
     `NoiseTransportReadWriter.write_msg` (security/noise/io.py:59) encrypts, which advances the nonce, and only then awaits the
     socket: when a timeout around any stream operation strikes there, the bytes never leave and the other side can decrypt nothing
@@ -41,6 +90,10 @@ class OurYamux(Yamux):
 
     `_measure_rtt_loop` (stream_muxer/yamux/yamux.py:702) sends a ping every half a minute, used or not, and goes on when nothing answers: a
     connection to a machine that froze, or that sleeps, is there for ever. `liveness` says when to ask and when to give up.
+
+    `handle_incoming` (stream_muxer/yamux/yamux.py:1528) logs it when a peer sends more than its window, and keeps the bytes: whoever connects could
+    fill our memory. Such a connection is ended. Nor does it count the streams that a peer opens, each of which costs a task: more than `MAX_STREAMS`
+    are reset. What came on a stream that was reset is kept for a minute (:877), and more of it: here it goes at once.
     """
 
     credit: dict[int, int]  # by stream: bytes that were read there and not told yet
@@ -71,6 +124,20 @@ class OurYamux(Yamux):
             await self._cut()
             raise ConnectionClosedError("a frame could not be written", transport="tcp")
 
+    async def accept_stream(self) -> IMuxedStream:
+        """The next stream that the peer opens and may have."""
+        while True:
+            stream: Any = await super().accept_stream()
+            if sum(not (other.is_initiator or other.closed) for other in self.streams.values()) <= MAX_STREAMS:
+                return stream
+            with contextlib.suppress(Exception):
+                await stream.reset()
+
+    async def _finalize_stream(self, stream: Any, *, fully_closed: bool) -> None:
+        if stream.closed and stream.reset_received:
+            self.stream_buffers.get(stream.stream_id, bytearray()).clear()
+        await super()._finalize_stream(stream, fully_closed=fully_closed)
+
     async def _cut(self) -> None:
         """End the connection without a word; whoever reads from it notices."""
         with trio.move_on_after(0, shield=True):
@@ -99,6 +166,7 @@ def use_our_yamux(swarm: Swarm, rng: random.Random) -> None:
         muxed: Any = await upgrade(conn, peer_id)
         muxed.__class__ = OurYamux
         muxed.credit, muxed.liveness = {}, Liveness(trio.current_time(), rng)
+        muxed.stream_buffers = _UnreadOfAll(muxed)
         encrypted = muxed.secured_conn.conn
         read_msg = encrypted.read_msg
 
@@ -116,21 +184,22 @@ def use_our_yamux(swarm: Swarm, rng: random.Random) -> None:
 def connection_config(max_connections: int) -> ConnectionConfig:
     """Limits and timeouts of the swarm.
 
+    * ``max_connections`` counts dials, too: who fills the places of those who come must not keep us from dialling (see `share_the_door`).
     * ``max_connections_per_peer=1``: with the stock 3, every dial lasts at least 250 ms, because `Swarm.dial_peer`
       (network/swarm.py:936) waits for a failure even after success and then goes on dialling.
     * ``low_watermark=0``: the auto-connector (network/auto_connector.py) otherwise dials every peer it has ever heard of.
     """
     return ConnectionConfig(
-        max_connections=max_connections,
+        max_connections=max_connections + OUTGOING,
         min_connections=0,  # also the share of slots that inbound connections may not use
         low_watermark=0,
-        high_watermark=max_connections,
+        high_watermark=max_connections + OUTGOING,
         max_connections_per_peer=1,
         dial_timeout=10.0,
         inbound_upgrade_timeout=10.0,  # garbage on our port holds a slot no longer than this
         outbound_upgrade_timeout=10.0,
         outbound_stream_protocol_negotiation_timeout=10.0,
-        inbound_stream_protocol_negotiation_timeout=10.0,
+        inbound_stream_protocol_negotiation_timeout=30.0,  # whoever is shown out opens the next one, which costs more
     )
 
 
@@ -171,10 +240,33 @@ def release_inbound_slots(swarm: Swarm) -> None:
 
     async def upgrade_and_wait(self: Swarm, raw_conn: Any, maddr: Any) -> Any:
         muxed: Any = await upgrade(raw_conn, maddr)
+        for older in self.get_connections(muxed.peer_id)[:-OF_ONE_PEER]:
+            await older.close()
         await muxed.event_closed.wait()
         raise ConnectionError("the connection has ended")
 
     swarm.upgrade_inbound_raw_conn = types.MethodType(upgrade_and_wait, swarm)
+
+
+def share_the_door(swarm: Swarm, most: int) -> None:
+    """`Swarm._handle_inbound_connection` (network/swarm.py:1981) shuts out whoever comes when all places are taken, whoever it is that has taken them,
+    and `_trim_connections` leaves a peer as many connections as have streams. We keep places for all: see `door`, and `release_inbound_slots`."""
+    inner: Any = swarm
+    handle, door = inner._handle_inbound_connection, Door(most)
+
+    async def handle_fairly(stream: Any, maddr: Any) -> None:
+        remote = stream.get_remote_address()
+        shown_out: Any = door.enter(stream, remote[0] if remote else "")
+        if shown_out is not None:
+            with trio.move_on_after(1.0), contextlib.suppress(Exception):
+                await shown_out.close()
+        if shown_out is not stream:
+            try:
+                await handle(stream, maddr)
+            finally:
+                door.leave(stream)
+
+    inner._handle_inbound_connection = handle_fairly
 
 
 def skip_identify(swarm: Swarm) -> None:
@@ -200,6 +292,17 @@ def name_ipv6_remotes() -> None:
     TrioTCPStream.get_remote_address = get_remote_address
 
 
+def read_in_pieces() -> None:
+    """`read_exactly` (io/utils.py) asks a socket for as many bytes as a stranger says that will come, and the system for as much memory: 2**64 of a
+    greeting, say."""
+    read = _read
+
+    async def read_a_piece(self: TrioTCPStream, n: int | None = None) -> bytes:
+        return await read(self, READ_BYTES if n is None else min(n, READ_BYTES))
+
+    TrioTCPStream.read = read_a_piece
+
+
 def quiet_logs() -> None:
     """libp2p logs what peers do to it, at warning and error level, so that a stranger could fill our terminal.
 
@@ -214,13 +317,15 @@ def quiet_logs() -> None:
         root.addHandler(logging.NullHandler())
 
 
-def apply(swarm: Swarm, rng: random.Random) -> None:
-    """All workarounds that concern a swarm."""
+def apply(swarm: Swarm, rng: random.Random, most: int) -> None:
+    """All workarounds that concern a swarm. ``most``: connections that others may make."""
     use_our_yamux(swarm, rng)
     dial_once(swarm)
     forget_failed_dials(swarm)
     drop_resource_manager(swarm)
     release_inbound_slots(swarm)
+    share_the_door(swarm, most)
     skip_identify(swarm)
     name_ipv6_remotes()
+    read_in_pieces()
     quiet_logs()

@@ -50,6 +50,11 @@ class Channel:
         self._opening: trio.Event | None = None
         self._waiting: deque[_Waiting] = deque()
 
+    @property
+    def idle(self) -> bool:
+        """Whether there is no stream, and none is being opened."""
+        return self._stream is None and self._opening is None
+
     async def call(self, request: Rpc) -> Rpc:
         """The answer. A stream that was reset under us is opened once more. Raises NetworkError after 2 s or when the peer is gone."""
         fresh = self._stream is None

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from ....collectives.identifiers import PeerId
 from ....security.identity import Identity, decode_base58
+from ..peerbook import PeerBook
 from . import records
 from .routing import K, RoutingTable, position
 from .server import Server
@@ -41,15 +42,15 @@ class Engine:
         self,
         identity: Identity,
         addresses_of: Callable[[PeerId], Sequence[str]],
-        heard_of: Callable[[PeerId, Sequence[str]], None],
+        book: PeerBook,
         connected: Callable[[PeerId], bool],
         rng: random.Random,
     ) -> None:
-        """``addresses_of`` and ``heard_of`` read and feed the peer book."""
-        self._identity, self._heard_of, self._connected, self._rng = identity, heard_of, connected, rng
+        """``addresses_of`` reads the peer book, and knows ourselves; what is heard goes into ``book``."""
+        self._identity, self._book, self._connected, self._rng = identity, book, connected, rng
         self.me = identity.peer
         self.table = RoutingTable(self.me)
-        self.server = Server(self.me, self.table, addresses_of, heard_of, rng)
+        self.server = Server(self.me, self.table, addresses_of, book.add, rng)
         self.provided: set[bytes] = set()
         self._dead_until: dict[PeerId, float] = {}
         self._failures: Counter[PeerId] = Counter()
@@ -66,7 +67,7 @@ class Engine:
         self.table.add(peer)
         for other, addresses in (*answer.closer[:K], *answer.providers):
             if other != self.me:
-                self._heard_of(other, addresses)
+                self._book.hear(other, addresses)
 
     def failed(self, peer: PeerId, now: float) -> None:
         """``peer`` did not answer. Only one to whom there is no connection counts as dead at once: a stream may be reset for many reasons."""
@@ -78,6 +79,10 @@ class Engine:
             if len(self._dead_until) > MAX_REMEMBERED:
                 oldest = next(iter(self._dead_until))
                 del self._dead_until[oldest], self._failures[oldest]
+
+    def foreign(self, peer: PeerId) -> None:
+        """``peer`` says that it speaks another protocol: once is enough for its failure to count."""
+        self._failures[peer] = FAILURES
 
     def link_changed(self, peer: PeerId, up: bool, network: str = "") -> None:
         """Connected peers are in the table, lost ones are not. ``network``: see `routing.network_of`."""

@@ -13,7 +13,8 @@ from ....collectives.errors import NetworkError, RemoteProtocolError
 from ....collectives.identifiers import PeerId
 from ....security.identity import Identity
 from ..faults import Faults
-from ..host import Host, PeerStream
+from ..host import Host, NotSpokenError, PeerStream
+from ..peerbook import PeerBook
 from .channel import Channel
 from .engine import QUORUM, REPLICAS, Engine, Operation
 from .routing import K, network_of
@@ -38,13 +39,13 @@ class Dht:
         host: Host,
         connect: Callable[[PeerId], Awaitable[None]],
         addresses_of: Callable[[PeerId], Sequence[str]],
-        heard_of: Callable[[PeerId, Sequence[str]], None],
+        book: PeerBook,
         faults: Faults,
         rng: random.Random,
     ) -> None:
-        """``connect`` raises NetworkError; ``addresses_of`` and ``heard_of`` read and feed the peer book."""
+        """``connect`` raises NetworkError; ``addresses_of`` reads the peer book, and knows ourselves."""
         self._host, self._connect, self._faults, self._rng = host, connect, faults, rng
-        self.engine = Engine(identity, addresses_of, heard_of, host.connected, rng)
+        self.engine = Engine(identity, addresses_of, book, host.connected, rng)
         self.table = self.engine.table
         self._channels: dict[PeerId, Channel] = {}
         self._serving: dict[PeerId, int] = {}
@@ -60,8 +61,13 @@ class Dht:
             while True:
                 await trio.sleep(MAINTAIN_S * self._rng.uniform(0.5, 1.0))
                 await self.refresh()
+                self._tidy()
                 for key, data in self.engine.server.values.due(time.time()):
                     await self._carry_out(self.engine.store_value(key, data))
+
+    def _tidy(self) -> None:
+        """Forget whom nobody could reach: it may be nobody, whom somebody has named."""
+        self._channels = {peer: channel for peer, channel in self._channels.items() if not channel.idle or self._host.connected(peer)}
 
     def link_changed(self, peer: PeerId, up: bool) -> None:
         """Connected peers are in the table, lost ones are not."""
@@ -161,7 +167,11 @@ class Dht:
 
     async def _open(self, peer: PeerId) -> PeerStream:
         await self._connect(peer)
-        return await self._host.open_stream(peer, PROTOCOL)
+        try:
+            return await self._host.open_stream(peer, PROTOCOL)
+        except NotSpokenError:
+            self.engine.foreign(peer)
+            raise
 
     # --- answering ---
 

@@ -8,12 +8,11 @@ from functools import lru_cache
 
 from libp2p.kad_dht.pb.kademlia_pb2 import Message
 from libp2p.utils.varint import encode_uvarint
-from multiaddr import Multiaddr
 
 from ....collectives.errors import RemoteProtocolError
 from ....collectives.identifiers import PeerId
 from ....security.identity import decode_base58, encode_base58, is_peer_id
-from ..addresses import MAX_ADDRESSES, is_address, without_peer
+from ..packed import pack, unpack
 
 MAX_MESSAGE_BYTES = 128 << 10
 MAX_PEERS = 64
@@ -34,21 +33,6 @@ class Rpc:
     value: bytes | None = None
     closer: tuple[Located, ...] = ()
     providers: tuple[Located, ...] = ()
-
-
-@lru_cache(maxsize=4096)
-def _packed_address(address: str) -> bytes:
-    return Multiaddr(address).to_bytes()
-
-
-@lru_cache(maxsize=4096)
-def _address(packed: bytes) -> str:
-    """ "" when it is none of ours."""
-    try:
-        text = without_peer(str(Multiaddr(packed)))
-    except Exception:  # the parser raises several kinds on hostile bytes
-        return ""
-    return text if is_address(text) else ""
 
 
 @lru_cache(maxsize=4096)
@@ -74,7 +58,7 @@ def encode(rpc: Rpc) -> bytes:
         for peer, addresses in peers:
             entry = field.add()
             entry.id = _packed_peer(peer)
-            entry.addrs.extend(_packed_address(address) for address in addresses)
+            entry.addrs.extend(pack(addresses))
     body = message.SerializeToString()
     return encode_uvarint(len(body)) + body
 
@@ -95,9 +79,7 @@ def _located(entries: object) -> tuple[Located, ...]:
     for entry in list(entries)[:MAX_PEERS]:  # pyright: ignore[reportArgumentType, reportCallIssue]
         peer = _peer(entry.id) if len(entry.id) <= 64 else ""
         if peer:
-            texts = dict.fromkeys(_address(packed) for packed in list(entry.addrs)[: 4 * MAX_ADDRESSES] if len(packed) <= 256)
-            texts.pop("", None)
-            found.append((PeerId(peer), tuple(texts)[:MAX_ADDRESSES]))
+            found.append((PeerId(peer), unpack(entry.addrs)))
     return tuple(found)
 
 

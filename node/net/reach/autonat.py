@@ -9,6 +9,7 @@ py-libp2p 0.8.1's server (host/autonat/autonat.py:396) "connects" to a peer that
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 import trio
 
@@ -18,9 +19,9 @@ from ....security.identity import decode_base58
 from ..addresses import host_and_port, is_direct, is_internet
 from ..faults import Faults
 from ..host import Host
+from ..packed import pack, unpack
 from ..peer_stream import PeerStream
 from . import protobuf
-from .circuit import pack, unpack
 from .protobuf import decode, number, octets
 
 PROTOCOL = "/libp2p/autonat/1.0.0"
@@ -53,9 +54,9 @@ class Window:
         return True
 
 
-def may_try(asked: list[str], from_host: str) -> list[str]:
+def may_try(asked: Sequence[str], from_host: str) -> list[str]:
     """The addresses that a server dials for an asker whose connection comes from ``from_host``: the asker's own, and none in a house."""
-    found = [address for address in dict.fromkeys(asked) if address and is_direct(address) and is_internet(address)]
+    found = [address for address in dict.fromkeys(asked) if is_direct(address) and is_internet(address)]
     return [address for address in found if host_and_port(address)[0] == from_host][:MAX_ASKED]
 
 
@@ -74,7 +75,7 @@ class AutoNat:
         with trio.move_on_after(ASK_S):
             stream = await self._host.open_stream(server, IDENTIFY)
             try:
-                return unpack(octets(await protobuf.receive(stream), 4))
+                return next(iter(unpack([octets(await protobuf.receive(stream), 4)])), "")
             except ValueError as error:
                 raise RemoteProtocolError(f"malformed identify: {error}", peer=server) from None
             finally:
@@ -83,7 +84,7 @@ class AutoNat:
 
     async def ask(self, server: PeerId, address: str) -> bool | None:
         """Whether ``server`` gets to us at ``address``; None when it does not try. Raises NetworkError, RemoteProtocolError."""
-        me = protobuf.encode({1: decode_base58(self._host.peer), 2: pack(address)})
+        me = protobuf.encode({1: decode_base58(self._host.peer), 2: pack([address])})
         with trio.move_on_after(ASK_S):
             stream = await self._host.open_stream(server, PROTOCOL)
             try:
@@ -105,7 +106,7 @@ class AutoNat:
             with trio.fail_after(ASK_S):
                 request = await protobuf.receive(stream)
                 status, address = await self._try(peer, remote[0] if remote else "", request)
-                told = protobuf.encode({1: status, **({3: pack(address)} if address else {})})
+                told = protobuf.encode({1: status, **({3: pack([address])} if address else {})})
                 await protobuf.send(stream, {1: RESPONSE, 3: told})
                 await stream.finish()
                 await stream.receive_some()
@@ -117,10 +118,10 @@ class AutoNat:
     async def _try(self, peer: PeerId, from_host: str, request: protobuf.Fields) -> tuple[int, str]:
         try:
             info = decode(octets(decode(octets(request, 2)), 1))
-            asked = [unpack(raw) for raw in info.get(2, [])[: 4 * MAX_ASKED]]
+            asked = unpack(info.get(2, []), 2 * MAX_ASKED)
             mine = octets(info, 1) == decode_base58(peer) and number(request, 1) == DIAL
         except ValueError:
-            mine, asked = False, []
+            mine, asked = False, ()
         if not mine:
             return BAD_REQUEST, ""
         addresses = may_try(asked, from_host)

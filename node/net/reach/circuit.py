@@ -13,12 +13,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from multiaddr import Multiaddr
-
 from ....collectives.errors import RemoteProtocolError
 from ....collectives.identifiers import PeerId
 from ....security.identity import decode_base58, encode_base58, is_peer_id
-from ..addresses import MAX_ADDRESSES, is_address, without_peer
+from ..packed import pack, unpack
 from ..peer_stream import PeerStream
 from . import protobuf
 from .protobuf import Fields, number, octets
@@ -64,20 +62,6 @@ def peer_in(fields: Fields, sender: PeerId) -> PeerId:
     return PeerId(peer)
 
 
-def pack(address: str) -> bytes:
-    """An address as bytes."""
-    return Multiaddr(address).to_bytes()
-
-
-def unpack(raw: object) -> str:
-    """The address, without whom it leads to; "" when it is none of ours."""
-    try:
-        text = without_peer(str(Multiaddr(raw))) if isinstance(raw, bytes) and len(raw) <= 256 else ""
-    except Exception:  # the parser raises several kinds on hostile bytes
-        return ""
-    return text if is_address(text) else ""
-
-
 def kind_of(fields: Fields, sender: PeerId) -> int:
     """The type of a message. Raises RemoteProtocolError."""
     try:
@@ -96,15 +80,14 @@ def status_in(fields: Fields, field: int) -> int:
 
 def reservation_fields(expires_s: int, addresses: list[str]) -> bytes:
     """The message Reservation."""
-    return protobuf.encode({1: expires_s, 2: [pack(address) for address in addresses]})
+    return protobuf.encode({1: expires_s, 2: pack(addresses)})
 
 
 def reservation_in(fields: Fields, sender: PeerId) -> Reservation:
     """What field 3 of an answer grants. Raises RemoteProtocolError."""
     try:
         inner = protobuf.decode(octets(fields, 3))
-        found = tuple(filter(None, (unpack(raw) for raw in inner.get(2, [])[: 4 * MAX_ADDRESSES])))
-        return Reservation(number(inner, 1), found[:MAX_ADDRESSES])
+        return Reservation(number(inner, 1), unpack(inner.get(2, [])))
     except ValueError as error:
         raise RemoteProtocolError(f"malformed reservation: {error}", peer=sender) from None
 

@@ -13,6 +13,7 @@ Observations and verdicts age; a changed interface ends all of them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -81,6 +82,7 @@ class AddressManager:
 
     def report(self, address: str, by_host: str, reached: bool, now: float) -> None:
         """A server at ``by_host`` has tried ``address``."""
+        self._reports = {other: told for other, told in self._reports.items() if any(now - at <= FRESH_S for _, at in told.values())}
         self._reports.setdefault(address, {})[by_host] = reached, now
 
     def circuits(self, addresses: Sequence[str]) -> None:
@@ -111,12 +113,12 @@ class AddressManager:
     def nat(self, now: float) -> Nat:
         """Which kind of mapping stands between us and the internet, as far as TCP shows it: for IPv4, if we have that."""
         observed = [(address, at) for address, at in self._observed.values() if self._tells(address)]
-        seen = {address for address, at in observed if now - at <= FRESH_S}
-        if has_public(self._own) and all(self._is_own(address) for address in seen):
+        named, fresh = Counter(address for address, _ in observed), [address for address, at in observed if now - at <= FRESH_S]
+        if has_public(self._own) and 2 * sum(map(self._is_own, fresh)) >= len(fresh):
             return "none"
-        if len(seen) > 1 and len({host_and_port(address)[1] for address in seen}) > 1:
-            return "address-dependent"
-        return "endpoint-independent" if len(observed) >= ENOUGH and len(seen) == 1 else "unknown"
+        if max((named[address] for address in fresh), default=0) >= ENOUGH:  # one that says otherwise may lie
+            return "endpoint-independent"
+        return "address-dependent" if len({host_and_port(address)[1] for address in fresh}) > 1 else "unknown"
 
     def _tells(self, address: str) -> bool:
         """Whether an address is of the family by which others reach us, or do not: IPv4, if we have it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -23,6 +24,8 @@ AGAIN_FIRST_S, AGAIN_MAX_S = 5.0, 600.0
 """Pauses after a router that does not want to, or a network without one: the first may have been busy, or its answer lost."""
 HTTP_S = 4.0
 REMOVE_S = 1.5
+OUTSIDE, TRIES = (20_000, 60_000), 2
+"""Ports that are asked for where the router refuses ours, and how many of them."""
 _FAILURES = (OSError, ValueError, trio.BrokenResourceError)
 
 
@@ -44,8 +47,10 @@ class PortMapper:
         """``mine()``: our addresses in the house; ``told(means, address)``: a mapping came (or, None, went)."""
         self._rng, self._mine, self._told = rng, mine, told
         self._wake = trio.Event()
+        self._outside = 0  # the port that we were given last: it is asked for again
         self.answer = ""
-        """What came of it: "mapped", "none" (no router of this network opens a port), "" (not asked yet)."""
+        """What came of it: "mapped", "inner" (the router that opens one has no address of the internet itself), "none" (no router of this network
+        opens one), "" (not asked yet)."""
 
     def look_again(self) -> None:
         """Our addresses in the house are others, and so may be the router."""
@@ -61,7 +66,7 @@ class PortMapper:
                 found = await self._map()
                 if held is not None and (found is None or (found.means, found.address) != (held.means, held.address)):
                     self._told(held.means, None)
-                held, self.answer = found, "none" if found is None else "mapped"
+                held, self.answer = found, "none" if found is None else "mapped" if is_internet(found.address) else "inner"
                 if found is not None:
                     self._told(found.means, found.address)
                     pauses.reset()
@@ -88,6 +93,7 @@ class PortMapper:
         for ask in (self._by_natpmp, self._by_upnp):
             try:
                 if (found := await ask(inside)) is not None:
+                    self._outside = host_and_port(found.address)[1]
                     return found
             except _FAILURES:
                 continue
@@ -108,7 +114,7 @@ class PortMapper:
         if not router:
             return None
         host = natpmp.address_in(await _datagram(router, natpmp.PORT, natpmp.ask_address()))
-        wish = natpmp.ask_port(inside[1], inside[1], LIFE_S)
+        wish = natpmp.ask_port(inside[1], self._outside or inside[1], LIFE_S)
         outside, life_s = natpmp.mapping_in(await _datagram(router, natpmp.PORT, wish), inside[1])
         return Mapping("nat-pmp", make_address(host, outside), life_s, inside, (router, ""))
 
@@ -118,12 +124,13 @@ class PortMapper:
             return None
         service, control = upnp.control_in(await _http(location, upnp.get(location)), location)
         host = upnp.external_in(await _http(control, upnp.call(service, control, "GetExternalIPAddress", {})))
-        for life_s in (LIFE_S, 0):  # some routers know mappings without an end only
-            try:
-                await _http(control, upnp.call(service, control, "AddPortMapping", upnp.add_port(inside[1], inside[1], inside[0], life_s)))
-            except ValueError:
-                continue
-            return Mapping("upnp", make_address(host, inside[1]), life_s or LIFE_S, inside, (service, control))
+        others = [self._rng.randint(*OUTSIDE) for _ in range(TRIES)]  # another node of this house may have ours
+        for outside in dict.fromkeys([self._outside or inside[1], inside[1], *others]):
+            for life_s in (LIFE_S, 0):  # some routers know mappings without an end only
+                wish = upnp.add_port(outside, inside[1], inside[0], life_s)
+                with suppress(ValueError):
+                    await _http(control, upnp.call(service, control, "AddPortMapping", wish))
+                    return Mapping("upnp", make_address(host, outside), life_s or LIFE_S, inside, (service, control))
         return None
 
 

@@ -27,9 +27,10 @@ from ..addresses import host_of, is_direct, is_internet, is_loopback
 from ..backoff import Backoff
 from ..faults import Faults
 from ..host import Host
+from ..packed import pack, unpack
 from ..peer_stream import PeerStream
 from . import protobuf
-from .circuit import kind_of, pack, unpack
+from .circuit import kind_of
 
 PROTOCOL = "/libp2p/dcutr"
 CONNECT, SYNC = 100, 300
@@ -48,6 +49,8 @@ SETTLE_S = 5.0
 """How long the relayed connection lives beside the direct one: what is being said on it is said to its end."""
 MAX_ADDRESSES = 4
 SERVED_PER_MINUTE = 12
+MAX_DRIVEN = 256
+"""Peers at a time: a relay may say that anybody calls."""
 
 log = logging.getLogger("atoll.net")
 
@@ -82,7 +85,7 @@ class Puncher:
 
     def arrived(self, peer: PeerId) -> None:
         """Somebody calls us through a relay."""
-        if self._nursery is not None and peer not in self._driving:
+        if self._nursery is not None and peer not in self._driving and len(self._driving) < MAX_DRIVEN:
             self._driving.add(peer)
             self._nursery.start_soon(self._drive, peer)
 
@@ -137,7 +140,7 @@ class Puncher:
         try:
             mine = list(self._seen_at())[:MAX_ADDRESSES]
             asked_at = trio.current_time()
-            await protobuf.send(stream, {1: CONNECT, 2: [pack(address) for address in mine]})
+            await protobuf.send(stream, {1: CONNECT, 2: pack(mine)})
             theirs = await self._hear(stream, CONNECT)
             rtt_s = trio.current_time() - asked_at
             house = _same_house(mine, theirs)
@@ -158,8 +161,7 @@ class Puncher:
             raise PeerLostError(f"{stream.peer} did not go on with DCUtR", peer=stream.peer)
         if kind_of(found, stream.peer) != kind:
             raise RemoteProtocolError(f"DCUtR: message {kind} was expected", peer=stream.peer)
-        addresses = [unpack(raw) for raw in found.get(2, [])[: 4 * MAX_ADDRESSES]]
-        return list(dict.fromkeys(address for address in addresses if address and is_direct(address)))[: 2 * MAX_ADDRESSES]
+        return [address for address in unpack(found.get(2, []), 2 * MAX_ADDRESSES) if is_direct(address)]
 
     async def _open(self, peer: PeerId, theirs: Sequence[str], rtt_s: float, *, initiator: bool) -> bool:
         """Dial them, at the moment when they dial us. Addresses that are not the internet's are nobody's to name."""
@@ -208,7 +210,7 @@ class Puncher:
             if {host_of(address) for address in mine} & {host_of(address) for address in theirs}:
                 mine += [address for address in self._lan() if not is_loopback(address)][:MAX_ADDRESSES]
             answered_at = trio.current_time()
-            await protobuf.send(stream, {1: CONNECT, 2: [pack(address) for address in mine]})
+            await protobuf.send(stream, {1: CONNECT, 2: pack(mine)})
             await self._hear(stream, SYNC)
             if await self._open(peer, theirs, trio.current_time() - answered_at, initiator=True) and self._nursery is not None:
                 self._nursery.start_soon(self._settle, peer)

@@ -2,7 +2,8 @@
 
 Packets on a slow link come one by one, and a turn for each of them costs a quarter of a core at 100 Mbit/s: so after a turn that moved little the
 thread rests for 2 ms. Losses on the way from the relay to an end are the relay's to cope with, and nobody tells it how the other leg fares: so both
-have bbr from the start, where the system lets us (1 % of loss leaves cubic a thirtieth of 100 Mbit/s at 50 ms).
+have bbr from the start, where the system lets us (1 % of loss leaves cubic a thirtieth of 100 Mbit/s at 50 ms). A leg on which nothing is lost goes
+over to cubic, which uses a clean link better (0.95 and 0.92 of it), until `Path` says otherwise.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from ....collectives.engine.congestion import Path
+from ....collectives.engine.meter import Reading, read_socket
 from ....collectives.engine.settings import control
 
 PIECE_BYTES = 1 << 18
@@ -22,6 +25,9 @@ MOVES = 8
 REST_S = 0.002
 MUCH_BYTES = 1 << 20
 CHECK_S = 1.0
+CLEAN_SEGMENTS = 3000
+"""So many without a loss, and a leg has cubic: of those that lose one in a thousand, one in twenty is taken in, for a while."""
+TEND_S = 0.2
 
 
 class _Way:
@@ -59,6 +65,28 @@ class _Way:
         return moved
 
 
+class Leg:
+    """Which congestion control what goes to one end needs: sans-IO. It begins with bbr."""
+
+    def __init__(self) -> None:
+        self._path: Path | None = None  # while it has cubic
+        self._settled = False
+
+    def read(self, reading: Reading) -> str | None:
+        """New counters. The one to go over to, if any."""
+        if self._settled:
+            return None
+        if self._path is not None:
+            self._settled = self._path.read(reading)
+            return "bbr" if self._settled else None
+        if reading.again:
+            self._settled = True
+        elif reading.segments >= CLEAN_SEGMENTS:
+            self._path = Path()
+            return "cubic"
+        return None
+
+
 class _Circuit:
     """Two sockets and what may still pass."""
 
@@ -68,6 +96,7 @@ class _Circuit:
         self.left, self.until, self.moved_at, self.ended = nbytes, until, time.monotonic(), ended
         for sock in self.sockets:
             control(sock, "bbr")
+        self.legs = [(sock, Leg()) for sock in self.sockets]
 
     @property
     def over(self) -> bool:
@@ -80,6 +109,12 @@ class _Circuit:
             moved += way.move(self.left - moved)
         self.left -= moved
         return moved
+
+    def tend(self) -> None:
+        """Look at what was sent."""
+        for sock, leg in self.legs:
+            if (reading := read_socket(sock)) is not None and (other := leg.read(reading)) is not None:
+                control(sock, other)
 
     def events(self, sock: socket.socket) -> int:
         """What to wait for at one of the sockets."""
@@ -101,6 +136,7 @@ class Splice:
         self._new: list[_Circuit] = []
         self._circuits = set[_Circuit]()
         self._stopping = threading.Event()
+        self._tended_at = 0.0
         self.nbytes = 0
         """Bytes moved since the start."""
         self._thread = threading.Thread(target=self._run, name="atoll-relay", daemon=True)
@@ -149,6 +185,10 @@ class Splice:
             with contextlib.suppress(BlockingIOError):
                 self._near.recv(1024)
         now = time.monotonic()
+        if now - self._tended_at >= TEND_S:
+            self._tended_at = now
+            for circuit in self._circuits:
+                circuit.tend()
         for circuit in [found for found in self._circuits if now > found.until or now - found.moved_at > self._idle_s]:
             self._end(circuit)
         return moved
