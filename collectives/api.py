@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 WIDTHS = (8, 16, 32, 64)
 Reduction = Literal["mean", "sum", "max"]
-Rule = Literal["median", "trimmed_mean", "meamed"]
+Rule = Literal[
+    "median", "trimmed_mean", "meamed", "krum", "multi_krum", "mda", "geometric_median", "centred_clip", "caf", "flag",
+]  # fmt: skip
 RULES: tuple[str, ...] = get_args(Rule)
 
 
@@ -126,17 +128,20 @@ def enter(swarm: Swarm) -> None:
 
 def all_reduce(
     swarm: Swarm, tensor: Tensor, *, op_id: str, op: Reduction | Rule = "mean", weight: int = 1, deadline_s: float = 60.0,
-    codec: str = "", everyone: bool = False, durable: bool = False, f: int = 0,
+    codec: str = "", everyone: bool = False, durable: bool = False, f: int = 0, before: Sequence[str] = (),
 ) -> Handle[Outcome]:  # fmt: skip
     """Mean weighted by ``weight``, sum or maximum over all members that call it, in place when committed: float32, contiguous, on
-    the CPU or a GPU, where it is then encoded and decoded. Or a robust rule of each element: ``f`` of the tensors may then be anything, and
-    the result is "open" with fewer than 2 f + 1.
+    the CPU or a GPU, where it is then encoded and decoded. Or a robust rule, of each element or of whole tensors: ``f`` of them may then be
+    anything, and the result is "open" with fewer than 2 f + 1 (Krum's rules: 2 f + 3). ``before``: steps before the rule, as in a manifest:
+    ``nnm``, ``arc``, ``bucketing2``, ``clipping10``.
 
     ``codec``: how values travel; "" is the run's. ``durable``: what a majority has voted for is decided even if all of it is killed at once
     and comes back. A tensor with NaN or infinity ends as "open". Raises what `Swarm.operate` raises.
     """
     flat = _floats(tensor, op, weight, f)
-    reducer = f"{op}:{f}" if op in RULES else op
+    if before and op not in RULES:
+        raise LocalProtocolError(f"{op} with steps before it", why="They are for robust rules.")
+    reducer = "+".join([*map(str, before), f"{op}:{f}"]) if op in RULES else op
     operating = operate(swarm, call_of(op_id, reducer, deadline_s, everyone, weight=weight, codec=codec, durable=durable), flat)
     return Handle(operating, lambda outcome: _into(operating, outcome, flat))
 

@@ -17,11 +17,12 @@ MAX_MEMBERS = 256
 MAX_PATH = 2048  # contributions in all rounds of a branch
 MAX_PEER_ID = 128
 MAX_CODEC_NAME = 64
-MAX_LOG_NAME = 160
+MAX_LOG_NAME = 208
 
 Peer = Annotated[PeerId, msgspec.Meta(min_length=1, max_length=MAX_PEER_ID)]
 Hash = Annotated[bytes, msgspec.Meta(min_length=HASH_BYTES, max_length=HASH_BYTES)]
-Cid = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+CID_BYTES = 16
+Cid = Annotated[bytes, msgspec.Meta(min_length=CID_BYTES, max_length=CID_BYTES)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
 Short = Annotated[str, msgspec.Meta(max_length=MAX_CODEC_NAME)]
 TopologyKind = Literal["butterfly", "ring", "two-level"]

@@ -60,6 +60,13 @@ def comparable(paces: Sequence[tuple[int, int]]) -> list[float]:
     return [means[rate or usual] for rate in found]
 
 
+def single(peers: Sequence[tuple[PeerId, float]], first: PeerId | None) -> list[tuple[PeerId, float]]:
+    """All bandwidth to one of ``peers``, (peer, bandwidth): ``first`` where it can own anything, else the first that can. For `parts_for`."""
+    able = [peer for peer, rate in peers if rate > 0] or [peer for peer, _ in peers]
+    chosen = first if first in able else able[0]
+    return [(peer, float(peer == chosen)) for peer, _ in peers]
+
+
 def slots_for(chunks: int, members: Sequence[PeerId], contributors: Sequence[PeerId]) -> tuple[Part, ...]:
     """Parts of a gather: chunks [0, chunks) in equal slots, one a member; that of a member that does not contribute goes to one that does.
 

@@ -3,7 +3,7 @@
 * streaming: (sum of m_i x_i) / d with factors from the weights alone; runs on encoded chunks, in place (mean, sum).
 * own: what the owner of a part has contributed itself (copy, gather); nothing is sent to owners.
 * rows: needs all contributions to a chunk decoded side by side (maximum, sums of integers, robust rules by coordinate).
-* two-phase: needs statistics over the *whole* vector (a Gram matrix, summed over the parts) before it can weigh (Krum, geometric median).
+* two-phase: needs statistics over the *whole* vector (a Gram matrix, summed over the parts) before it can weigh (Krum, NNM before a median).
 
 A reducer is chosen by the plan's name for it (`FindReducer`); `security` has others than those of REDUCERS, and a node passes them in.
 All work with separately rounded elementwise operations in the order of the plan's contributors, so every owner gets the same bits from the
@@ -19,6 +19,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -70,18 +71,53 @@ class RowsReducer(Protocol):
         ...
 
 
+Statistics = NDArray[np.float64]
+"""What a two-phase reducer says of a range of all contributions: float64 (k,). Those of neighbouring ranges add up."""
+
+
+class Weighing(Protocol):
+    """What the statistics of the whole vector come to. ``weights``: a number a contributor, for people to see."""
+
+    weights: tuple[float, ...]
+
+    @property
+    def factors(self) -> Factors | None:
+        """The result is this sum; contributions with multiplier 0 are not in it. None: it is `reduce` that makes it."""
+        ...
+
+    def reduce(self, rows: Tensor, out: Tensor) -> None:
+        """rows: float32 (contributors, elements), not modified; out: float32 (elements,)."""
+        ...
+
+
 class TwoPhaseReducer(Protocol):
-    """Weighs whole vectors by statistics that are sums over the parts."""
+    """Weighs whole vectors by statistics that are sums over the parts.
+
+    Owners tell each other those of their parts, and all must come to the same: so everything here has the same bits on every machine.
+    """
 
     name: str
     form: Literal["two-phase"]
+    least: int
 
-    def statistics(self, rows: Tensor) -> Tensor:
-        """rows: float32 (contributors, elements) of one chunk; returns float64 (k,), added up over all chunks in order."""
+    def length(self, contributors: int) -> int:
+        """How many numbers the statistics of so many contributions are."""
         ...
 
-    def factors(self, statistics: Tensor, weights: Sequence[int]) -> Factors:
-        """Factors of the weighted sum, from the statistics of the whole vector."""
+    def measure(self, rows: Tensor) -> Statistics:
+        """Of one chunk; rows: float32 (contributors, elements), finite, not modified. Chunks of a part are added up in order, then parts."""
+        ...
+
+    def alone(self, statistics: Statistics, contributors: int, index: int) -> Statistics:
+        """What one contributor knows of a part's statistics by itself: `measure` of its row alone comes to the same."""
+        ...
+
+    def impossible(self, statistics: Statistics, contributors: int) -> str | None:
+        """Why no contributions have these statistics, which a peer states of its part; None where nothing speaks against it."""
+        ...
+
+    def weigh(self, statistics: Statistics, cids: Sequence[bytes]) -> Weighing:
+        """From the statistics of the whole vector, of the contributions with these ids. May take a while; always ends."""
         ...
 
 
@@ -102,7 +138,7 @@ class WeightedMean:
         Sums above 2^20 are scaled down by a power of two (which rounds nothing), so that finite values do not overflow.
         """
         multipliers, shift, divisor = _scaled(weights)
-        return Factors(multipliers, _float32((sum(weights) if total is None else total) / divisor * shift))
+        return Factors(multipliers, to_float32((sum(weights) if total is None else total) / divisor * shift))
 
     def partial(self, weights: Sequence[int], total: int) -> tuple[Factors, int]:
         """The sum over the smallest power of two (times the weights' common divisor) that is not below the total weight."""
@@ -179,15 +215,7 @@ def works_on_bits(reducer: str) -> bool:
 
 def least_of(reducer: Reducer) -> int:
     """How many contributors it needs."""
-    return reducer.least if reducer.form == "rows" else 1
-
-
-def reduce_two_phase(reducer: TwoPhaseReducer, chunks: Sequence[Tensor], weights: Sequence[int]) -> Factors:
-    """Both phases for one process that holds all chunks: float32 (contributors, elements) each, in order."""
-    total = reducer.statistics(chunks[0])
-    for rows in chunks[1:]:
-        total = total + reducer.statistics(rows)
-    return reducer.factors(total, weights)
+    return reducer.least if reducer.form == "rows" or reducer.form == "two-phase" else 1
 
 
 def _scaled(weights: Sequence[int]) -> tuple[tuple[float, ...], float, int]:
@@ -195,10 +223,10 @@ def _scaled(weights: Sequence[int]) -> tuple[tuple[float, ...], float, int]:
     divisor = math.gcd(*weights)
     small = [weight // divisor for weight in weights]
     shift = 2.0 ** -max(0, sum(small).bit_length() - 20)
-    return tuple(_float32(weight * shift) for weight in small), shift, divisor
+    return tuple(to_float32(weight * shift) for weight in small), shift, divisor
 
 
-def _float32(x: float) -> float:
+def to_float32(x: float) -> float:
     """The nearest float32, so that factors are the same numbers wherever they are computed."""
     mantissa, exponent = math.frexp(x)
     return math.ldexp(round(math.ldexp(mantissa, 24)), exponent - 24)

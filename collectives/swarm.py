@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Status = Literal["committed", "open", "uncertified"]
 MAX_TAG = 16
-MAX_REDUCER = 20  # characters of its name
+MAX_REDUCER = 64  # characters of its name
 T = TypeVar("T", covariant=True)
 
 
@@ -50,6 +50,32 @@ class OuterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stretch: bool = False  # make the mean as long as its contributions are on average, however many they are
 
 
+class SecureSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Secure aggregation of what members contribute: nobody sees more than a sum.
+
+    ``threshold``: the fewest vectors that a sum may be of; more than two thirds of the members, if those are more. ``reach``: the largest absolute
+    value an element can have. ``max_weight``: what a member counts at most, by its samples; 1: all count the same.
+    """
+
+    threshold: Annotated[int, msgspec.Meta(ge=3, le=1024)] = 3  # of two, each would know the other's
+    reach: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 16.0
+    max_weight: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
+
+
+class PrivacySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Differential privacy of what a member contributes as a whole, by noise in the masked sum.
+
+    ``noise``: its standard deviation in units of ``clip``, the largest Euclidean norm of a contribution. ``delta``, ``stop_at_epsilon``: what a
+    member spends at most. ``colluding``: how many members of a sum may tell each other the noise they added (each knows its own).
+    """
+
+    noise: Annotated[float, msgspec.Meta(ge=0.1, le=100)]
+    clip: Annotated[float, msgspec.Meta(gt=0, le=1e6)]
+    delta: Annotated[float, msgspec.Meta(gt=0, lt=0.1)]
+    stop_at_epsilon: Annotated[float, msgspec.Meta(gt=0, le=1e6)]
+    colluding: Annotated[int, msgspec.Meta(ge=1, le=256)] = 1
+
+
 class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The part of a run's manifest that governs rounds and optimizers. The manifest has authority over the script."""
 
@@ -73,14 +99,19 @@ class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fragments: Annotated[int, msgspec.Meta(ge=1, le=MAX_FRAGMENTS)] = 1  # how many logs the model is cut into
     rounds: int | None = None  # committed rounds after which the run is done; None: no end
     deadline_s: float | None = None  # how long a script waits for a round before it trains on; None: from measured rates
+    coordinator: bool = False  # one member adds up all of a round: the organiser's, or another while that is away
+    secure: SecureSettings | None = None  # contributions are masked: ``reducer`` is then "copy", and ``codec`` "bits"
+    privacy: PrivacySettings | None = None  # with ``secure``: they are bounded, and get noise
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One counted contribution of a committed round."""
+    """One counted contribution of a committed round. ``weight``: what a robust rule of whole vectors gave it (after mixing: its share in all mixtures),
+    as far as this member saw it weighed."""
 
     peer: PeerId
     samples: int
+    weight: float | None = None
 
 
 class Tally(msgspec.Struct, frozen=True, array_like=True):

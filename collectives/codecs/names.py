@@ -30,6 +30,10 @@ DEFAULT_CHUNK_ELEMENTS = dict.fromkeys(CODECS, 131_072) | {"int8": 262_144, "fp3
 """Chunk lengths of long vectors. Measured for int8 and fp32: a record costs the engine as much Python whatever its length, so half as long
 ones cost a tenth more CPU time; twice as long ones gain little, since they leave the cache. `bits`: for operations, not for runs."""
 
+MASKED_CODEC, MASKED_BYTES = "bits", 6.0
+"""Of runs with secure rounds; and bytes a value each way: words of 4 bytes up and down for the masked sum, and the half of that once more
+for the mean."""
+
 MANY_CHUNKS, LEAST_ELEMENTS = 128, 16_384
 LONG_ELEMENTS = 262_144  # a chunk as long as this is worth more to the processor than a few more chunks to a link: half as many do
 

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ..errors import LocalProtocolError, NetworkError, RemoteProtocolError
@@ -67,6 +68,7 @@ class EngineThread:
         self._core = Exchange(
             me, emit=emit, result_buffer=result_buffer, reducers=reducers, eager=False, clock=time.monotonic,
             resend_after_s=lambda: max(self.settings.resend_after_s, 2 * self.pace.rtt_s), lead=lambda: self.meter.lead,
+            beside=self._offload,
         )  # fmt: skip
         self._commands: deque[tuple[str, tuple[Any, ...], dict[str, Any]]] = deque()
         self._lanes: dict[tuple[PeerId, int], Lane] = {}
@@ -179,6 +181,18 @@ class EngineThread:
             elif name == "+lane":
                 args[1].close()
         self._wake()
+
+    def _offload(self, work: Callable[[], Callable[[], None]]) -> None:
+        """Do in a thread of its own what would keep heartbeats waiting, then what it returns in the engine's."""
+
+        def run() -> None:
+            try:
+                done = work()
+            except Exception as error:  # a defect: the session is told as of a command's
+                done = partial(_throw, error)
+            self._submit("finish", done)
+
+        threading.Thread(target=run, name="atoll-weigh", daemon=True).start()
 
     def _wake(self) -> None:
         with contextlib.suppress(OSError):  # full: it will wake anyway; closed: it has ended
@@ -319,6 +333,8 @@ class EngineThread:
                     self._close(lane, "not encrypted")
             elif name == "sync":
                 args[0].set()
+            elif name == "finish":
+                args[0]()
             else:
                 getattr(self._core, name)(*args, **options)
         except Exception as error:  # the thread outlives a command that is wrong; whoever gave it is told
@@ -368,6 +384,10 @@ class EngineThread:
 
 _interval_lock = threading.Lock()
 _interval_saved: list[float] = []
+
+
+def _throw(error: Exception) -> None:
+    raise error
 
 
 def _switch_interval(seconds: float | None) -> None:

@@ -5,8 +5,10 @@ header      the record header
 pool        buffers for encoded chunks
 slot        one open round: grid, members, received parts; frozen contributions
 ways        a member's view of a plan's trees: what it adds up, sends up and hands down
+statements  what owners say of their parts, where whole vectors are weighed
 plans       one plan being executed
-reduction   one chunk: its result, or a partial sum
+reduction   one chunk: its statistics, its result, or a partial sum
+measuring   the phase before such a result: measure, state, weigh
 blobs       content-addressed bytes beside the rounds
 outbox      what each peer is still to be sent
 arrivals    where what is arriving goes, and for how long it may

@@ -35,17 +35,20 @@ class Arrival:
 
 
 class Arrivals:
-    """The records that lanes are receiving, one a lane. ``part``, ``result``: a part was stored, the bytes of a result are in place."""
+    """The records that lanes are receiving, one a lane. ``part``, ``result``: a part was stored, the bytes of a result are in place;
+    ``said``: what an owner says of its part."""
 
     def __init__(
         self, slots: Mapping[bytes, RoundSlot], plans: Mapping[bytes, PlanState], blobs: Blobs,
         part: Callable[[RoundSlot, PeerId, bytes, int], None], result: Callable[[PlanState, PeerId, int], None],
+        said: Callable[[PlanState, PeerId, int, bytes], None],
     ) -> None:  # fmt: skip
         self._slots = slots
         self._plans = plans
         self._blobs = blobs
         self._part = part
         self._result = result
+        self._said = said
         self._lent: dict[tuple[PeerId, int], Arrival] = {}
 
     def destination(self, peer: PeerId, lane: int, record: Header) -> memoryview | None:
@@ -55,6 +58,8 @@ class Arrivals:
             arrival = self._of_part(peer, record)
         elif record.kind == wire_header.RESULT:
             arrival = self._of_result(peer, record)
+        elif record.kind == wire_header.MEASURE:
+            arrival = self._of_measure(peer, record)
         elif record.kind == wire_header.BLOB:
             arrival = self._of_blob(peer, record)
         else:
@@ -138,6 +143,31 @@ class Arrivals:
     def _lacks(self, state: PlanState, peer: PeerId, chunk: int) -> bool:
         """Whether a peer's result of a chunk is still of use."""
         return state.slot.plan is state and not state.slot.closed and state.hashes[chunk] is None and state.givers[chunk] == peer
+
+    def _of_measure(self, peer: PeerId, record: Header) -> Arrival | None:
+        """What an owner says of its part, also before its plan is known here."""
+        state, slot = self._plans.get(record.key), self._slots.get(record.sub)
+        if state is not None:
+            slot, measuring = state.slot, state.measuring
+            if measuring is None or record.chunk >= len(state.plan.parts) or record.length != measuring.nbytes:
+                raise RemoteProtocolError(f"a statement of {record.length} bytes on part {record.chunk}", peer=peer)
+            if state.givers[slot.chunks + record.chunk] != peer:
+                raise RemoteProtocolError(f"a statement on part {record.chunk}, which it does not own", peer=peer)
+            if not self._lacks(state, peer, slot.chunks + record.chunk):
+                return None
+        elif slot is None or not slot.takes_said(record.key, peer, record.length):
+            return None
+        data, of = bytearray(record.length), slot
+
+        def arrived() -> None:
+            now = self._plans.get(record.key)
+            if now is None and of.takes_said(record.key, peer, record.length):
+                of.said[peer] = (record.key, record.chunk, bytes(data))
+            elif now is not None and now.slot is of:
+                of.bytes_received += HEADER_BYTES + record.length
+                self._said(now, peer, record.chunk, bytes(data))
+
+        return Arrival(slot, record.chunk, memoryview(data), False, arrived)
 
     def _of_early(self, peer: PeerId, record: Header) -> Arrival | None:
         slot = self._slots.get(record.sub)

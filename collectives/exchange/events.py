@@ -35,6 +35,8 @@ class ResultComplete:
     bytes_received: int = 0
     since: tuple[tuple[Literal["part", "result"], PeerId, float], ...] = ()
     """How many seconds ago the last chunk of each peer's contribution to my part, and of each owner's result, had come."""
+    weights: tuple[float, ...] = ()
+    """What a rule of whole vectors gave to each contributor, in the plan's order; empty with others."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ from . import header as wire_header
 from .arrivals import Arrivals
 from .blobs import Blobs, Bounds
 from .events import ExchangeEvent, NonFinite, PartReduced, PeerFault, ResultComplete
+from .measuring import NOT_FINITE, FirstPhase
 from .outbox import Outgoing, Sender
 from .plans import PlanState, slot_for
 from .pool import Pools
@@ -43,13 +44,15 @@ class Exchange:
     length, aligned to 4, a different one for every plan; by default it is allocated. ``reducers`` finds those that plans may name.
     ``eager``: reduce as soon as possible, inside the call that made it possible. With False the driver calls `work` in its idle time,
     so that no call takes longer than a few chunks. What a lane took is under way: not sent again within ``resend_after_s``.
-    ``lead``: how far contributions may run ahead of results (`PlanState.within`).
+    ``lead``: how far contributions may run ahead of results (`PlanState.within`). ``beside``: runs what may take a while in another
+    thread, and what that returns in the driver's; by default both at once, here.
     """
 
     def __init__(
         self, me: PeerId, *, emit: Callable[[ExchangeEvent], None], result_buffer: Callable[[Plan], memoryview] | None = None,
         reducers: FindReducer = REDUCERS.get, eager: bool = True, clock: Callable[[], float] = lambda: 0.0,
         resend_after_s: Callable[[], float] = lambda: 0.0, lead: Callable[[], Lead] = Lead,
+        beside: Callable[[Callable[[], Callable[[], None]]], None] | None = None,
     ) -> None:  # fmt: skip
         self.me = me
         self._emit = emit
@@ -59,6 +62,10 @@ class Exchange:
         self._clock = clock
         self._pools = Pools()
         self._reducer = ChunkReducer()
+        self._first = FirstPhase(
+            me, self._reducer, usable=self._usable, blame=self._blame, spread=self._queue_results, weighed=self._weighed,
+            beside=beside or (lambda work: work()()),
+        )  # fmt: skip
         self._slots: dict[bytes, RoundSlot] = {}
         self._lingering: dict[str, RoundSlot] = {}  # by log: closed, still serving slower peers
         self._plans: dict[bytes, PlanState] = {}
@@ -66,7 +73,7 @@ class Exchange:
         self._ready: deque[tuple[PlanState, int]] = deque()
         self._events: deque[ExchangeEvent] = deque()
         self._blobs = Blobs(self._post)
-        self._arrivals = Arrivals(self._slots, self._plans, self._blobs, self._part_arrived, self._result_arrived)
+        self._arrivals = Arrivals(self._slots, self._plans, self._blobs, self._part_arrived, self._result_arrived, self._first.said)
         self._sender = Sender(self._frozen, self._blobs, self._poison, self._forget_if_served, clock, resend_after_s, lead)
         self._delivering = False
 
@@ -120,12 +127,12 @@ class Exchange:
         old = slot.plan
         if old is not None and old.plan_id == plan.plan_id:
             for peer in old.add_audience(audience):
-                self._queue_results(old, (peer,), old.here(range(slot.chunks), peer))
+                self._queue_results(old, (peer,), old.here(range(len(old.hashes)), peer))
             return
         if old is not None and (plan.ballot, plan.revision) <= old.order:
             return
         reducer = self._find(plan.reducer)
-        if reducer is None or reducer.form == "two-phase" or len(plan.contributors) < least_of(reducer):
+        if reducer is None or len(plan.contributors) < least_of(reducer):
             raise ConfigError(f"reducer {plan.reducer!r} cannot be run by this exchange", key="reducer")
         if old is not None:
             self._abandon(slot, old)
@@ -188,7 +195,7 @@ class Exchange:
         state = self._plans.get(plan_id)
         if state is None or peer == self.me:
             return
-        chunks = state.here(unfold(spans, state.slot.chunks), peer)
+        chunks = state.here(unfold(spans, len(state.hashes)), peer)
         given = self._sender.box(peer).flow(state.slot).given
         self._queue_results(state, (peer,), [c for c in chunks if self._sender.overdue(given, c)])
 
@@ -280,8 +287,7 @@ class Exchange:
         """Reduce one chunk that is ready; True when there may be more to do. Only needed when not ``eager``."""
         while self._ready:
             state, chunk = self._ready.popleft()
-            if state.slot.plan is state and state.waiting.get(chunk) == 0 and not state.slot.closed and self._can_reduce(state):
-                self._reduce(state, chunk)
+            if state.slot.plan is state and not state.slot.closed and self._can_reduce(state) and self._advance(state, chunk):
                 break
         if self._events:
             self._deliver()
@@ -292,7 +298,7 @@ class Exchange:
     def _part_arrived(self, slot: RoundSlot, peer: PeerId, cid: bytes, chunk: int) -> None:
         state = slot.plan
         if state is not None and state.part_arrived(peer, cid, chunk) and self._can_reduce(state):
-            self._reduce(state, chunk)
+            self._advance(state, chunk)
 
     def _take_early(self, state: PlanState) -> None:
         for chunk, (peer, wire) in state.slot.take_early(state.plan_id).items():
@@ -300,6 +306,7 @@ class Exchange:
                 state.view(chunk)[:] = wire.data
                 self._result_arrived(state, peer, chunk)
             state.slot.pool(chunk, state.slot.results).give(wire)
+        self._first.take_early(state)
 
     def _result_arrived(self, state: PlanState, peer: PeerId, chunk: int) -> None:
         wire = state.wire(chunk)
@@ -314,6 +321,22 @@ class Exchange:
 
     # ---- reducing
 
+    def _advance(self, state: PlanState, chunk: int) -> bool:
+        """Measure or reduce a chunk, whichever it is ready for, if it is."""
+        ready = state.waiting.get(chunk) == 0
+        if state.measuring is not None and state.measuring.weighing is None:
+            return self._first.measure(state, state.measuring, chunk, ready)
+        if ready:
+            self._reduce(state, chunk)
+        return ready
+
+    def _weighed(self, state: PlanState) -> None:
+        if self._plans.get(state.plan_id) is state:
+            if self._can_reduce(state):
+                self._ready.extend((state, chunk) for chunk in state.ready())
+            self._completed(state)
+            self._settle()
+
     def _reduce(self, state: PlanState, chunk: int) -> None:
         sent = state.job(chunk).sent
         out = state.wire(chunk) if sent is None else state.slot.pool(chunk).take()
@@ -321,8 +344,7 @@ class Exchange:
         if culprit is not None:
             if sent is not None:
                 state.slot.pool(chunk).give(out)
-            state.blocked = True
-            self._blame(state, *culprit)
+            self._blame(state, *culprit, NOT_FINITE)
             return
         if sent is not None:
             state.slot.partials.setdefault(sent.cid, {})[chunk] = out
@@ -335,12 +357,13 @@ class Exchange:
             self._post(PartReduced(state.plan_id, done, state.part_digest(done)))
         self._completed(state)
 
-    def _blame(self, state: PlanState, peer: PeerId, cid: bytes) -> None:
-        if peer == self.me:
-            self._poison(cid)
-        else:
+    def _blame(self, state: PlanState, peer: PeerId, cid: bytes | None, why: str) -> None:
+        state.blocked = True
+        if peer == self.me and cid is not None:
+            return self._poison(cid)
+        if cid is not None:
             state.slot.refuse(peer, cid)
-            self._post(PeerFault(peer, "contribution is not finite, or not what its codec makes"))
+        return self._post(PeerFault(peer, why))
 
     def _poison(self, cid: bytes) -> None:
         frozen = self._frozen.get(cid)
@@ -352,7 +375,8 @@ class Exchange:
         if state.complete:
             digests = tuple(state.part_digest(index) for index in range(len(state.plan.parts)))
             slot = state.slot
-            self._post(ResultComplete(state.plan_id, digests, state.data, slot.bytes_sent, slot.bytes_received, state.since()))
+            sent, received, weights = slot.bytes_sent, slot.bytes_received, state.weights
+            self._post(ResultComplete(state.plan_id, digests, state.data, sent, received, state.since(), weights))
 
     def _usable(self, state: PlanState) -> Frozen | None:
         """My contribution to a plan, when it can be used."""
@@ -371,6 +395,8 @@ class Exchange:
                 self._queue_parts(state, range(part.first, part.stop))
         if self._can_reduce(state):
             self._ready.extend((state, chunk) for chunk in state.ready())
+            if state.measuring is not None and state.own_cid is not None:
+                self._ready.extend((state, chunk) for chunk in range(state.slot.chunks) if state.givers[chunk] != self.me)
 
     def _queue_parts(self, state: PlanState, chunks: Sequence[int]) -> None:
         """Chunks of one part: send up what I have for it, as far as it was never sent there."""

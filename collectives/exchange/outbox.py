@@ -183,7 +183,8 @@ class Sender:
                 chunk, _ = flow.results.popitem(last=False)
                 payload = state.view(chunk)
                 handed = flow.given
-                head = wire_header.pack(wire_header.RESULT, len(payload), chunk, state.plan_id, slot.id)
+                kind, number = (wire_header.RESULT, chunk) if chunk < slot.chunks else (wire_header.MEASURE, chunk - slot.chunks)
+                head = wire_header.pack(kind, len(payload), number, state.plan_id, slot.id)
             elif part is None:
                 return None
             else:

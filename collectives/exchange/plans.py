@@ -1,4 +1,8 @@
-"""One plan being executed: what of its result is here, and what of mine can be reduced."""
+"""One plan being executed: what of its result is here, and what of mine can be reduced.
+
+Where the reducer has two phases, what the owner of a part says of it is one more chunk of the result, behind the others: of number
+``chunks`` + index of the part. It is sent, asked for and waited for like them.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,7 @@ from . import header as wire_header
 from .events import Report
 from .header import Header
 from .slot import RoundSlot, spans
+from .statements import Measuring
 from .ways import Job, ways_of
 
 LEAST_AHEAD = 3  # chunks: one on its way there, one on its way back, and one between
@@ -56,8 +61,12 @@ class PlanState:
         self.below = [way.below(me, self.audience) for way in self.ways]  # by part: to whom I send its result
         self.part_of = [index for index, part in enumerate(plan.parts) for _ in range(part.first, part.stop)]  # by chunk
         self.givers: list[PeerId] = [self.ways[index].above for index in self.part_of]  # by chunk: who sends me the result
+        self.measuring = Measuring(plan, me, reducer) if reducer.form == "two-phase" else None
+        if self.measuring is not None:
+            self.part_of += range(len(plan.parts))
+            self.givers += [part.owner for part in plan.parts]
         self.cids = frozenset([c.cid for c in plan.contributors] + [cid for way in self.ways if way.job for _, cid in way.job.others])
-        self.hashes: list[bytes | None] = [None] * slot.chunks
+        self.hashes: list[bytes | None] = [None] * len(self.givers)
         self.have = 0
         self._returned = [0] * len(plan.parts)  # results here, by part
         self._others = slot.chunks - sum(part.stop - part.first for part in plan.parts if part.owner == me)
@@ -67,7 +76,7 @@ class PlanState:
         self.waiting: dict[int, int] = {}  # chunks I add up and have not: how many contributions of others they lack
         self._left: dict[int, int] = {}  # my parts: chunks still to reduce
         self._wires: dict[int, Wire] = {}
-        self._me = me
+        self.me = me
         self._clock = clock
         self._began = clock()
         self._due: dict[Source, int] = {}  # chunks still to come
@@ -84,7 +93,7 @@ class PlanState:
 
     def _expect(self, job: Job, chunks: Iterable[int]) -> None:
         done = self.slot.partials.get(job.sent.cid, {}) if job.sent is not None else {}
-        others = [(peer, held) for peer, _, held in job.sources if peer != self._me]
+        others = [(peer, held) for peer, _, held in job.sources if peer != self.me]
         for chunk in chunks:
             if chunk in done:  # added up under an earlier plan
                 continue
@@ -100,8 +109,14 @@ class PlanState:
 
     @property
     def complete(self) -> bool:
-        """Whether all result bytes are here."""
-        return self.have == self.slot.chunks
+        """Whether all result bytes are here, and weighed what they were made with."""
+        return self.have == len(self.hashes) and (self.measuring is None or self.measuring.weighing is not None)
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """See ResultComplete."""
+        weighing = self.measuring.weighing if self.measuring is not None else None
+        return weighing.weights if weighing is not None else ()
 
     def job(self, chunk: int) -> Job:
         """What I add up for a chunk; it is one of `waiting`."""
@@ -138,20 +153,22 @@ class PlanState:
         return wire
 
     def view(self, chunk: int) -> memoryview:
-        """The bytes of a chunk of the result."""
+        """The bytes of a chunk of the result, or of what is said of a part."""
+        if self.measuring is not None and chunk >= self.slot.chunks:
+            return self.measuring.view(chunk - self.slot.chunks)
         start, stop = self.slot.results.span(chunk)
         return self.data[start:stop]
 
     def here(self, chunks: Iterable[int], peer: PeerId) -> list[int]:
         """Those of the chunks whose result is here and which ``peer`` gets from me."""
-        mine = [bool(way.below(self._me, (peer,))) for way in self.ways]
+        mine = [bool(way.below(self.me, (peer,))) for way in self.ways]
         return [chunk for chunk in chunks if mine[self.part_of[chunk]] and self.hashes[chunk] is not None]
 
     def add_audience(self, peers: Sequence[PeerId]) -> tuple[PeerId, ...]:
         """More receivers of the result; returns the new ones."""
-        new = tuple(peer for peer in dict.fromkeys(peers) if peer != self._me and peer not in self.audience)
+        new = tuple(peer for peer in dict.fromkeys(peers) if peer != self.me and peer not in self.audience)
         self.audience += new
-        self.below = [way.below(self._me, self.audience) for way in self.ways]
+        self.below = [way.below(self.me, self.audience) for way in self.ways]
         return new
 
     def within(self, chunk: int, lead: Lead) -> bool:
@@ -162,7 +179,7 @@ class PlanState:
         Without a limit the senders that win the race for an owner's downlink run away from the one that loses it, whom all wait for
         at the end, while their own uplinks stand idle. (Credits by the receiver, as in pHost and Homa, arXiv 1803.09615; a result is one.)
         """
-        if lead.rate <= 0 or self.sums:
+        if lead.rate <= 0 or self.sums or self.measuring is not None:  # no result comes before all contributions have
             return True
         part = self.plan.parts[self.part_of[chunk]]
         slot = self.slot
@@ -188,9 +205,9 @@ class PlanState:
         """The final bytes of a chunk are in place."""
         self.hashes[chunk] = digest
         self.have += 1
-        self._returned[self.part_of[chunk]] += 1
+        self._returned[self.part_of[chunk]] += chunk < self.slot.chunks
         self._wires.pop(chunk, None)
-        if self.givers[chunk] != self._me:
+        if self.givers[chunk] != self.me:
             self._came("result", self.givers[chunk])
 
     def _came(self, kind: Literal["part", "result"], peer: PeerId) -> None:
@@ -223,11 +240,11 @@ class PlanState:
         lost: dict[bytes, list[int]] = {}
         for chunk in self.waiting:
             for peer, cid, held in self.job(chunk).sources:
-                if not own_usable if peer == self._me else chunk not in held:
+                if not own_usable if peer == self.me else chunk not in held:
                     lost.setdefault(cid, []).append(chunk)
         lacking: dict[PeerId, list[int]] = {}
         for chunk, digest in enumerate(self.hashes):
-            if digest is None and self.givers[chunk] != self._me:
+            if digest is None and self.givers[chunk] != self.me:
                 lacking.setdefault(self.givers[chunk], []).append(chunk)
         resumed, self.resumed = self.resumed, set()
         missing = {cid: spans(chunks) for cid, chunks in lost.items()}

@@ -1,4 +1,4 @@
-"""Reducing one chunk: all that the plan wants in it, in its order, or nothing."""
+"""Measuring or reducing one chunk: all that the plan wants in it, in its order, or nothing."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..codec import Wire
 from ..identifiers import PeerId
+from ..reduce import Statistics
 from .plans import PlanState
 from .pool import Workspace
 from .slot import Frozen
@@ -30,8 +31,35 @@ class ChunkReducer:
 
         My own contribution goes through its encoding like everybody's, so the result depends on encoded bytes alone.
         """
-        wires: list[Wire] = []
         job = state.job(chunk)
+        wires = self._wires(state, job, chunk, own)
+        if isinstance(wires, tuple):
+            return wires
+        if self._combine(state, job, chunk, wires, out):
+            return None
+        return self._culprit(state, job, chunk, wires)
+
+    def measure(self, state: PlanState, chunk: int, own: Frozen | None) -> Statistics | Source:
+        """The statistics of a chunk of my part, or the contribution that made them impossible."""
+        job, codec = state.job(chunk), state.slot.grid.codec(chunk)
+        wires = self._wires(state, job, chunk, own)
+        if isinstance(wires, tuple):
+            return wires
+        assert state.reducer.form == "two-phase"
+        if not all(codec.finite(wire) for wire in wires):
+            return self._culprit(state, job, chunk, wires)
+        return state.reducer.measure(self._decoded(state, chunk, wires))
+
+    def measure_own(self, state: PlanState, chunk: int, own: Frozen | None) -> Statistics | Source:
+        """The statistics of my own contribution to a chunk of another's part, or that it is not finite."""
+        assert state.reducer.form == "two-phase"
+        assert own is not None
+        wire, finite = own.wire(state.slot, chunk, self._workspace)
+        return state.reducer.measure(self._decoded(state, chunk, [wire])) if finite else (state.me, own.cid)
+
+    def _wires(self, state: PlanState, job: Job, chunk: int, own: Frozen | None) -> list[Wire] | Source:
+        """All that is added up for a chunk, encoded; or who I am, where my own contribution is not finite."""
+        wires: list[Wire] = []
         for peer, cid, held in job.sources:
             if cid == job.own_cid:
                 assert own is not None
@@ -41,24 +69,37 @@ class ChunkReducer:
                 wires.append(wire)
             else:
                 wires.append(held[chunk])
-        if self._combine(state, job, chunk, wires, out):
-            return None
-        return self._culprit(state, job, chunk, wires)
+        return wires
 
     def _combine(self, state: PlanState, job: Job, chunk: int, wires: Sequence[Wire], out: Wire) -> bool:
-        codec = state.slot.grid.codec(chunk)
+        codec, results = state.slot.grid.codec(chunk), state.slot.results.codec(chunk)
         if job.factors is not None:
             return codec.weighted_mean(wires, job.factors.multipliers, job.factors.divisor, out)
-        assert state.reducer.form == "rows"
-        if self._rows is None or self._rows.shape[0] != len(wires) or self._rows.shape[1] < out.elements:
-            self._rows = torch.empty(len(wires), out.elements, dtype=torch.float32, device="cpu")
-            self._out = torch.empty(out.elements, dtype=torch.float32, device="cpu")
+        weighing = state.measuring.weighing if state.measuring is not None else None
+        used = [index for index, factor in enumerate(weighing.factors.multipliers) if factor] if weighing and weighing.factors else []
+        if weighing is not None and weighing.factors is not None and used:
+            multipliers = [weighing.factors.multipliers[index] for index in used]
+            return codec.weighted_mean([wires[index] for index in used], multipliers, weighing.factors.divisor, out)
+        rows = self._decoded(state, chunk, wires)
         assert self._out is not None
-        rows, result = self._rows[:, : out.elements], self._out[: out.elements]
+        result = self._out[: out.elements]
+        if weighing is not None:
+            result.zero_() if weighing.factors is not None else weighing.reduce(rows, result)
+            return results.encode(result, out)
+        assert state.reducer.form == "rows"
+        state.reducer.reduce(rows, job.weights, result)
+        return all(codec.finite(wire) for wire in wires) and results.encode(result, out)
+
+    def _decoded(self, state: PlanState, chunk: int, wires: Sequence[Wire]) -> Tensor:
+        """float32 (contributors, elements), until the next call."""
+        codec, elements, count = state.slot.grid.codec(chunk), wires[0].elements, len(wires)
+        if self._rows is None or self._out is None or self._rows.shape[0] < count or self._rows.shape[1] < elements:
+            self._rows = torch.empty(count, elements, dtype=torch.float32, device="cpu")
+            self._out = torch.empty(elements, dtype=torch.float32, device="cpu")
+        rows = self._rows[:count, :elements]
         for row, wire in zip(rows.unbind(0), wires, strict=True):
             codec.decode(wire, row)
-        state.reducer.reduce(rows, job.weights, result)
-        return all(codec.finite(wire) for wire in wires) and state.slot.results.codec(chunk).encode(result, out)
+        return rows
 
     def _culprit(self, state: PlanState, job: Job, chunk: int, wires: Sequence[Wire]) -> Source:
         """Whose values made the result overflow: the first that is not finite, else the largest."""

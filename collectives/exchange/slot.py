@@ -52,6 +52,7 @@ class RoundSlot:
         self._refused: set[tuple[PeerId, bytes]] = set()
         self._early: dict[bytes, dict[int, tuple[PeerId, Wire]]] = {}
         self._early_count = 0
+        self.said: dict[PeerId, tuple[bytes, int, bytes]] = {}  # the last statement on a part before its plan: (plan id, part, bytes)
 
     def pool(self, chunk: int, grid: Grid | None = None) -> WirePool:
         """Where buffers for this chunk come from; ``grid``: that of results."""
@@ -136,8 +137,14 @@ class RoundSlot:
         self._early_count -= len(found)
         return found
 
+    def takes_said(self, plan_id: bytes, peer: PeerId, length: int) -> bool:
+        """Whether what an owner says of a part of a plan that is not known yet is kept: one statement a peer, the last."""
+        most = 8 * (len(self.members) * (len(self.members) + 1) // 2)  # a number for each pair of contributors
+        return peer in self.members and not self.closed and plan_id not in self.abandoned and length <= most
+
     def release(self) -> None:
         """Give all buffers back."""
+        self.said.clear()
         for peer, cids in self._parts.items():
             for cid in list(cids):
                 self._drop(peer, cid)

@@ -23,11 +23,12 @@ from .log import RECENT, SPAN, Log
 from .machine import RoundMachine
 from .merging import BRANCH, adopted_rounds, adopts, branch_log, rounds_in, samples_in, tip_entry, unproposed
 from .sealing import Sealing, gone
-from .state import OpenRound, RoundActions, Shape
+from .state import KIN_BYTES, OpenRound, RoundActions, Shape
 from .timing import Timing
 
 __all__ = [
     "BRANCH",
+    "KIN_BYTES",
     "Convening",
     "Journal",
     "Log",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from .. import messages as m
 from ..group import BUTTERFLY, Config, Contributor, Entry, Member, Part, Plan
 from ..identifiers import PeerId
-from ..partition import comparable, parts_for, slots_for
+from ..partition import comparable, parts_for, single, slots_for
 from ..trees import Tree
 from .merging import adoption, best_tip
 from .patience import stuck_s, transfer_s
@@ -198,7 +198,7 @@ class Convening:
             return self._propose_reduced(now, *machine.open.reduced)  # an earlier plan's bytes are all here: as honest as new ones
         ready = machine.open.ready
         awaited = [member for member in machine.config if member not in ready and not machine.silent(member)]
-        offers = machine.open.offers(machine.config)
+        offers = machine.offers()
         if not machine.enough(offers):
             if self.wants_entry(now):  # nobody waits for a round to be let in or out, or to learn the end of what was lost
                 self._propose_empty(now)
@@ -215,6 +215,8 @@ class Convening:
         ready = machine.open.ready
         rates = comparable([(ready[c.member].up, ready[c.member].down) for c in offers])
         owners = [(c.member.peer, 0.0 if c.member.peer in self.slow else rate) for c, rate in zip(offers, rates, strict=True)]
+        if shape.single:
+            owners = single(owners, machine.organiser)
         chunks = -(-shape.numel // shape.chunk_elements)
         slots = slots_for(chunks, [m.peer for m in machine.config], [c.member.peer for c in offers]) if shape.reducer == "gather" else None
         self.plan = Plan(
@@ -250,7 +252,7 @@ class Convening:
         if late and self._blame(now, plan):  # else what is missing of the living is on its way
             mine = machine.contribution[0] if machine.contribution else b""
             return machine.next_ballot(now, aside=mine in self.lost)
-        keep = [c for c in machine.open.offers(machine.config) if c.cid not in self.lost]
+        keep = [c for c in machine.offers() if c.cid not in self.lost]
         if not machine.enough(keep) or self.revision - self.before > len(machine.config) + 2 or self.stalls > len(machine.config):
             return machine.next_ballot(now)
         if tuple(keep) == plan.contributors and not self.slow & {part.owner for part in plan.parts}:

@@ -79,7 +79,11 @@ class RoundMachine:
 
     def silent(self, member: Member) -> bool:
         """Whether a member will not answer: its peer is suspected, or it lost its journal and lives on as another member."""
-        return self._spoke.get(member.peer, 0) > member.incarnation or self.actions.suspected(member.peer)
+        return self.ended(member) or self.actions.suspected(member.peer)
+
+    def ended(self, member: Member) -> bool:
+        """Whether its peer has spoken as a later life: this one never votes again."""
+        return self._spoke.get(member.peer, 0) > member.incarnation
 
     def heard(self, member: Member) -> bool:
         """Whether it spoke as this member: a sign of life of its peer's is none of one that lost its journal."""
@@ -422,6 +426,10 @@ class RoundMachine:
         self.joiners = {who: seen for who, seen in self.joiners.items() if self.near(seen[0])}
         close_round(self)
 
+    def offers(self) -> list[Contributor]:
+        """The contributions that a plan can be made of."""
+        return self.open.offers(self.config, self.shape.kin)
+
     def enough(self, offers: Sequence[Contributor]) -> bool:
         """Whether a plan can be made of these offers: there are some, and where the reducer needs several, as many from members that live."""
         least = self.shape.least
@@ -432,7 +440,7 @@ class RoundMachine:
         """Whether there is a contribution of this member, no plan yet, and too few others are known here for one."""
         if self.contribution is None or self.shape.least == 1 or self.open.plan is not None:
             return False
-        others = [offer for offer in self.open.offers(self.config) if offer.member != self.me and not self.silent(offer.member)]
+        others = [offer for offer in self.offers() if offer.member != self.me and not self.silent(offer.member)]
         return len(others) + 1 < self.shape.least
 
     @property

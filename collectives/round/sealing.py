@@ -86,9 +86,12 @@ class Sealing:
         return self.active
 
     def _lead(self, now: float) -> None:
-        machine, record = self.machine, self.record
-        if self.active and record.signed is not None:
-            return self._learn(now, record.signed)
+        machine = self.machine
+        if self.active and self.record.signed is not None:
+            return self._learn(now, self.record.signed)
+        if ended := {who for who in machine.config if machine.ended(who)} - set(self.record.removed):
+            self.ask(ended)  # an entry may have let in a life of a lost peer that nobody here knew of when it was given up
+        record = self.record
         if machine.quorum([member for member in machine.config if member not in record.removed]):
             if not set(record.removed) & set(machine.config):
                 machine.journal.seal(msgspec.structs.replace(record, asked=False))

@@ -12,13 +12,16 @@ from ..group import Certified, Config, Contributor, Entry, Member, Plan, Topolog
 from ..identifiers import PeerId
 from ..pace import Pace
 
+KIN_BYTES = 8  # of a cid: what contributions have in common that are copies of one vector
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
     """The flat vector and its encoding on the wire: ``numel`` float32 elements in chunks of ``chunk_elements``.
 
     ``topology``: the ways that plans are made for. Any may be a butterfly: where a tree was held up and nobody is to blame. It is one where
-    the codec has no partial sums. ``least``: how many contributors the reducer needs.
+    the codec has no partial sums. ``least``: how many contributors the reducer needs. ``kin``: all contributions to an entry are copies of one
+    vector, which their cids begin with. ``single``: one member, the coordinator, adds up everything.
     """
 
     numel: int
@@ -27,6 +30,8 @@ class Shape:
     reducer: str = "mean"
     topology: TopologyKind = "butterfly"
     least: int = 1
+    kin: bool = False
+    single: bool = False
 
     def __post_init__(self) -> None:
         if not has_partial_sums(self.codec):
@@ -39,6 +44,8 @@ class Shape:
         same = same and what.topology.kind in (self.topology, "butterfly") and len(what.topology.groups) in (0, len(what.contributors))
         chunks = -(-self.numel // self.chunk_elements) if what.contributors else 0
         same = same and (len(what.contributors) >= self.least or not what.contributors)
+        same = same and (not self.single or len({part.owner for part in what.parts}) <= 1)
+        same = same and (not self.kin or len({c.cid[:KIN_BYTES] for c in what.contributors}) <= 1)
         return same and [0, *(part.stop for part in what.parts)] == [*(part.first for part in what.parts), chunks]
 
 
@@ -146,7 +153,12 @@ class OpenRound:
         """Whether result chunks of this owner have not arrived."""
         return self.lacking is None or owner in self.lacking_owners
 
-    def offers(self, config: Config) -> list[Contributor]:
-        """The frozen contributions offered for this round, in the order of its configuration."""
+    def offers(self, config: Config, kin: bool = False) -> list[Contributor]:
+        """The frozen contributions offered for this round, in the order of its configuration; with ``kin`` those of the vector most have."""
         ready = [(member, self.ready[member]) for member in config if member in self.ready]
-        return [Contributor(member, offer.cid, offer.weight, offer.reading) for member, offer in ready if offer.cid is not None]
+        found = [Contributor(member, offer.cid, offer.weight, offer.reading) for member, offer in ready if offer.cid is not None]
+        if not kin or not found:
+            return found
+        families = [offer.cid[:KIN_BYTES] for offer in found]
+        largest = max(sorted(set(families)), key=families.count)
+        return [offer for offer in found if offer.cid[:KIN_BYTES] == largest]

@@ -1,15 +1,15 @@
 """Robust aggregation: one vector from n, of which f may be anything. Pure numbers; no network, no keys.
 
-Rules by coordinate work on any range of the vectors, so on the parts of a butterfly: a node passes them to its rounds (`reducers`). Rules of
-whole rows, and steps before a rule, are not in rounds yet. Rules of whole rows are rule(Gram matrix) -> weights and then one weighted sum; Gram
-matrices of ranges add up. Steps before a rule are matrices that mix rows, so they fit both. All stop on any input, modify none, and name the
-n they need for an f.
+Rules by coordinate work on any range of the vectors, so on the parts of a butterfly. Rules of whole rows are rule(Gram matrix) -> weights and then
+one weighted sum; Gram matrices of ranges add up. Steps before a rule are matrices that mix rows, so they fit both. A node passes all of them to its
+rounds (`reducers`). All stop on any input, modify none, and name the n they need for an f.
 
 bounds      n and f, whole float32 rows, finite numbers
+native      what takes most of the time, compiled (native.c), where there was a compiler
 numbers     small float64 matrices with the same bits everywhere: sums, products, eigenvectors
 networks    sorting networks, without what a result does not need
-native      running one, compiled (native.c), where there was a compiler
 coordinate  median, trimmed mean, MeaMed
+triangle    Gram matrices with the same bits everywhere, for members of a round
 gram        Gram matrices, distances, weighted sums, mixtures of rows
 selection   Krum, Multi-Krum, MDA, MoNNA
 centre      geometric median, centred clipping and its radius
@@ -17,7 +17,7 @@ spectral    CAF, Flag Aggregator
 before      nearest-neighbour mixing, bucketing, clipping of norms, ARC
 momentum    worker momentum
 aggregate   rules and steps by name; a whole aggregation in one process
-reducers    rules by coordinate as reducers of a round
+reducers    all of this as reducers of a round
 """
 
 from __future__ import annotations

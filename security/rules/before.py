@@ -9,10 +9,12 @@ from __future__ import annotations
 import random
 
 import numpy as np
+from torch import Tensor
 
 from ...collectives.errors import ConfigError
-from .bounds import need, positive
-from .gram import distances
+from .bounds import check_rows, need, positive
+from .gram import distances, mix, squares
+from .native import KERNEL, Kernel
 from .numbers import Matrix, Vector, nearest, uniform
 
 
@@ -34,7 +36,12 @@ def bucketing(n: int, size: int, chance: random.Random) -> Matrix:
         raise ConfigError(f"bucketing: groups of {size}", key="size", why="a group has at least one row")
     order = list(range(n))
     chance.shuffle(order)
-    return np.stack([uniform(n, order[at : at + size]) for at in range(0, n, size)])
+    return buckets(order, size)
+
+
+def buckets(order: list[int], size: int) -> Matrix:
+    """`bucketing` with the rows in a given order."""
+    return np.stack([uniform(len(order), order[at : at + size]) for at in range(0, len(order), size)])
 
 
 def clipping(norms: Vector, longest: float) -> Matrix:
@@ -42,6 +49,16 @@ def clipping(norms: Vector, longest: float) -> Matrix:
     lengths = np.sqrt(norms)
     positive("clipping", "longest", longest)
     return np.diag(longest / np.maximum(lengths, longest))
+
+
+def clip_in_place(rows: Tensor, longest: float, compiled: Kernel | None = KERNEL) -> None:
+    """`clipping` of whole rows by who owns them: float32 (n, d), overwritten with what `mix` would return, in one pass through the memory."""
+    check_rows(rows)
+    positive("clipping", "longest", longest)
+    if compiled is not None and rows.device.type == "cpu":
+        compiled.clip(rows, longest)
+    else:
+        mix(rows, clipping(squares(rows, None, compiled), longest), rows)
 
 
 def arc(norms: Vector, f: int) -> Matrix:

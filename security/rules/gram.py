@@ -11,7 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...collectives.errors import ConfigError
 from .bounds import check_rows
+from .native import KERNEL, STRIP, Kernel
 from .numbers import Matrix, Vector, product, total
 
 TILE_VALUES = 1 << 17  # of all rows together in float64: 1 MiB
@@ -36,23 +38,32 @@ def gram(rows: Tensor) -> Matrix:
     return (products + products.T) / 2
 
 
-def squares(rows: Tensor, origin: Tensor | None = None) -> Vector:
+def squares(rows: Tensor, origin: Tensor | None = None, compiled: Kernel | None = KERNEL) -> Vector:
     """Squared distances of all rows from ``origin`` (none: zero), float64 (n,): for rules that need no more. A sum over parts, too.
 
-    rows: float32 (n, d), finite; origin: float32 (d,). Neither is modified. Differences are rounded to float32.
+    rows: float32 (n, d), finite; origin: float32 (d,), contiguous. Neither is modified. Of a row, values STRIP apart are added up in their order,
+    and then those STRIP sums.
     """
     check_rows(rows)
     n, d = rows.shape
-    width = max(1, min(d, TILE_VALUES // n))
-    tile = torch.empty(n, width, dtype=torch.float64, device=rows.device)
-    out = torch.zeros(n, dtype=torch.float64, device=rows.device)
+    if origin is not None:
+        check_rows(origin[None])
+        if origin.shape != (d,):
+            raise ConfigError(f"distances of rows of {d} from a point of {tuple(origin.shape)}")
+    if compiled is not None and rows.device.type == "cpu":
+        return total(compiled.squares(rows, origin))
+    width = max(1, min(-(-d // STRIP), TILE_VALUES // (n * STRIP))) * STRIP
+    tile = torch.zeros(n, STRIP + width, dtype=torch.float64, device=rows.device)  # the sums so far, and values
     for start in range(0, d, width):
-        part = tile[:, : min(width, d - start)]
-        part.copy_(rows[:, start : start + width])
+        values = tile[:, STRIP:]
+        values[:, d - start :].zero_()
+        values = values[:, : d - start].copy_(rows[:, start : start + width])
         if origin is not None:
-            part.sub_(origin[start : start + width])
-        out += part.mul_(part).sum(1)
-    return out.cpu().numpy()
+            values.sub_(origin[start : start + width])
+        values.mul_(values)
+        sums = np.add.reduce(tile.cpu().numpy().reshape(n, -1, STRIP), axis=1)  # in the axis' order, as another one is contiguous
+        tile[:, :STRIP] = torch.from_numpy(sums)
+    return total(tile[:, :STRIP].cpu().numpy())
 
 
 def distances(products: Matrix) -> Matrix:
@@ -100,14 +111,18 @@ def combine(rows: Tensor, weights: Vector, out: Tensor | None = None) -> Tensor:
 
 
 def mix(rows: Tensor, mixing: Matrix, out: Tensor | None = None) -> Tensor:
-    """mixing @ rows, float32 (m, d), where mixing is (m, n); rows are not modified. ``out`` must be other memory than rows."""
+    """mixing @ rows, float32 (m, d), where mixing is (m, n). ``out`` must be other memory than rows, which are not modified; only where mixing is
+    diagonal, as clipping's, it may be the rows themselves."""
     check_rows(rows)
     m, d = mixing.shape[0], rows.shape[1]
     out = torch.empty(m, d, dtype=torch.float32, device=rows.device) if out is None else out
     factors = np.diagonal(mixing)
     if m == rows.shape[0] and not (mixing - np.diag(factors)).any():  # clipping: no sums
         for row, factor, target in zip(rows, factors.tolist(), out, strict=True):
-            torch.mul(row, factor, out=target) if factor != 1 else target.copy_(row)
+            if factor != 1:
+                torch.mul(row, factor, out=target)
+            elif out is not rows:
+                target.copy_(row)
         return out
     matrix = torch.from_numpy(mixing).to(rows)
     width = max(1, min(d, TILE_VALUES // max(m, rows.shape[0])))

@@ -11,6 +11,8 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from .native import KERNEL, Kernel
+
 Matrix = NDArray[np.float64]  # (n, n) where nothing else is said
 Vector = NDArray[np.float64]  # (n,)
 SWEEPS = 40  # of Jacobi rotations; ten are usual
@@ -27,8 +29,10 @@ def total(x: Matrix) -> Vector:
     return x[..., 0]
 
 
-def product(a: Matrix, b: Matrix) -> Matrix:
+def product(a: Matrix, b: Matrix, compiled: Kernel | None = KERNEL) -> Matrix:
     """a (m, k) times b (k, n), added up in the order of k."""
+    if compiled is not None:
+        return compiled.product(a, b)
     out = np.zeros((a.shape[0], b.shape[1]))
     term = np.empty_like(out)
     for column, row in zip(a.T[:, :, None], b, strict=True):

@@ -5,15 +5,23 @@ Weights do not count: a member states its own, so each contributor has one voice
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Literal
 
+import numpy as np
+import torch
+from blake3 import blake3
 from torch import Tensor
 
-from ...collectives.reduce import REDUCERS, Reducer
-from ..rule_names import least_contributors, parse_reducer, reducer_name
-from .aggregate import BY_COORDINATE
+from ...collectives.reduce import REDUCERS, Factors, Reducer, Statistics, to_float32
+from ..rule_names import RuleName, Step, parse_reducer, reducer_name
+from .aggregate import BY_COORDINATE, BY_GRAM
+from .before import arc, buckets, clipping, nnm
+from .gram import combine, mixed_gram
+from .numbers import Matrix, product, total
+from .triangle import diagonal, impossible, pairs, square, triangle
 
 
 class ByCoordinate:
@@ -21,18 +29,106 @@ class ByCoordinate:
 
     form: Literal["rows"] = "rows"
 
-    def __init__(self, rule: str, f: int) -> None:
-        self.name = reducer_name(rule, f)
-        self.least = least_contributors(f)
-        self._rule, self._f = BY_COORDINATE[rule], f
+    def __init__(self, name: RuleName) -> None:
+        self.name = reducer_name(name.rule, name.f)
+        self.least = name.least
+        self._rule, self._f = BY_COORDINATE[name.rule], name.f
 
     def reduce(self, rows: Tensor, weights: Sequence[int], out: Tensor) -> None:
         """See RowsReducer. The bits depend on the multiset of each column alone: not on the order of rows, nor on where chunks begin."""
         self._rule(rows, self._f, out)
 
 
+class WeightedSum:
+    """What a rule of whole rows comes to. A Weighing."""
+
+    def __init__(self, weights: Sequence[float]) -> None:
+        self.weights = tuple(to_float32(weight) if math.isfinite(weight) else 0.0 for weight in weights)  # no vectors have such a matrix
+        self.factors = Factors(self.weights, 1.0)
+
+    def reduce(self, rows: Tensor, out: Tensor) -> None:
+        """Not as the codec rounds it."""
+        combine(rows, np.array(self.weights), out)
+
+
+class OfMixtures:
+    """A rule by coordinate of rows that steps have mixed. A Weighing; ``weights``: the share that a contribution has in all mixtures."""
+
+    factors = None
+
+    def __init__(self, rule: str, f: int, mixing: Matrix) -> None:
+        self.weights = tuple((total(mixing.T) / len(mixing)).tolist())
+        self._rule, self._f, self._mixing = BY_COORDINATE[rule], f, mixing
+        self._mixed: Tensor | None = None
+
+    def reduce(self, rows: Tensor, out: Tensor) -> None:
+        """Mixtures are added up in float32, in the order of the rows: no BLAS."""
+        count, width = len(self._mixing), rows.shape[1]
+        if self._mixed is None or self._mixed.shape[1] < width:
+            self._mixed = torch.empty(count, width, dtype=torch.float32, device="cpu")
+        mixed = self._mixed[:, :width]
+        for weights, target in zip(self._mixing, mixed.unbind(0), strict=True):
+            combine(rows, weights, target)
+        self._rule(mixed, self._f, out)
+
+
+class ByGram:
+    """A rule of whole rows, or any rule after steps, from the Gram matrix of all contributions. A TwoPhaseReducer."""
+
+    form: Literal["two-phase"] = "two-phase"
+
+    def __init__(self, name: str, parsed: RuleName) -> None:
+        self.name, self.least, self._parsed = name, parsed.least, parsed
+
+    def length(self, contributors: int) -> int:
+        """See TwoPhaseReducer: the triangle's."""
+        return pairs(contributors)
+
+    def measure(self, rows: Tensor) -> Statistics:
+        """See TwoPhaseReducer: the upper triangle of the Gram matrix."""
+        return triangle(rows)
+
+    def alone(self, statistics: Statistics, contributors: int, index: int) -> Statistics:
+        """See TwoPhaseReducer: its squared norm."""
+        return statistics[[diagonal(contributors)[index]]]
+
+    def impossible(self, statistics: Statistics, contributors: int) -> str | None:
+        """See TwoPhaseReducer."""
+        return impossible(statistics, contributors)
+
+    def weigh(self, statistics: Statistics, cids: Sequence[bytes]) -> WeightedSum | OfMixtures:
+        """See TwoPhaseReducer."""
+        with np.errstate(all="ignore"):  # owners may state what no vectors have: then any weights will do, the same at all
+            return self._weigh(square(statistics, len(cids)), cids)
+
+    def _weigh(self, products: Matrix, cids: Sequence[bytes]) -> WeightedSum | OfMixtures:
+        rule, f, before = self._parsed
+        mixing = np.eye(len(cids))
+        for step in before:
+            one = _mixing(step, products, f, cids)
+            mixing, products = product(one, mixing), mixed_gram(products, one)
+        if rule in BY_COORDINATE:
+            return OfMixtures(rule, f, mixing)
+        return WeightedSum(product(BY_GRAM[rule](products, f)[None], mixing)[0].tolist())
+
+
+def _mixing(step: Step, products: Matrix, f: int, cids: Sequence[bytes]) -> Matrix:
+    """What a step makes of the rows. Buckets follow from the ids of all contributions, which nobody knows before all have offered theirs."""
+    if step.kind == "nnm":
+        return nnm(products, f)
+    if step.kind == "arc":
+        return arc(np.diagonal(products), f)
+    if step.kind == "clipping":
+        return clipping(np.diagonal(products), step.number)
+    seed = blake3(b"atoll/buckets/1" + b"".join(sorted(cids))).digest()
+    order = sorted(range(len(products)), key=lambda row: blake3(seed + row.to_bytes(2, "big")).digest())
+    return buckets(order, int(step.number))
+
+
 @lru_cache(maxsize=64)  # names may come from peers
 def find_reducer(name: str) -> Reducer | None:
     """The reducer that a plan names, robust or not; None where there is none such."""
-    found = parse_reducer(name)
-    return ByCoordinate(*found) if found is not None else REDUCERS.get(name)
+    parsed = parse_reducer(name)
+    if parsed is None:
+        return REDUCERS.get(name)
+    return ByCoordinate(parsed) if parsed.by_coordinate else ByGram(name, parsed)
