@@ -256,7 +256,7 @@ class SoloSwarm:
         self._operations.add(call.op_id)
         finite = works_on_bits(call.reducer) or bool(torch.isfinite(source).all())
         rule = parse_reducer(call.reducer)
-        if call.weight and finite and (rule is None or not rule[1]):
+        if call.weight and finite and (rule is None or (rule.by_coordinate and not rule.f)):
             outcome = Outcome("committed", 0, (Share(self.peer, call.weight),), counted=True, config="solo", members=1)
         else:
             why = "nobody has given anything" if not call.weight else "a robust rule needs more members than one"

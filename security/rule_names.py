@@ -1,4 +1,5 @@
-"""Names of the rules that a plan can carry, as ``median:1``: the rule, and f, how many contributions may be anything. Loads nothing heavy.
+"""Names of the rules that a plan can carry, as ``median:1`` or ``bucketing2+nnm+krum:1``: steps before the rule, the rule, and f, how many
+contributions may be anything. Loads nothing heavy.
 
 The name is in plans, entries and digests, so all members of a run use the same rule with the same f. A name stands for one rule for ever.
 """
@@ -6,25 +7,68 @@ The name is in plans, entries and digests, so all members of a run use the same 
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Literal, NamedTuple, get_args
 
 CoordinateRule = Literal["median", "trimmed_mean", "meamed"]
-BY_COORDINATE: tuple[CoordinateRule, ...] = ("median", "trimmed_mean", "meamed")
+GramRule = Literal["krum", "multi_krum", "mda", "geometric_median", "centred_clip", "caf", "flag"]
+BY_COORDINATE: tuple[CoordinateRule, ...] = get_args(CoordinateRule)
+BY_GRAM: tuple[GramRule, ...] = get_args(GramRule)
 MAX_F = 127  # of at most 256 members fewer than half
-_NAME = re.compile(r"(median|trimmed_mean|meamed):(0|[1-9][0-9]{0,2})")
+MAX_F_MDA = 2  # it looks at all ways to leave out f contributions: 32,640 of two among 256
+_RULE = re.compile(rf"({'|'.join((*BY_COORDINATE, *BY_GRAM))}):(0|[1-9][0-9]{{0,2}})")
+_STEP = re.compile(r"nnm|arc|bucketing([2-9]|1[0-6])|clipping((?:0|[1-9][0-9]{0,5})(?:\.[0-9]{0,5}[1-9])?)")
 
 
-def reducer_name(rule: str, f: int) -> str:
-    """The name of a rule with its f."""
-    return f"{rule}:{f}"
+class Step(NamedTuple):
+    """A step before a rule. ``number``: of contributions in a bucket, or the length to which longer ones are clipped; 0 for the others."""
+
+    kind: str
+    number: float
 
 
-def parse_reducer(name: str) -> tuple[str, int] | None:
-    """(rule, f) of a name; None for anything else. ``name`` may be hostile."""
-    found = _NAME.fullmatch(name)
-    return (found[1], int(found[2])) if found is not None and int(found[2]) <= MAX_F else None
+class RuleName(NamedTuple):
+    """What a name says."""
+
+    rule: str
+    f: int
+    before: tuple[Step, ...] = ()
+
+    @property
+    def least(self) -> int:
+        """How many contributions it needs to outvote f of them: Krum's rules 2 f + 3, the others 2 f + 1, of as many buckets."""
+        least = 2 * self.f + (3 if self.rule in ("krum", "multi_krum") else 1)
+        for step in reversed(self.before):
+            if step.kind == "bucketing":
+                least = int(step.number) * (least - 1) + 1
+            elif step.kind != "clipping":
+                least = max(least, 2 * self.f + 1)
+        return least
+
+    @property
+    def by_coordinate(self) -> bool:
+        """Whether each element's result follows from that element alone: then no Gram matrix is needed."""
+        return self.rule in BY_COORDINATE and not self.before
 
 
-def least_contributors(f: int) -> int:
-    """How many contributions a rule needs to outvote f of them."""
-    return 2 * f + 1
+def reducer_name(rule: str, f: int, before: tuple[str, ...] = ()) -> str:
+    """The name of a rule with its f, after steps that are named as in a manifest."""
+    return "+".join([*before, f"{rule}:{f}"])
+
+
+def parse_step(text: str) -> Step | None:
+    """A step as manifests name it: ``nnm``, ``arc``, ``bucketing2`` (to 16), ``clipping10`` (or ``clipping0.5``); None for anything else."""
+    found = _STEP.fullmatch(text)
+    if found is None or text == "clipping0":
+        return None
+    return Step(text.rstrip("0123456789."), float(found[1] or found[2] or 0))
+
+
+def parse_reducer(name: str) -> RuleName | None:
+    """What a name says; None where it is no robust rule's. ``name`` may be hostile."""
+    *before, rule = name.split("+", 4)
+    found, steps = _RULE.fullmatch(rule), [parse_step(text) for text in before]
+    kinds = [step.kind for step in steps if step is not None]
+    if found is None or len(set(kinds)) < len(steps):
+        return None
+    parsed = RuleName(found[1], int(found[2]), tuple(step for step in steps if step is not None))
+    return None if parsed.f > (MAX_F_MDA if parsed.rule == "mda" else MAX_F) else parsed

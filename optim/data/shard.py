@@ -52,8 +52,14 @@ class Shard:
         """``source``: a DataLoader over a map-style data set, or such a data set, which is then read a sample at a time.
 
         Every member brings the same data set. Raises ConfigError for what has no order of its own to give up: streams, samplers that
-        choose, batch samplers.
+        choose, batch samplers; and in a run with ``[secure]``, whose members do not learn how many samples a contribution stands for.
         """
+        if swarm.settings.secure is not None:
+            raise ConfigError(
+                "samples cannot be shared out in a run with [secure]",
+                why="They are shared out by what each contribution is said to stand for, and there nobody is told.",
+                hint="Each site reads data of its own: an ordinary DataLoader.",
+            )
         loader = cast("DataLoader[Any]", source if isinstance(source, DataLoader) else DataLoader(source, batch_size=None))
         _check(loader)
         self._swarm = swarm

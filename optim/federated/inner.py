@@ -49,12 +49,12 @@ def variance_reduced(direction: Tensor, before: Tensor, momentum: Tensor, beta: 
     return direction + (1 - beta) * (momentum - before)
 
 
-def _check_steps(steps: int, lr: float) -> None:
+def _check_steps(steps: float, lr: float) -> None:
     if steps < 1 or not lr > 0:
         raise ConfigError(f"{steps} inner steps with learning rate {lr}", why="control variates are means over the steps of a round")
 
 
-def mean_direction(pseudo: Tensor, steps: int, lr: float) -> Tensor:
+def mean_direction(pseudo: Tensor, steps: float, lr: float) -> Tensor:
     """``(x - y) / (K lr)``: what an inner step was on average. Of the members' mean it is the next round's G."""
     _check_steps(steps, lr)
     return pseudo / (steps * lr)

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from ...collectives.errors import ConfigError
 from ...collectives.swarm import OuterSettings
-from ..outer.rules import RULES
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
     """One row. ``down``, ``up``: vectors as long as the model that a member gets and sends in a round. ``kept``: vectors that a member keeps for itself
-    (SCAFFOLD's c_i). ``momentum``, ``control``: which corrections its inner steps have (`inner`). ``proximal``: FedProx' mu applies."""
+    (SCAFFOLD's c_i). ``momentum``, ``control``: which corrections its inner steps have (`inner`). ``proximal``: FedProx' mu applies. ``reduced``: two
+    gradients a step, the second at the anchor before."""
 
     name: str
     source: str
@@ -23,6 +23,7 @@ class Method:
     proximal: bool = False
     control: bool = False
     momentum: bool = False
+    reduced: bool = False
 
 
 METHODS: dict[str, Method] = {
@@ -37,6 +38,8 @@ METHODS: dict[str, Method] = {
         Method("scaffold", "arXiv 1910.06378, option II", down=2, up=2, kept=1, control=True),
         Method("fedavg_m", "arXiv 2306.16504: momentum in inner steps", down=2, momentum=True),
         Method("scaffold_m", "arXiv 2306.16504", down=3, up=2, kept=1, control=True, momentum=True),
+        Method("fedavg_m_vr", "arXiv 2306.16504: variance reduced", down=3, momentum=True, reduced=True),
+        Method("scaffold_m_vr", "arXiv 2306.16504: variance reduced", down=4, up=2, kept=1, control=True, momentum=True, reduced=True),
     )
 }
 """A name stands for one method for ever."""
@@ -56,5 +59,4 @@ def server_settings(
         if kind != "adam":
             raise ConfigError(f"{name} has no bias correction", key="$.train.outer.bias_correction", why="fedadam has")
         kind = "adamw"  # without weight decay it is Adam
-    assert kind in RULES
     return OuterSettings(kind=kind, lr=lr, momentum=momentum, beta2=beta2, epsilon=epsilon)  # type: ignore[arg-type]

@@ -11,8 +11,8 @@ butterfly unmasks its part of one and the same masked vector, and a coordinator 
     4 consent  Client.consent    the one set of survivors, signed by everybody
     5 unmask   Client.reveal     one share for each member, never both; Unmasking takes the masks off the sum
 
-For runs with ``mode = "federated"``, which are not wired into a node yet: nothing here is called by one. Whoever drives it carries messages between
-members, tells all of them one set of members at each stage, and starts anew, with another attempt, when too few are left.
+For runs with ``[secure]`` (`node/secure`). Whoever drives it carries messages between members, tells all of them one set of members at each
+stage, and starts anew, with another attempt, when too few are left.
 
 binding    what a masking is for: run, round, attempt, members, threshold, ring
 ring       float32 vectors as whole numbers modulo 2^bits, weights inside; room for the sum

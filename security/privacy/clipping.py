@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from ...collectives.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def clip(vector: Tensor, bound: float) -> bool:
@@ -20,6 +21,8 @@ def clip(vector: Tensor, bound: float) -> bool:
 
     Raises ConfigError for a bound that is not above 0, ValueError for a vector that is not finite: no factor makes that harmless.
     """
+    import torch  # here: accounting needs none of it
+
     _check_bound(bound)
     norm = float(torch.linalg.vector_norm(vector, dtype=torch.float64))
     if not math.isfinite(norm):

@@ -1,0 +1,277 @@
+"""``mode = "federated"``: data that stay at home. Its tables, what they mean together, and who can see what, in plain words.
+
+Importing this loads no torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
+
+from ..collectives.codecs.names import MASKED_CODEC
+from ..collectives.errors import ConfigError
+from ..collectives.swarm import OuterSettings, PrivacySettings, SecureSettings
+
+if TYPE_CHECKING:
+    from .manifest import Manifest
+
+Method = Literal["fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad"]
+READS: dict[Method, tuple[str, ...]] = {
+    "fedavg": ("lr",),
+    "fedavgm": ("lr", "momentum"),
+    "fedadam": ("lr", "momentum", "beta2", "epsilon", "bias_correction"),
+    "fedyogi": ("lr", "momentum", "beta2", "epsilon"),
+    "fedadagrad": ("lr", "epsilon"),
+}
+"""Which numbers of ``[federated]`` a method has."""
+
+
+class FederatedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[federated]``: what becomes of the mean of a round's contributions, on all members alike. ``lr`` 1 takes it as it is.
+
+    ``topology``: who adds up: each member a part, or one, the coordinator: the organiser's, and another one while that is away.
+    """
+
+    method: Method = "fedavg"
+    lr: Annotated[float, msgspec.Meta(gt=0, le=10)] = 1.0
+    momentum: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.99  # this and epsilon: arXiv 2003.00295
+    epsilon: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1e-3
+    bias_correction: bool = False
+    topology: Literal["serverless", "coordinator"] = "serverless"
+
+    def settings(self) -> OuterSettings:
+        """As the outer step takes it."""
+        from ..optim.federated.methods import server_settings
+
+        numbers = {name: getattr(self, name) for name in READS[self.method]}
+        return server_settings(self.method, **numbers)
+
+
+class SecureTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[secure]``: contributions are masked, and nobody sees more than a sum of at least ``threshold`` of them (`SecureSettings`)."""
+
+    threshold: Annotated[int, msgspec.Meta(ge=3, le=256)] = 3
+    reach: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 16.0
+    max_weight: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
+
+    def settings(self) -> SecureSettings:
+        """As a session takes it."""
+        return SecureSettings(self.threshold, self.reach, self.max_weight)
+
+
+class PrivacyTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[privacy]``: each contribution is bounded and gets noise, and a site stops before it has spent ``stop_at_epsilon`` (`PrivacySettings`)."""
+
+    noise: Annotated[float, msgspec.Meta(ge=0.1, le=100)]
+    clip: Annotated[float, msgspec.Meta(gt=0, le=1e6)]
+    delta: Annotated[float, msgspec.Meta(gt=0, lt=0.1)]
+    stop_at_epsilon: Annotated[float, msgspec.Meta(gt=0, le=1e6)]
+    colluding: Annotated[int, msgspec.Meta(ge=1, le=256)] = 1
+
+    def settings(self) -> PrivacySettings:
+        """As a session takes it."""
+        return PrivacySettings(self.noise, self.clip, self.delta, self.stop_at_epsilon, self.colluding)
+
+
+Refusal = tuple[bool, str, str, str]
+"""Whether it is so, the key, why that cannot be, a way out."""
+
+
+def check_federated(manifest: Manifest, name: str) -> None:
+    """What a federated run must be, and what only such a run can have. Raises ConfigError."""
+    federated = manifest.federated
+    if manifest.mode != "federated":
+        for table in ("federated", "secure", "privacy"):
+            if getattr(manifest, table) != getattr(type(manifest)(schema=1, name="x"), table):
+                raise ConfigError(
+                    f"{name}: $.{table} in a run that is not federated",
+                    key=f"$.{table}",
+                    why="Its table would be ignored, and you might rely on it.",
+                    hint='mode = "federated", at the top',
+                )
+        return
+    unread = [key for key in READS["fedadam"] if key not in READS[federated.method] and getattr(federated, key) != _default(key)]
+    train = manifest.train
+    star = federated.topology == "coordinator"
+    refused: list[Refusal] = [
+        (star and manifest.exchange.plan != "butterfly", "$.exchange.plan", "The coordinator adds up everything.", "Leave it out."),
+        (bool(unread), f"$.federated.{unread[0] if unread else ''}", f"{federated.method} has no such number.", "Leave it out."),
+        (
+            train.outer != type(train.outer)(),
+            "$.train.outer",
+            "The federated method is the outer step.",
+            "Leave [train.outer] out, and set lr and the like under [federated].",
+        ),
+        (train.method != "diloco", "$.train.method", "The federated method says what a round does.", "Leave it out."),
+        (
+            train.overlap != "none",
+            "$.train.overlap",
+            "A site's work of one round would be in the sums of two.",
+            "Leave it out.",
+        ),
+    ]
+    _refuse(refused, name, 'in a run with mode = "federated"')
+    if manifest.secure is not None:
+        _check_secure(manifest, name)
+    if manifest.privacy is not None:
+        _check_privacy(manifest, name)
+
+
+def _default(key: str) -> object:
+    return getattr(FederatedTable(), key)
+
+
+def _refuse(refused: list[Refusal], name: str, where: str) -> None:
+    for wrong, key, why, hint in refused:
+        if wrong:
+            raise ConfigError(f"{name}: {key} as it is, {where}", key=key, why=why, hint=hint)
+
+
+def _check_secure(manifest: Manifest, name: str) -> None:
+    exchange, train = manifest.exchange, manifest.train
+    plain = type(exchange)()
+    refused: list[Refusal] = [
+        (
+            manifest.robust.rule != "mean",
+            "$.robust.rule",
+            "A robust rule compares single contributions, and with [secure] nobody can see one: choose what you need more.",
+            "Leave out [robust], or [secure].",
+        ),
+        (
+            (exchange.codec, exchange.codecs) != (plain.codec, plain.codecs),
+            "$.exchange.codec",
+            "Masked values are whole numbers of 32 bits, and travel as they are.",
+            "Leave it out.",
+        ),
+        (exchange.feedback, "$.exchange.feedback", "Nothing is lost on the way that could be carried.", "Leave it out."),
+        (exchange.plan != "butterfly", "$.exchange.plan", "Masks come off the sum of all, not off partial sums.", 'plan = "butterfly"'),
+        (exchange.fragments > 1, "$.exchange.fragments", "Masks are made for the model as a whole.", "fragments = 1"),
+        (
+            manifest.no_quorum.policy == "branch",
+            "$.no_quorum.policy",
+            "A branch of few members would be a sum of few.",
+            'policy = "pause"',
+        ),
+        (
+            manifest.join.policy == "open",
+            "$.join.policy",
+            "Whoever may join as many members as he likes could be everybody in a sum but one.",
+            'policy = "invite"',
+        ),
+        (train.target_samples is not None, "$.train.target_samples", "How much each site has trained is not told.", "sync_every = 100"),
+        (train.inner.samples is not None, "$.train.inner.samples", "How much each site has trained is not told.", "steps = 1000"),
+        (train.share is not None, "$.train.share", "It follows what single members say of their time.", "Leave it out."),
+    ]
+    _refuse(refused, name, "in a run with [secure]")
+
+
+def _check_privacy(manifest: Manifest, name: str) -> None:
+    privacy, secure = manifest.privacy, manifest.secure
+    assert privacy is not None
+    if secure is None:
+        raise ConfigError(
+            f"{name}: $.privacy in a run without [secure]",
+            key="$.privacy",
+            why="Each site adds a part of the noise only, which protects the sum; without [secure] members see single contributions.",
+            hint="Add [secure].",
+        )
+    refused: list[Refusal] = [
+        (secure.max_weight != 1, "$.secure.max_weight", "A site of larger weight would need more noise than the others.", "Leave it out."),
+        (secure.reach != SecureTable().reach, "$.secure.reach", "[privacy] clip bounds contributions.", "Leave it out."),
+        (
+            privacy.colluding >= secure.threshold,
+            "$.privacy.colluding",
+            "The noise of those who are left in the smallest sum must be enough: nobody would be left.",
+            "Give less than [secure] threshold, or a larger threshold.",
+        ),
+        (
+            manifest.train.rounds is None,
+            "$.train.rounds",
+            "Every round spends of epsilon: a run without end would stop in the middle, at one site after another.",
+            "rounds = 100, under [train]",
+        ),
+    ]
+    _refuse(refused, name, "in a run with [privacy]")
+
+
+def check_budget(manifest: Manifest, name: str) -> None:
+    """Raises ConfigError for a new run whose rounds would spend more than it allows. (Not asked of a run that is there: logarithms differ in
+    the last digit between machines, and each site counts for itself.)"""
+    rounds = manifest.train.rounds
+    if manifest.privacy is None or rounds is None:
+        return
+    from .secure.budget import most_rounds
+
+    if rounds > (most := most_rounds(manifest.privacy.settings())):
+        raise ConfigError(
+            f"{name}: $.train.rounds is {rounds}, and [privacy] is enough for {most}",
+            key="$.train.rounds",
+            why=f"One more would pass stop_at_epsilon = {manifest.privacy.stop_at_epsilon:g} at every site that takes part in all.",
+            hint=f"rounds = {most}, or a larger noise or stop_at_epsilon",
+        )
+
+
+def rounds_of(manifest: Manifest) -> dict[str, Any]:
+    """Fields of RunSettings: how contributions travel, what becomes of them, and what becomes of that."""
+    exchange, secure = manifest.exchange, manifest.secure
+    outer = manifest.federated.settings() if manifest.mode == "federated" else manifest.train.outer.settings()
+    star = manifest.federated.topology == "coordinator"
+    if secure is not None:
+        privacy = manifest.privacy.settings() if manifest.privacy is not None else None
+        return {
+            "codec": MASKED_CODEC,
+            "reducer": "copy",
+            "outer": outer,
+            "coordinator": star,
+            "secure": secure.settings(),
+            "privacy": privacy,
+        }
+    return {"codec": exchange.codec, "codecs": exchange.codecs, "reducer": manifest.robust.reducer, "outer": outer, "coordinator": star}
+
+
+def privacy_lines(manifest: Manifest) -> list[str]:
+    """Who can see what, in plain words, for whoever is asked to take part."""
+    always = [
+        "everybody in the run sees the model after each round, who is a member and who contributed to a round, and members' IP addresses",
+        "nobody outside the run can read what travels (a relay, or a router on the way, sees who talks to whom, when and how much)",
+        "your data are read by your own script only; atoll sends no sample of them",
+    ]
+    secure = manifest.secure
+    if secure is None:
+        what = "each member that adds up a part of the vector sees that part of your update in a round; all see how much you trained and your loss"
+        if manifest.federated.topology == "coordinator":
+            what = "the coordinator, which is the organiser's node or another member's, sees your updates; all see how much you trained and your loss"
+        return [what + "; an update can give away what it was trained on", *always]
+    count = (
+        "how much you trained is in the sum, too"
+        if secure.max_weight > 1
+        else "all sites count the same, and how much you trained is not told"
+    )
+    return [
+        f"nobody sees your update, not even a part of it: it is masked, and the masks come off the sum of at least {secure.threshold} "
+        f"sites (more than two thirds of the members); {count}",
+        "your loss is not told to other members",
+        "if all others in a sum work together against you, they can subtract their own updates and see yours; so may somebody who has been "
+        "invited under many names",
+        _privacy_line(manifest),
+        "a site can spoil the sum by what it contributes, and nobody can see who did: take in only sites you trust to follow the rules",
+        *always,
+    ]
+
+
+def _privacy_line(manifest: Manifest) -> str:
+    privacy, rounds = manifest.privacy, manifest.train.rounds
+    if privacy is None or rounds is None:
+        return (
+            "the sum itself, and the model, can still give away something of what they were trained on: there is no [privacy] in this run"
+        )
+    from .secure.budget import epsilon_after
+
+    spent = epsilon_after(privacy.settings(), rounds)
+    return (
+        f"what the sums and the model can give away of all data of one site together is bounded: a site that takes part in all {rounds} rounds spends "
+        f"epsilon {spent:.3g} at delta {privacy.delta:g} (smaller is safer; above 10 it says little), against members too, as long as no more than "
+        f"{privacy.colluding} of those in a sum tell the others their noise; a site stops by itself before {privacy.stop_at_epsilon:g}"
+    )

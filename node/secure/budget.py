@@ -1,0 +1,61 @@
+"""What this member has spent of its privacy in a run: durable, counted before its vector is handed over, so never below what others can know.
+
+Every vector handed over counts as one step of the Gaussian mechanism without subsampling: who takes part in a round is known to all members, so chance
+in choosing them hides nothing from these.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...collectives.swarm import PrivacySettings
+from ...security.privacy import Accountant
+
+if TYPE_CHECKING:
+    from ..session.ports import Storage
+
+RATE = 1.0
+
+
+class Budget:
+    """Of one member in one run. Raises StorageError where what was spent cannot be read."""
+
+    def __init__(self, terms: PrivacySettings, storage: Storage) -> None:
+        self.terms, self._storage = terms, storage
+        self._accountant = Accountant(terms.delta, terms.stop_at_epsilon)
+        self._accountant.spend(RATE, terms.noise, storage.noisy())
+
+    @property
+    def epsilon(self) -> float:
+        """Spent so far, for the manifest's delta."""
+        return self._accountant.epsilon
+
+    @property
+    def steps(self) -> int:
+        """Vectors handed over."""
+        return self._accountant.steps
+
+    @property
+    def allows(self) -> bool:
+        """Whether one more stays within `stop_at_epsilon`."""
+        return self._accountant.allows(RATE, self.terms.noise)
+
+    @property
+    def room(self) -> int:
+        """How many more do."""
+        return self._accountant.room(RATE, self.terms.noise)
+
+    def spend(self) -> None:
+        """One more is about to be handed over. Raises StorageError: then it must not be."""
+        self._storage.spend_noisy()
+        self._accountant.spend(RATE, self.terms.noise)
+
+
+def most_rounds(terms: PrivacySettings) -> int:
+    """How many rounds a member can take part in."""
+    return Accountant(terms.delta, terms.stop_at_epsilon).room(RATE, terms.noise)
+
+
+def epsilon_after(terms: PrivacySettings, rounds: int) -> float:
+    """What a member has spent that took part in so many."""
+    return Accountant(terms.delta).after(RATE, terms.noise, rounds)

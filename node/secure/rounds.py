@@ -1,0 +1,455 @@
+"""A session's part in secure rounds: attempts at a masking, the operation that adds up, what must be remembered, what the script is told.
+
+A vector is given for unmasking once, ever. Before that an attempt that comes to nothing is followed by another one, with fresh masks; after
+it, a sum that could not be unmasked takes its vectors with it: their members are told, go back to the anchor and train anew.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from blake3 import blake3
+from torch import Tensor
+
+from ...collectives.codec import Grid
+from ...collectives.errors import GroupError, LocalProtocolError, RemoteProtocolError, SecurityError, StorageError
+from ...collectives.group import CID_BYTES, Entry
+from ...collectives.identifiers import PeerId
+from ...collectives.round import KIN_BYTES
+from ...collectives.swarm import Call, SecureSettings
+from ...security.masking import Binding, Memory, Unmasking
+from ...security.masking.binding import LEAST_MEMBERS
+from ...security.masking.keys import Words
+from ..session import events as ev
+from ..session.naming import config_key
+from ..session.offering import Given
+from .budget import Budget
+from .masking import Masking, Step
+from .vectors import Vectors
+from .wire import Fixed, Pass, Said, Talk, Want, decode, encode
+
+if TYPE_CHECKING:
+    from ...security.identity import Identity
+    from ..session.session import Session
+
+OPERATION = "masking/"  # how the operations of secure rounds are called
+BEGUN, GIVEN = "begun/", "given/"  # in what storage remembers: attempts, and vectors that were handed over masked
+REPEAT_S = 0.4
+SUM_S = 30.0  # how long a sum, or its unmasking, may stand still
+
+
+def threshold_of(terms: SecureSettings, members: int) -> int:
+    """How many vectors a sum over so many members needs: what the manifest asks for, and more than two thirds."""
+    return max(terms.threshold, 2 * members // 3 + 1)
+
+
+class SecureRounds:
+    """What a session of a run with ``[secure]`` has in place of giving its vectors to the log."""
+
+    def __init__(self, session: Session, terms: SecureSettings, identity: Identity, chance: random.Random | None) -> None:
+        """``chance`` makes secrets and rounds; None, outside simulations: `random.SystemRandom()`."""
+        self.session, self.terms, self.identity = session, terms, identity
+        self.chance = chance or random.SystemRandom()
+        self.masking: Masking | None = None
+        self.given: Given | None = None  # the script's vector, in the attempt
+        self.vectors: Vectors | None = None  # how they lie on the ring, in the attempt
+        self.mean: tuple[bytes, Tensor] | None = None  # what came out, for the log
+        self.bad: set[PeerId] = set()  # whose words did not hold: left out of later attempts
+        self._memory: Memory | None = None
+        self._budget: Budget | None = None
+        self._handed = False  # the vector was handed over, masked: unless it is decided otherwise, it may be in a sum
+        self._number = 0
+        self._total: Words | None = None
+        self._busy = False
+        self._since = self._told_at = -1e9
+
+    # ---- views
+    @property
+    def active(self) -> bool:
+        """Whether an attempt is under way."""
+        return self.masking is not None
+
+    @property
+    def memory(self) -> Memory:
+        """What this member must not do again, from all its lives."""
+        if self._memory is None:
+            spent = self.session.ports.storage.spent()
+            begun = {bytes.fromhex(key[len(BEGUN) :]) for key in spent if key.startswith(BEGUN)}
+            self._memory = Memory(begun, {bytes.fromhex(key[len(GIVEN) :]) for key in spent if key.startswith(GIVEN)})
+        return self._memory
+
+    @property
+    def budget(self) -> Budget | None:
+        """Of a run with ``[privacy]``. Raises StorageError."""
+        if self._budget is None and self.session.settings.privacy is not None:
+            self._budget = Budget(self.session.settings.privacy, self.session.ports.storage)
+        return self._budget
+
+    def gave(self, cid: bytes) -> bool:
+        """Whether an earlier life handed over this vector: it may be in a sum, and is not to be in another."""
+        return cid in self.memory.consented
+
+    # ---- the script's vector
+    def offer(self, now: float) -> None:
+        """There may be something to contribute, or a new round."""
+        machine = self.session.machine
+        if machine is None or machine.stateless or machine.open.applying:
+            return
+        if self.mean is not None:
+            return self._give(now)
+        masking = self.masking
+        if masking is not None and masking.step < Step.MASKED and masking.binding.round != machine.round:
+            self._drop()  # only the configuration changed: another roster
+        if self.given is None and (self.masking is None or self.masking.step < Step.MASKED):
+            first = self.session.offering.first()
+            if first is None:
+                return None
+            budget = self.budget
+            if budget is not None and not budget.allows:
+                self.session.offering.take()
+                why = f"this site has spent epsilon {budget.epsilon:.3g}, and one more round would pass {budget.terms.stop_at_epsilon:g}"
+                return self.session.ports.emit(ev.ContributionRefused(first[0], why, unfit=True))
+            self.given = first
+        if self.masking is None:
+            self._open(now, self._number)
+        return self._join(now)
+
+    def _give(self, now: float) -> None:
+        """The mean is this member's contribution to the log; the same as the others'."""
+        session, machine = self.session, self.session.machine
+        assert machine is not None
+        assert self.mean is not None
+        if machine.contribution is None and not machine.open.applying:
+            cid, mean = self.mean
+            session.ports.exchange.freeze(session.log, machine.round, cid, mean)
+            machine.contribute(now, cid, 1)
+
+    def decided(self, entry: Entry) -> tuple[bytes | None, bool]:
+        """A round is over: the script's cid, if one is free again, and whether its vector is in the result."""
+        masking, given = self.masking, self.given
+        if not entry.contributors:
+            return None, False
+        same = masking is not None and masking.digest is not None and entry.contributors[0].cid[:KIN_BYTES] == masking.digest[:KIN_BYTES]
+        # where the sum is not known here, a vector that was handed over for it is taken for counted: counting it twice would be wrong
+        counted = same and self._handed
+        burnt = self._handed and not counted
+        if self.mean is not None:
+            self.session.ports.exchange.release(self.mean[0])
+        self.mean, self._number = None, 0
+        self._drop()
+        self.given = None
+        if given is None:
+            return None, False
+        self.session.offering.take()
+        if burnt:
+            self._tell_burnt(given)
+            return None, False
+        return given[0], counted
+
+    def _tell_burnt(self, given: Given) -> None:
+        why = "it was given for a sum that came to nothing, and cannot be given again"
+        self.session.ports.emit(ev.ContributionRefused(given[0], why, unfit=True))
+
+    # ---- attempts
+    def _open(self, now: float, number: int) -> bool:
+        """Prepare for an attempt of the open round. Whether there are members enough."""
+        fresh = self._fresh(number)
+        if fresh is None:
+            return False
+        self._drop()
+        self.masking, self._number, self._since, self._told_at = fresh, number, now, now
+        return True
+
+    def _fresh(self, number: int) -> Masking | None:
+        session, machine = self.session, self.session.machine
+        assert machine is not None
+        roster = tuple(sorted({member.peer for member in machine.config}))
+        threshold = threshold_of(self.terms, len(roster))
+        if not machine.is_member or not LEAST_MEMBERS <= threshold <= len(roster):
+            return None
+        binding = Binding(session.run, machine.round, number, roster, threshold, machine.shape.numel + 1, 32)
+        return Masking(binding, machine.convener_of(number).peer, session.me, config_key(machine.config))
+
+    def _join(self, now: float) -> None:
+        """Take part with the script's vector."""
+        masking = self.masking
+        while masking is not None and masking.client is None and self.given is not None and not masking.fixed:
+            digest = masking.binding.digest
+            try:
+                if digest not in self.memory.begun:
+                    self.session.ports.storage.spend(BEGUN + digest.hex())
+                masking.join(self.identity, self.memory, self.chance)
+            except SecurityError:  # in an earlier life
+                self._open(now, self._number + 1)
+                masking = self.masking
+        self._step(now)
+
+    def _drop(self) -> None:
+        """Let go of the attempt. The vector stays."""
+        masking = self.masking
+        if masking is not None and masking.digest is not None:
+            self.session.operations.abandon(self.session.clock(), self._op_id(masking))
+        self.masking, self._total, self._handed = None, None, False
+
+    def _fail(self, now: float, reason: str) -> None:
+        """The attempt came to nothing: another one, with fresh masks; and with another vector, where this one may be in a sum."""
+        masking, given = self.masking, self.given
+        assert masking is not None
+        self.session.ports.emit(ev.MaskingFailed(*masking.key, reason))
+        burnt, number = self._handed, masking.binding.attempt + 1
+        self._drop()
+        self._number = number
+        if burnt and given is not None:
+            self.given = None
+            self.session.offering.take()
+            self._tell_burnt(given)
+        self.offer(now)
+
+    def _op_id(self, masking: Masking) -> str:
+        assert masking.digest is not None
+        return OPERATION + masking.digest.hex()[:32]
+
+    # ---- messages
+    def on_message(self, now: float, peer: PeerId, data: bytes) -> None:
+        """About a masking. Raises RemoteProtocolError, BadSignatureError."""
+        talk, machine = decode(data, peer), self.session.machine
+        if machine is None or machine.stateless or not machine.is_member:
+            return
+        key, body, masking = (talk.round, talk.attempt), talk.body, self.masking
+        opens = isinstance(body, Said) and talk.round == machine.round and not machine.open.applying and self.mean is None
+        if opens and (masking is None or (key > masking.key and masking.step < Step.MASKED)) and talk.attempt >= self._number:
+            fresh = self._fresh(talk.attempt)
+            if fresh is None or not isinstance(body, Said) or not fresh.hear(peer, body):
+                return
+            self._open(now, talk.attempt)
+            self._invited(now)
+            masking = self.masking
+        if masking is None or key != masking.key:
+            return
+        match body:
+            case Said():
+                news = masking.hear(peer, body)
+            case Fixed():
+                news = masking.fix(peer, body)
+            case Want():
+                masking.answer(peer, body.stage, body.numbers)
+                news = False
+            case Pass():
+                news = peer in masking.binding.roster and peer not in masking.said[0] and peer not in masking.passed
+                if news:
+                    masking.passed.add(peer)
+        if news:
+            self._since = now
+        if self.masking is masking and masking.client is None:
+            self.offer(now)
+        self._step(now)
+
+    def _invited(self, now: float) -> None:
+        """Others have begun: the script contributes now, or nobody need wait for it."""
+        session, masking = self.session, self.masking
+        assert masking is not None
+        if session.script is None:
+            masking.out.append((masking.leader, Pass()))
+        elif self.given is None and session.offering.first() is None:
+            session.ports.emit(ev.RoundClosing(session.completed + 1))
+
+    def _flush(self) -> None:
+        masking = self.masking
+        if masking is None:
+            return
+        out, masking.out = masking.out, []
+        for peer, body in out:
+            data = encode(Talk(*masking.key, body))
+            for each in masking.binding.roster if peer is None else (peer,):
+                if each != masking.me:
+                    self.session.ports.send(each, data)
+
+    def tick(self, now: float) -> None:
+        """What waits, what was lost, and what takes too long."""
+        machine, masking = self.session.machine, self.masking
+        if machine is None or machine.stateless:
+            return
+        if masking is None or masking.client is None or self.mean is not None:
+            self.offer(now)
+        masking = self.masking
+        if masking is None:
+            return
+        if now - self._told_at >= REPEAT_S:
+            self._told_at = now
+            masking.repeat()
+            masking.ask(self.session.rng.choice(masking.binding.roster))
+        if self._overdue(now, masking):
+            return self._fail(now, f"nothing came on any more after {masking.step.name.lower()}")
+        self._step(now)
+
+    def _overdue(self, now: float, masking: Masking) -> bool:
+        session, machine = self.session, self.session.machine
+        assert machine is not None
+        waited, many = now - self._since, 1 + min(6.0, masking.binding.attempt / 2)
+        if self.mean is not None or self._busy:
+            return False
+        if masking.client is None:  # others began without us, and may be gone
+            return self.given is not None and waited > many * SUM_S
+        if masking.step >= Step.MASKED:
+            return waited > many * SUM_S
+        if len(masking.said[0].keys() - {masking.me}) + 1 < masking.binding.threshold:
+            return False
+        patience = many * (session.timing.takeover_s + 2 * machine.timing.grace(machine.round_s))
+        return waited > patience or (waited > session.timing.detect_s and session.actions.suspected(masking.leader))
+
+    # ---- progress
+    def _step(self, now: float) -> None:
+        """Go on as far as what is known allows."""
+        masking, machine = self.masking, self.session.machine
+        if masking is None or machine is None:
+            return
+        silent = [peer for peer in masking.binding.roster if self.session.actions.suspected(peer)]
+        late = now - self._since > (machine.timing.grace(machine.round_s) if not masking.fixed else 2 * machine.timing.detect_s)
+        if masking.lead(silent, self.bad, late):
+            self._since = now
+        try:
+            masking.advance()
+        except RemoteProtocolError as error:
+            return self._blame(now, error)
+        if masking.digest is not None and self._total is None and not self._busy and masking.client is not None:
+            if not masking.takes_part:
+                pass  # fixed without us: our vector is for the next attempt or round
+            elif masking.survivors is None and self._op_id(masking) not in self._called():
+                self._mask(now, masking)
+        if masking.survivors is not None and not self._busy:
+            self._unmask_when_ready(now, masking)
+        return self._flush()
+
+    def _called(self) -> set[str]:
+        return {operation.op_id for operation in self.session.operations.by_key.values() if operation.op_id is not None}
+
+    def _blame(self, now: float, error: RemoteProtocolError) -> None:
+        """What a member said does not hold: the next attempt is without it."""
+        peer = PeerId(error.peer)
+        self.bad.add(peer)
+        self.session.ports.emit(ev.PeerMisbehaved(peer, error.message))
+        self._fail(now, error.message)
+
+    # ---- the sum
+    def _mask(self, now: float, masking: Masking) -> None:
+        """Put the vector on the ring and mask it, beside; then it goes into the sum."""
+        given, client = self.given, masking.client
+        assert given is not None
+        assert client is not None
+        cid, samples, vector, _ = given
+        privacy, roster = self.session.settings.privacy, masking.binding.roster
+        self.vectors = vectors = Vectors(self.terms, privacy, vector.numel(), len(roster), masking.binding.threshold)
+        self._busy = True
+
+        def work() -> Words | str | RemoteProtocolError:
+            words = vectors.words(vector, samples, self.chance)
+            try:
+                if not isinstance(words, str):
+                    client.mask(words, cid, masking.deals)
+            except RemoteProtocolError as error:
+                return error
+            return words
+
+        self.session.ports.offload(work, lambda now, found: self._masked(now, masking, given, found))
+
+    def _masked(self, now: float, masking: Masking, given: Given, found: Words | str | RemoteProtocolError) -> None:
+        self._busy, self._since = False, now
+        if self.masking is not masking or self.given is not given:
+            return
+        if isinstance(found, str):
+            self.session.offering.take()
+            self.given = None
+            self.session.ports.emit(ev.ContributionRefused(given[0], found, unfit=True))
+            masking.client = None  # the others' sum is without us
+        elif isinstance(found, RemoteProtocolError):
+            self._blame(now, found)
+        else:
+            session, words = self.session, torch.from_numpy(found.view(np.float32))
+            try:
+                self._hand_over(given)
+            except StorageError as error:
+                self._fail(now, error.message)
+                raise
+            call = Call(self._op_id(masking), reducer="wrap32", weight=1, deadline_s=1e9, under=masking.config)
+            try:
+                session.operations.start(now, call, words.numel(), words, self.chance.randbytes(CID_BYTES))
+            except (GroupError, LocalProtocolError) as error:
+                self._fail(now, str(error))
+        self.session.settle(now)
+
+    def _hand_over(self, given: Given) -> None:
+        """What must be written down before. Raises StorageError: then it is not handed over."""
+        self.session.ports.storage.spend(GIVEN + given[0].hex())
+        if (budget := self.budget) is not None:
+            budget.spend()
+            self.session.ports.emit(ev.PrivacySpent(budget.epsilon, budget.steps, budget.room))
+        self._handed = True
+
+    def takes(self, event: ev.OperationDone | ev.OperationRefused) -> bool:
+        """Whether an operation that is over was a sum of a secure round."""
+        if not event.op_id.startswith(OPERATION):
+            return False
+        masking, now = self.masking, self.session.clock()
+        if masking is None or masking.digest is None or event.op_id != self._op_id(masking) or masking.survivors is not None:
+            return True
+        if isinstance(event, ev.OperationRefused):
+            self._fail(now, event.reason)
+            return True
+        survivors = tuple(sorted(share.peer for share in event.contributors))
+        self._handed = masking.me in survivors  # decided: no other sum of this attempt will ever be
+        if len(survivors) < masking.binding.threshold:
+            self._handed = False  # nobody consents to it
+        if len(survivors) < masking.binding.threshold or not set(survivors) <= set(masking.fixed[1]):
+            self._fail(now, f"vectors of {len(survivors)} members came together; {masking.binding.threshold} are needed")
+            return True
+        total = torch.empty(masking.binding.numel, dtype=torch.float32)
+        for _ in Grid(event.codec, masking.binding.numel, event.chunk_elements).results.decode(event.result, total):
+            pass
+        self._total, masking.survivors, self._since = total.numpy().view(np.uint32), survivors, now
+        if masking.me in survivors and masking.client is not None:
+            masking.say(masking.client.consent(survivors))
+        self._step(now)
+        return True
+
+    def _unmask_when_ready(self, now: float, masking: Masking) -> None:
+        client, enough = masking.client, masking.binding.threshold
+        consents, reveals = masking.consents(), masking.reveals()
+        if client is not None and masking.me in (masking.survivors or ()) and masking.me not in masking.said[3] and len(consents) >= enough:
+            masking.say(client.reveal(consents))
+            reveals = masking.reveals()
+        if self._total is None or self.mean is not None or len(reveals) < enough:
+            return
+        total, vectors, self._busy = self._total, self.vectors, True
+        assert vectors is not None
+
+        def work() -> Tensor | RemoteProtocolError | SecurityError:
+            try:
+                unmasking = Unmasking(masking.binding, masking.keys, masking.deals, masking.survivors or ())
+                for peer, reveal in reveals.items():
+                    unmasking.add(peer, reveal)
+                unmasking.unmask(total)
+                return torch.from_numpy(vectors.ring.decode(total)[0].astype(np.float32))
+            except (RemoteProtocolError, SecurityError) as error:
+                return error
+
+        self.session.ports.offload(work, lambda now, found: self._unmasked(now, masking, found))
+
+    def _unmasked(self, now: float, masking: Masking, found: Tensor | RemoteProtocolError | SecurityError) -> None:
+        self._busy, self._since = False, now
+        if self.masking is masking:
+            if isinstance(found, Tensor):
+                assert masking.digest is not None
+                own = blake3(masking.me.encode()).digest(CID_BYTES - KIN_BYTES)
+                self.mean, self._total = (masking.digest[:KIN_BYTES] + own, found), None
+                self.session.ports.emit(ev.Unmasked(*masking.key, masking.survivors or (), masking.binding.threshold))
+                self._give(now)
+            elif isinstance(found, RemoteProtocolError) and (peer := PeerId(found.peer)) in masking.said[3]:
+                del masking.said[3][peer]  # its shares are none; others may do
+                self.bad.add(peer)
+                self.session.ports.emit(ev.PeerMisbehaved(peer, found.message))
+            else:
+                self._fail(now, found.message)
+        self.session.settle(now)

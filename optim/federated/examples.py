@@ -1,0 +1,79 @@
+"""Differential privacy of single examples in a site's own inner steps: DP-SGD (Abadi et al. 2016, arXiv 1607.00133).
+
+Beside `[privacy]`, which protects all data of a site together against everybody else; this protects one example against whoever sees what the site
+trained, the others' noise or not. Each example's gradient is clipped, and their sum gets noise: discrete Gaussian on a grid of clip / 2^20, so that
+nothing leaks through low bits. **A batch is a Poisson sample**: each example by itself with the same probability; fixed batches of a shuffled
+loader are not, and spend more than is accounted here.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ...collectives.errors import ConfigError
+from ...security.privacy import Accountant, NoisePlan, add_noise, clip
+
+GRID = 1 << 20  # steps in the clipping bound
+
+
+class PrivateExamples:
+    """One site's examples, numbered from 0 to ``count`` - 1, and what steps on them have spent.
+
+        private = PrivateExamples(len(data), rate=0.01, noise=1.1, bound=1.0, delta=1e-6, stop_at_epsilon=8.0)
+        while private.allows:
+            private.step(model, [data[i] for i in private.batch()], lambda example: loss(model, example))
+            optimizer.step()
+
+    ``rate``: an example's probability of being in a batch. ``noise``: deviation in units of ``bound``, the largest norm of an example's gradient.
+    The count of steps, `accountant.steps`, is the caller's to keep over restarts. ``chance``: None, outside tests: `random.SystemRandom()`. Raises
+    ConfigError for values that promise nothing.
+    """
+
+    def __init__(
+        self, count: int, *, rate: float, noise: float, bound: float, delta: float, stop_at_epsilon: float = math.inf, steps: int = 0,
+        chance: random.Random | None = None,
+    ) -> None:  # fmt: skip
+        """``steps``: made in earlier lives."""
+        if count < 1 or not 0 < rate <= 1 or not noise > 0 or not bound > 0:
+            raise ConfigError(f"private examples: {count} of them, rate {rate}, noise {noise}, bound {bound}", why="all are above 0")
+        self.count, self.rate, self.noise, self.bound = count, rate, noise, bound
+        self.accountant = Accountant(delta, stop_at_epsilon)
+        self.accountant.spend(rate, noise, steps)
+        self._chance = chance or random.SystemRandom()
+
+    @property
+    def allows(self) -> bool:
+        """Whether one more step stays within ``stop_at_epsilon``."""
+        return self.accountant.allows(self.rate, self.noise)
+
+    def batch(self) -> list[int]:
+        """The examples of a step: a Poisson sample, perhaps empty."""
+        return [index for index in range(self.count) if self._chance.random() < self.rate]
+
+    def step(self, model: nn.Module, examples: Sequence[object], loss: Callable[[object], Tensor]) -> None:
+        """Fill ``grad`` of the model's parameters: the noisy sum over ``examples`` by the batch's expected size. ``loss``: of one example, a scalar.
+
+        Raises ConfigError where it would pass the limit, ValueError for a gradient that is not finite; then ``grad`` is as it was.
+        """
+        if not self.allows:
+            raise ConfigError(f"private examples: epsilon {self.accountant.epsilon:.3g} is spent", key="stop_at_epsilon")
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        total = torch.zeros(sum(parameter.numel() for parameter in parameters), dtype=torch.float64)
+        for example in examples:
+            found = torch.autograd.grad(loss(example), parameters)
+            gradient = torch.cat([each.detach().reshape(-1).to("cpu", torch.float32) for each in found])
+            clip(gradient, self.bound)
+            total += gradient
+        step = self.bound / GRID
+        multiples = torch.round(total / step).to(torch.int64).numpy()
+        add_noise(multiples, NoisePlan(self.noise, self.bound, step, len(multiples), 1), self._chance)
+        self.accountant.spend(self.rate, self.noise)
+        noisy, at = torch.from_numpy(multiples).to(torch.float64) * (step / (self.rate * self.count)), 0
+        for parameter in parameters:
+            piece = noisy[at : at + parameter.numel()].view(parameter.shape)
+            parameter.grad, at = piece.to(parameter.device, parameter.dtype), at + parameter.numel()

@@ -1,0 +1,36 @@
+"""Federated runs of any size in virtual time, for researchers: `atoll simulate`. The classes of a run (`..member`, `..server`, `..compass`) do
+the work; here are only the clients' data and machines, and the clock.
+
+    result = simulate(task, dirichlet(task.labels, 20, 0.1, seed=0), fleet(20, [1, 1.5, 2, 4, 5]), Settings("scaffold", rounds=50))
+
+partition    who has which samples: Dirichlet, label shards
+devices      how long a step takes, when a machine is there, whether it comes back
+task         model and samples; one live model that plays every client
+study        a run: settings, a client's turn, attacks, the curve
+synchronous  rounds that wait for everybody
+arriving     FedAsync, FedBuff, FedFix, FedCompass
+sites        models of one's own: fine-tuned, Ditto, by clusters
+report       results as tables and curves
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .arriving import run_arriving
+from .devices import Device, Fleet, fleet
+from .partition import Indices, dirichlet, label_shards
+from .sites import Sites, personalised
+from .study import ARRIVING, NAMES, Point, Result, Settings, Study
+from .synchronous import run_synchronous
+from .task import Task
+
+__all__ = [
+    "simulate", "personalised", "Settings", "Task", "Result", "Point", "Sites", "dirichlet", "label_shards", "fleet", "Fleet", "Device", "NAMES",
+]  # fmt: skip
+
+
+def simulate(task: Task, parts: Sequence[Indices], fleet: Fleet, settings: Settings) -> Result:
+    """One run, from the model's first parameters to its end. The same arguments give the same result."""
+    study = Study(task, parts, fleet, settings)
+    return run_arriving(study) if settings.name in ARRIVING else run_synchronous(study)

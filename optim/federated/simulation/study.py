@@ -1,0 +1,265 @@
+"""One run of one method, simulated: what it is made of, a client's turn, and what is measured. `synchronous` and `arriving` are its two drivers."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ....collectives.errors import ConfigError
+from ....collectives.swarm import OuterSettings
+from ....security.attacks import ATTACKS, flipped_labels
+from ....security.rules.aggregate import RULES, aggregate
+from ..arrivals import Staleness
+from ..member import Knobs, Served, Turn, first_control
+from ..methods import METHODS, Method, server_settings
+from ..personal import Gradient
+from ..server import Server
+from .devices import Fleet
+from .partition import Indices
+from .task import Learner, Task, endless
+
+Scheme = Literal["synchronous", "fedasync", "fedbuff", "fedfix", "fedcompass"]
+ARRIVING: tuple[Scheme, ...] = ("fedasync", "fedbuff", "fedfix", "fedcompass")
+NAMES = (*METHODS, *ARRIVING)
+FLIPPED = "label_flip"
+EVERY_ATTACK = (*ATTACKS, FLIPPED)
+FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """A run's values. ``name``: of a method, or of a scheme of arrivals, whose members make FedAvg's steps.
+
+    A turn has ``steps`` batches of ``batch``, or ``epochs`` passes over the client's samples. A run ends after ``rounds`` outer steps or ``seconds``,
+    whichever comes first, and is measured every ``measure`` rounds (schemes of arrivals: as often in time as there would be synchronous rounds).
+    ``asked``: clients a synchronous round asks, None: all that are there. ``outer``: a server's outer step in place of that which the method has with
+    ``server_lr``, ``server_momentum`` and ``epsilon``. ``even``: all clients count the same, whatever they have.
+    """
+
+    name: str = "fedavg"
+    rounds: int | None = 50
+    seconds: float = math.inf
+    steps: int = 10
+    epochs: int | None = None
+    batch: int = 16
+    asked: int | None = None
+    knobs: Knobs = Knobs()
+    server_lr: float = 1.0
+    server_momentum: float = 0.9
+    epsilon: float = 1e-3
+    outer: OuterSettings | None = None
+    even: bool = False
+    alpha: float = 0.9  # of FedAsync and FedCompass: how far a fresh contribution moves the anchor
+    staleness: Staleness = "polynomial"
+    buffer: int = 5  # FedBuff's
+    period: float | None = None  # FedFix', in seconds; None: of the median device's turn
+    least: int = 20  # FedCompass' steps a turn
+    most: int = 100
+    first: int | None = None
+    slack: float = 1.5
+    rule: str = "mean"
+    f: int = 0
+    attack: str | None = None
+    hostile: int = 0
+    measure: int = 1
+    seed: int = 0
+
+    @property
+    def method(self) -> Method:
+        """What the members' steps are corrected by."""
+        return METHODS["fedavg" if self.name in ARRIVING else self.name]
+
+    def check(self, clients: int) -> None:
+        """Raises ConfigError for what cannot be simulated."""
+        if self.name not in NAMES:
+            raise ConfigError(f"no federated method {self.name!r}", key="methods", hint=f"one of: {', '.join(NAMES)}")
+        if not self.seconds > 0 or (self.rounds is None and math.isinf(self.seconds)):
+            raise ConfigError("the simulation has no end", key="rounds", hint="--rounds 50, or --seconds 3600")
+        if not (self.knobs.lr > 0 and math.isfinite(self.knobs.lr)):
+            raise ConfigError(f"inner steps with a learning rate of {self.knobs.lr}", key="lr", hint="--lr 0.1")
+        if min(self.steps, self.batch, self.buffer, self.measure, self.asked or 1, self.epochs or 1, self.rounds or 1) < 1:
+            raise ConfigError("steps, epochs, batch, rounds, buffer and clients asked are counted from 1", key="steps")
+        if self.rule != "mean" and (self.rule not in RULES or self.name in ARRIVING or self.f < 1):
+            why = f"rules go with synchronous methods and an f of at least 1; they are: mean, {', '.join(RULES)}"
+            raise ConfigError(f"rule {self.rule!r} with f = {self.f} for {self.name}", key="rule", why=why)
+        if self.attack is not None and self.attack not in EVERY_ATTACK:
+            raise ConfigError(f"no attack {self.attack!r}", key="attack", hint=f"one of: {', '.join(EVERY_ATTACK)}")
+        if not 0 <= self.hostile < clients:
+            raise ConfigError(f"{self.hostile} hostile clients of {clients}", key="hostile")
+        if self.hostile and self.attack is None:
+            raise ConfigError(f"{self.hostile} hostile clients without an attack", key="attack", hint=f"one of: {', '.join(EVERY_ATTACK)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The anchor at a time. ``round``: outer steps so far; ``bytes``: sent and received by all clients so far, as float32."""
+
+    round: int
+    seconds: float
+    bytes: int
+    accuracy: float
+    loss: float
+
+
+@dataclass(slots=True)
+class Result:
+    """A run's curve; what clients waited of the time they were in it (`idle`, 0 to 1); the accuracy of the last anchor on each client's samples;
+    and the last anchor itself."""
+
+    settings: Settings
+    anchor: Tensor
+    points: list[Point] = field(default_factory=list)
+    turns: int = 0
+    dropped: int = 0
+    busy_s: float = 0.0
+    waited_s: float = 0.0
+    by_site: list[float] = field(default_factory=list)
+
+    @property
+    def idle(self) -> float:
+        """Share of the clients' time that was waiting for others."""
+        total = self.busy_s + self.waited_s
+        return self.waited_s / total if total else 0.0
+
+    def at(self, seconds: float) -> Point:
+        """The last point measured by then."""
+        return [point for point in self.points if point.seconds <= seconds][-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a turn came to: anchor - parameters (numel,), the change of its c_i, and its steps."""
+
+    client: int
+    pseudo: Tensor
+    change: Tensor | None
+    steps: int
+
+    @property
+    def finite(self) -> bool:
+        """Whether it holds numbers only; what does not is refused, as in a real round."""
+        return bool(self.pseudo.isfinite().all())
+
+
+class Study:
+    """Server and clients of one run. Clients are numbered; the last ``hostile`` of them are. Their shares are those of the samples, or all alike."""
+
+    def __init__(self, task: Task, parts: Sequence[Indices], fleet: Fleet, settings: Settings, start: Tensor | None = None) -> None:
+        """``start``: the first anchor, in place of the model's own."""
+        settings.check(len(parts))
+        if len(fleet.devices) != len(parts):
+            raise ConfigError(f"{len(fleet.devices)} devices for {len(parts)} clients", key="speeds")
+        self.task, self.fleet, self.settings, self.method = task, fleet, settings, settings.method
+        self.learner = Learner(task)
+        outer = server_settings(self.method.name, lr=settings.server_lr, momentum=settings.server_momentum, epsilon=settings.epsilon)
+        self.server = Server(self.method, settings.outer or outer, self.learner.live if start is None else start, self.learner.layout)
+        self.chance = random.Random(settings.seed)
+        self.result = Result(settings, self.server.anchor)
+        sizes = [1 if settings.even else len(part) for part in parts]
+        self.shares = [size / sum(sizes) for size in sizes]
+        self._data = [(task.x[torch.from_numpy(part)], task.y[torch.from_numpy(part)]) for part in parts]
+        if settings.attack == FLIPPED:
+            classes = int(task.y.max()) + 1
+            for client in range(len(parts) - settings.hostile, len(parts)):
+                self._data[client] = (self._data[client][0], flipped_labels(self._data[client][1], classes))
+        self._own = [first_control(self.method, self.learner.parameters) for _ in parts]
+        self._turns = [0] * len(parts)
+
+    @property
+    def clients(self) -> int:
+        """How many there are."""
+        return len(self.shares)
+
+    def steps_of(self, client: int) -> int:
+        """Inner steps of a turn whose length the scheme does not choose."""
+        rows, settings = len(self._data[client][1]), self.settings
+        return settings.steps if settings.epochs is None else settings.epochs * math.ceil(rows / settings.batch)
+
+    def turn(self, client: int, served: Served, steps: int) -> Work:
+        """A client's inner steps from what it was served, on batches that only it and the number of its turn decide."""
+        (x, y), learner, lr = self._data[client], self.learner, self.settings.knobs.lr
+        turn, live = Turn(self.method, self.settings.knobs, served, self._own[client]), learner.live[: learner.parameters]
+        learner.live.copy_(served.anchor)
+        key = (self.settings.seed, client, self._turns[client])
+        for rows in map(torch.from_numpy, islice(endless(len(y), self.settings.batch, key), steps)):
+            before = None
+            if served.before is not None:
+                kept = learner.live.clone()
+                live.copy_(served.before)
+                before = learner.backward(x[rows], y[rows]).clone()
+                learner.live.copy_(kept)
+            live.sub_(turn.direction(learner.backward(x[rows], y[rows]), live, before), alpha=lr)
+        pseudo = served.anchor - learner.live
+        own, control = self._own[client], turn.control(pseudo[: learner.parameters], steps)
+        self._turns[client] += 1
+        self.result.turns += 1
+        if own is None or control is None:
+            return Work(client, pseudo, None, steps)
+        self._own[client] = control
+        return Work(client, pseudo, control - own, steps)
+
+    def gradient(self, client: int, turn: int) -> Gradient:
+        """A client's gradient at parameters (numel,), zero for running statistics, of the next batch in every call, for steps of its own."""
+        (x, y), learner = self._data[client], self.learner
+        rows = endless(len(y), self.settings.batch, (self.settings.seed, client, turn, 1))
+
+        def at(parameters: Tensor) -> Tensor:
+            batch = torch.from_numpy(next(rows))
+            learner.live.copy_(parameters)
+            found = torch.zeros_like(learner.live)
+            found[: learner.parameters] = learner.backward(x[batch], y[batch])
+            return found
+
+        return at
+
+    def attacked(self, works: Sequence[Work]) -> list[Work]:
+        """What comes in of an outer step's contributions: hostile clients see all honest ones of it and send something else."""
+        attack, first = self.settings.attack, self.clients - self.settings.hostile
+        if attack is None or attack == FLIPPED or all(work.client < first for work in works):
+            return list(works)
+        honest = [work.pseudo for work in works if work.client < first] or [work.pseudo for work in works]
+        sent = ATTACKS[attack](torch.stack(honest))
+        return [work if work.client < first else replace(work, pseudo=sent) for work in works]
+
+    def combined(self, works: Sequence[Work]) -> None:
+        """The outer step of a synchronous round: with the mean by shares, or by the rule, where each counts once.
+
+        Without contributions there is none, and by a rule none of fewer than 2 f + 1, as in a real round."""
+        for work in works:
+            if work.change is not None:
+                self.server.note(work.change, self.shares[work.client])
+        works = [work for work in self.attacked(works) if work.finite]
+        if self.settings.rule == "mean":
+            for work in works:
+                self.server.add(work.pseudo, self.shares[work.client])
+        if len(works) < 2 * self.settings.f + 1:
+            return
+        steps = sum(work.steps for work in works) / len(works)
+        if self.settings.rule == "mean":
+            self.server.step(steps, self.settings.knobs.lr)
+            return
+        rows = torch.stack([work.pseudo for work in works])
+        self.server.step_with(aggregate(rows, self.settings.rule, self.settings.f).value, steps, self.settings.knobs.lr)
+
+    @property
+    def bytes(self) -> int:
+        """What all clients have sent and received so far."""
+        return (self.method.down + self.method.up) * FLOAT_BYTES * self.server.anchor.numel() * self.result.turns
+
+    def measured(self, seconds: float) -> None:
+        """Add a point of the curve."""
+        accuracy, loss = self.learner.measure(self.server.anchor, self.task.test_x, self.task.test_y)
+        self.result.points.append(Point(self.server.version, seconds, self.bytes, accuracy, loss))
+
+    def ended(self) -> Result:
+        """The result, with the last anchor measured at every site."""
+        self.result.anchor = self.server.anchor.clone()
+        self.result.by_site = [self.learner.measure(self.server.anchor, x, y)[0] for x, y in self._data]
+        return self.result

@@ -1,0 +1,51 @@
+"""Synchronous rounds in virtual time: the server asks some clients and waits for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ....collectives.errors import NotEnoughPeersError
+from .study import Result, Study, Work
+
+MOST_EMPTY = 1000
+
+
+def run_synchronous(study: Study, after_round: Callable[[], None] = lambda: None) -> Result:
+    """Rounds until the run's end. A round lasts until the last client that was asked is back, or should have been.
+
+    Raises NotEnoughPeersError where it does not get on: too few come back for the rule.
+    """
+    settings, result, now, empty = study.settings, study.result, 0.0, 0
+    study.measured(now)
+    while (settings.rounds is None or study.server.version < settings.rounds) and now < settings.seconds:
+        now, there = _there(study, now)
+        asked = there if settings.asked is None else sorted(study.chance.sample(there, min(settings.asked, len(there))))
+        served, end, works = study.server.served(), now, list[Work]()
+        spent: list[float] = []
+        for client in asked:
+            steps, device = study.steps_of(client), study.fleet.devices[client]
+            back = device.finished(now, steps)
+            end = max(end, back)
+            spent.append(back - now)
+            if study.fleet.drops(study.chance):
+                result.dropped += 1
+            else:
+                works.append(study.turn(client, served, steps))
+        result.busy_s += sum(spent)
+        result.waited_s += sum(end - now - each for each in spent)
+        now = end
+        version = study.server.version
+        study.combined(works)
+        empty = 0 if study.server.version > version else empty + 1
+        if empty == MOST_EMPTY:
+            raise NotEnoughPeersError(f"{empty} rounds in a row without a step: {len(asked)} clients asked, f = {settings.f}")
+        after_round()
+        if study.server.version > version and (study.server.version % settings.measure == 0 or study.server.version == settings.rounds):
+            study.measured(now)
+    return study.ended()
+
+
+def _there(study: Study, now: float) -> tuple[float, list[int]]:
+    """When the next round can begin, and with whom."""
+    now = min(device.next_there(now) for device in study.fleet.devices)
+    return now, [client for client, device in enumerate(study.fleet.devices) if device.next_there(now) <= now]
