@@ -5,11 +5,13 @@
 loads neither trio nor libp2p nor torch. Rooms, lowest first:
 
     paths, bandwidth, config   where files lie, and settings
-    strict_toml, manifest, manifest_checks, manifest_form, manifest_gpt, manifest_presets, invite   what a run is, and how one gets into it
+    strict_toml, manifest, manifest_checks, manifest_form, manifest_gpt, manifest_presets, manifest_federated   what a run is
+    invite, banning    how one gets into it, or not
     shared_memory      contribution and anchor, between node and script
     net/               libp2p, DHT, lanes
     membership_records, membership   who is there
     quorum             whether enough are, for people and tools
+    secure/            rounds whose contributions are masked; sans I/O, beside a session
     session/           a run's log: rounds, state, transfer; sans I/O
     storage/           what a run keeps on disk
     simulation/        the whole swarm in virtual time
@@ -17,7 +19,7 @@ loads neither trio nor libp2p nor torch. Rooms, lowest first:
     control/           the control socket: messages, what the node implements for it, the server
     service/           the node process's own work
     client/            the blocking side of the control socket: `join`, RunSwarm, NodeClient
-    export             a run's anchor as safetensors
+    export, audit      a run's anchor as safetensors; its log checked and handed over
     local, local_member   LocalSwarm: whole swarms in one process and virtual time, for users' own tests
     recipes/, demo/, cli/   built-in training, the demonstration, the command line
 """

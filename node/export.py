@@ -110,6 +110,11 @@ def export_run(paths: Paths, signed: SignedManifest, folder: Path, *, force: boo
     return Exported(rounds, sum(info.layout.numel for info in infos), tuple(tensors), len(weights), tuple(contents))
 
 
+def verified_checkpoint(source: Path) -> Saved | None:
+    """The checkpoint in a folder, its bytes checked against its own root; None where there is none. Raises StorageError E303."""
+    return _verified(source, read_info(source)) if (source / INFO_FILE).exists() else None
+
+
 def _verified(source: Path, info: CheckpointInfo) -> Saved:
     """The checkpoint, its bytes checked against the Merkle root that it was saved under."""
     from ..collectives.digest import chunk_hash, merkle_root

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from ..security.identity import Identity
 
 PREFIX = "atoll1:"
+INVITE_FILE = "invite"
+"""In a run's folder: what this node entered by, for invites of its own."""
 MAX_INVITE_CHARS = 8192
 MAX_TOKEN_BYTES = 1024
 DEFAULT_LIFE_S = 7 * 86_400
@@ -38,7 +40,7 @@ Address = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
 
 
 class Token(msgspec.Struct, frozen=True, array_like=True):
-    """The organiser's word that whoever shows this may enter the run until ``expires_s`` (seconds since 1970, UTC)."""
+    """The organiser's word that whoever shows this may enter the run until ``expires_s`` (seconds since 1970, UTC); with a ``peer`` that one only."""
 
     run_id: Run
     issued_s: Time
@@ -46,10 +48,12 @@ class Token(msgspec.Struct, frozen=True, array_like=True):
     nonce: Annotated[bytes, msgspec.Meta(min_length=8, max_length=16)]
     organiser: Peer
     signature: Signature
+    peer: Annotated[str, msgspec.Meta(max_length=MAX_PEER_ID)] = ""
 
     def signed_bytes(self) -> bytes:
         """What the organiser signed."""
-        return msgspec.msgpack.encode((self.run_id, self.issued_s, self.expires_s, self.nonce, self.organiser))
+        said = (self.run_id, self.issued_s, self.expires_s, self.nonce, self.organiser)
+        return msgspec.msgpack.encode((*said, self.peer) if self.peer else said)  # as before there was a ``peer``
 
 
 class Invite(msgspec.Struct, frozen=True, array_like=True):
@@ -87,9 +91,11 @@ class Invite(msgspec.Struct, frozen=True, array_like=True):
         return PREFIX + base64.b32encode(msgspec.msgpack.encode(self)).decode().rstrip("=").lower()
 
 
-def make_invite(run_id: RunId, bootstrap: Sequence[str], identity: Identity, *, now_s: float, life_s: float = DEFAULT_LIFE_S) -> Invite:
-    """A fresh invite by the organiser, whose key ``identity`` is, valid for ``life_s`` seconds."""
-    token = Token(run_id, int(now_s), int(now_s + life_s), os.urandom(8), identity.peer, bytes(64))
+def make_invite(
+    run_id: RunId, bootstrap: Sequence[str], identity: Identity, *, now_s: float, life_s: float = DEFAULT_LIFE_S, peer: str = ""
+) -> Invite:
+    """A fresh invite by the organiser, whose key ``identity`` is, valid for ``life_s`` seconds; with a ``peer`` for that one only."""
+    token = Token(run_id, int(now_s), int(now_s + life_s), os.urandom(8), identity.peer, bytes(64), peer)
     token = msgspec.structs.replace(token, signature=identity.sign(TOKEN_DOMAIN, token.signed_bytes()))
     return _issue(token, bootstrap, identity)
 
@@ -151,8 +157,18 @@ def parse_invite(text: str, *, now_s: float) -> Invite:
     return invite
 
 
-def check_token(data: bytes, *, run_id: RunId, organiser: PeerId, now_s: float) -> Token:
-    """The admission token a newcomer showed. Raises NotAdmittedError when it does not open this run now."""
+def check_bearer(token: Token, peer: PeerId) -> None:
+    """Raise NotAdmittedError where the invite is for another peer than this one."""
+    if token.peer not in ("", peer):
+        raise NotAdmittedError(
+            f"this invite to run {token.run_id} is for {token.peer[-8:]} only",
+            why="The organiser has made it for one peer, who cannot pass it on.",
+            hint="Ask the organiser for one of your own; it needs your peer id: atoll id",
+        )
+
+
+def check_token(data: bytes, *, run_id: RunId, organiser: PeerId, now_s: float, peer: PeerId) -> Token:
+    """The admission token that ``peer``, a newcomer, showed. Raises NotAdmittedError when it does not open this run now to this peer."""
     try:
         token = msgspec.msgpack.decode(data, type=Token) if len(data) <= MAX_TOKEN_BYTES else None
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -168,6 +184,7 @@ def check_token(data: bytes, *, run_id: RunId, organiser: PeerId, now_s: float) 
             hint="Ask a member for an invite to this run.",
         )
     _check_expiry(token, now_s)
+    check_bearer(token, peer)
     return token
 
 

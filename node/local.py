@@ -30,6 +30,7 @@ from ..collectives.round import Timing
 from ..collectives.simulation import Network, World
 from ..collectives.swarm import RunSettings, Swarm
 from ..optim.outer import effective_outer
+from ..security.identity import Identity
 from .local_member import LocalMember
 from .session.memory_storage import MemoryStorage
 from .simulation.process import NodeProcess, Place
@@ -94,7 +95,7 @@ class _Peer:
 
 
 class LocalSwarm:
-    """``count`` peers named p0, p1, …; p0 founds the run. One object plays one run.
+    """``count`` peers named p0, p1, … (in a secure run by their keys); the first founds the run. One object plays one run.
 
     ``latency_s`` one way, with up to ``jitter_s`` more; ``bandwidth_bytes_per_s`` of each link (0: without limit). ``sites``: the label
     of each peer's place, for plans of two levels. Where ``settings`` cut the model into fragments, its members are FragmentSwarms.
@@ -119,11 +120,13 @@ class LocalSwarm:
         self.settings = settings or RunSettings()
         self.world = World(seed)
         self.network = Network(self.world, latency_s=latency_s, jitter_s=jitter_s, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
-        self.names = [PeerId(f"p{index}") for index in range(count)]
+        people = [Identity(index.to_bytes(32, "big")) for index in range(count)] if self.settings.secure else []
+        self.names = [person.peer for person in people] or [PeerId(f"p{index}") for index in range(count)]
         self.stage = Stage(self.world)
         self.place = Place(
             self.world, self.network, self.names, RunId("local"), self.names[0], self.settings, timing or Timing(),
             chunk_elements=chunk_elements, checkpoint_every=1, sites=dict(zip(self.names, sites, strict=False)),
+            identities={person.peer: person for person in people},
         )  # fmt: skip
         self.peers = [_Peer(self, index) for index in range(count)]
         self._starts = [0.0] * count

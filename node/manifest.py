@@ -20,8 +20,9 @@ from ..collectives.group import MAX_PEER_ID, TopologyKind
 from ..collectives.identifiers import PeerId, RunId
 from ..collectives.layout import MAX_FRAGMENTS
 from ..collectives.swarm import OuterSettings, RunSettings
-from ..security.rule_names import MAX_F, CoordinateRule, reducer_name
-from .manifest_checks import check_exchange, check_fragments, check_robust, check_schedule, check_train
+from ..security.rule_names import MAX_F, CoordinateRule, GramRule, reducer_name
+from .manifest_checks import check_exchange, check_fragments, check_join, check_robust, check_schedule, check_train
+from .manifest_federated import FederatedTable, PrivacyTable, SecureTable, check_budget, check_federated, rounds_of
 from .manifest_form import canonical, stands_for
 from .manifest_gpt import gpt_config
 from .manifest_presets import take_wish, with_preset
@@ -139,16 +140,18 @@ class ExchangeTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class RobustTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``[robust]``: what a round makes of its contributions, where up to ``f`` of them may be anything. ``mean``: members are trusted.
 
-    A round needs 2 f + 1 contributors, each of which counts once, whatever it trained on.
+    A round needs 2 f + 1 contributors (Krum's rules: 2 f + 3), each of which counts once, whatever it trained on. ``before``: steps before the
+    rule, in their order (`security.rule_names.parse_step`).
     """
 
-    rule: Literal["mean", CoordinateRule] = "mean"
+    rule: Literal["mean", CoordinateRule, GramRule] = "mean"
     f: Annotated[int, msgspec.Meta(ge=1, le=MAX_F)] | None = None
+    before: Annotated[tuple[Annotated[str, msgspec.Meta(max_length=24)], ...], msgspec.Meta(max_length=4)] = ()
 
     @property
     def reducer(self) -> str:
         """What plans call it."""
-        return self.rule if self.rule == "mean" or self.f is None else reducer_name(self.rule, self.f)
+        return self.rule if self.rule == "mean" or self.f is None else reducer_name(self.rule, self.f, self.before)
 
 
 class LanesTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -159,9 +162,10 @@ class LanesTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class JoinTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[join]``: ``invite``: a newcomer shows a valid invite; ``open``: the run id is enough."""
+    """``[join]``: ``invite``: a newcomer shows a valid invite; ``open``: the run id is enough; ``allow``: only these peers and the organiser."""
 
-    policy: Literal["invite", "open"] = "invite"
+    policy: Literal["invite", "open", "allow"] = "invite"
+    allow: Annotated[tuple[str, ...], msgspec.Meta(max_length=1024)] = ()
 
 
 class CheckpointTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -206,6 +210,10 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     no_quorum: NoQuorumTable = NoQuorumTable()
     network: NetworkTable = NetworkTable()
     robust: RobustTable = RobustTable()
+    mode: Literal["swarm", "federated"] = "swarm"
+    federated: FederatedTable = FederatedTable()
+    secure: SecureTable | None = None
+    privacy: PrivacyTable | None = None
 
     def encode(self) -> bytes:
         """Canonical bytes: see `manifest_form`. What was received may be said in others: keep those, their hash is the run's id."""
@@ -241,14 +249,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             max_steps=self.train.max_steps,
             feedback=self.exchange.feedback,
             feedback_kept=self.exchange.feedback_kept,
-            outer=self.train.outer.settings(),
-            codec=self.exchange.codec,
-            codecs=self.exchange.codecs,
             plan=self.exchange.plan,
-            reducer=self.robust.reducer,
             fragments=self.exchange.fragments,
             rounds=self.train.rounds,
             deadline_s=self.exchange.deadline_s,
+            **rounds_of(self),
         )
 
 
@@ -291,6 +296,7 @@ def parse_manifest(text: str, name: str = "manifest") -> Manifest:
     if wish is not None:
         manifest = with_preset(manifest, wish, name)
     _check(manifest, name)
+    check_budget(manifest, name)
     return manifest
 
 
@@ -330,9 +336,7 @@ def decode_manifest(data: bytes) -> Manifest:
             ) from None
         raise ConfigError(f"the run's manifest cannot be read: {error}") from None
     if manifest.schema != SCHEMA:
-        raise VersionMismatchError(
-            f"the run's manifest has schema {manifest.schema}, this atoll reads {SCHEMA}", hint="pip install -U atoll"
-        )
+        raise VersionMismatchError(f"the run's manifest has schema {manifest.schema}, not {SCHEMA}", hint="pip install -U atoll")
     if not stands_for(data, manifest) or sum(getattr(manifest.train, end) is not None for end in ENDS) != 1:
         raise ConfigError("the run's manifest is not in canonical form")
     if unknown := [codec for codec in (manifest.exchange.codec, *manifest.exchange.codecs.values()) if codec not in CODECS]:
@@ -371,7 +375,9 @@ def _check(manifest: Manifest, name: str) -> None:
     if exchange.fragments > 1:
         check_fragments(manifest, name)
     check_train(manifest.train, manifest.no_quorum, name)
+    check_join(manifest.join, name)
     check_robust(manifest, name)
+    check_federated(manifest, name)
     if model.entry == "builtin:gpt":
         gpt_config(model, name)
         check_schedule(manifest.train, name)

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 from ..collectives.codecs.names import RESULTS
 from ..collectives.errors import ConfigError
+from ..collectives.group import MAX_MEMBERS
+from ..security.rule_names import MAX_F_MDA, parse_reducer, parse_step
 
 if TYPE_CHECKING:
-    from .manifest import ExchangeTable, Manifest, NoQuorumTable, TrainTable
+    from .manifest import ExchangeTable, JoinTable, Manifest, NoQuorumTable, TrainTable
 
 
 def check_train(train: TrainTable, no_quorum: NoQuorumTable, name: str) -> None:
@@ -57,6 +59,22 @@ def check_train(train: TrainTable, no_quorum: NoQuorumTable, name: str) -> None:
             why="What a branch hands over is the anchor and one momentum vector.",
             hint='Use optimizer = "nesterov", "sgd" or "adagrad" without a governor, or policy = "pause".',
         )
+
+
+def check_join(join: JoinTable, name: str) -> None:
+    """Who may enter."""
+    from ..security.identity import is_peer_id
+
+    if (join.policy == "allow") != bool(join.allow):
+        raise ConfigError(
+            f'{name}: $.join.policy is "{join.policy}", and $.join.allow names {len(join.allow) or "no"} peers',
+            key="$.join.allow",
+            why="The list says who may enter a run that only they may enter.",
+            hint='policy = "allow", and the peer ids of all who may: each prints hers with atoll id',
+        )
+    for peer in join.allow:
+        if not is_peer_id(peer):
+            raise ConfigError(f"{name}: {peer!r} is no peer id", key="$.join.allow", hint="Whose machine it is prints it: atoll id")
 
 
 def check_share(train: TrainTable, name: str) -> None:
@@ -144,20 +162,38 @@ def check_robust(manifest: Manifest, name: str) -> None:
     """What a run with a robust rule must be: whatever one contribution says may move the result by a bounded amount only."""
     robust, exchange, train = manifest.robust, manifest.exchange, manifest.train
     if robust.rule == "mean":
-        if robust.f is not None:
+        if robust.f is not None or robust.before:
+            key = "$.robust.f" if robust.f is not None else "$.robust.before"
             raise ConfigError(
-                f'{name}: $.robust.f is given, and $.robust.rule is "mean"',
-                key="$.robust.f",
+                f'{name}: {key} is given, and $.robust.rule is "mean"',
+                key=key,
                 why="A mean follows a single hostile contribution wherever it wants.",
-                hint='rule = "trimmed_mean", or leave f out',
+                hint=f'rule = "trimmed_mean", or leave {key.rsplit(".")[-1]} out',
             )
         return
     if robust.f is None:
         raise ConfigError(
             f"{name}: $.robust.rule is {robust.rule!r}, and $.robust.f is missing",
             key="$.robust.f",
-            why="It says how many contributions may be hostile; a round needs 2 f + 1 contributors.",
-            hint="f = 1, for runs of at least 3 members",
+            why="It says how many contributions may be hostile; a round needs 2 f + 1 contributors, with krum and multi_krum 2 f + 3.",
+            hint="f = 1, for runs of at least 3 members (krum, multi_krum: 5)",
+        )
+    for step in robust.before:
+        if parse_step(step) is None or robust.before.count(step) > 1:
+            raise ConfigError(
+                f"{name}: $.robust.before has {step!r}",
+                key="$.robust.before",
+                why="It names steps before the rule, each kind once.",
+                hint="one of nnm, arc, bucketing2 (to bucketing16), clipping10 (the greatest length)",
+            )
+    parsed = parse_reducer(robust.reducer)
+    if parsed is None or parsed.least > MAX_MEMBERS:
+        raise ConfigError(
+            f"{name}: $.robust.rule is {robust.reducer}",
+            key="$.robust.rule",
+            why=f"mda looks at all ways to leave out f contributions: f is at most {MAX_F_MDA}. A kind of step is taken once. "
+            f"And a round has at most {MAX_MEMBERS} contributors.",
+            hint='before = ["nnm"] and rule = "trimmed_mean"',
         )
     coarse = sorted({exchange.codec, *exchange.codecs.values()} & RESULTS.keys())
     refused: list[tuple[bool, str, str, str]] = [

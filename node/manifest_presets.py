@@ -93,7 +93,9 @@ def fitting(manifest: Manifest, peers: int) -> Preset:
 
 def explain_outer(manifest: Manifest, peers: int = PEERS) -> str:
     """Where the manifest's outer values come from, and what would be taken for such a run: for people."""
-    from ..optim.outer.presets import PRESETS
+    if manifest.mode == "federated":
+        return "the federated method's, from [federated]"
+    from ..optim.outer.presets import PRESETS  # loads torch
 
     train = manifest.train
     if train.method == "local_sgd":

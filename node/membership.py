@@ -71,6 +71,7 @@ class Membership:
     ) -> None:
         self.me, self.run = me, run
         self.foreign: set[PeerId] = set()  # on another history of the run: wherever they are, nothing is decided with them
+        self.banned: set[PeerId] = set()  # the same, whatever their history
         self.timing = timing or Timing()
         self.refused: Counter[str] = Counter()  # records refused, by reason
         self._sign, self._verify, self._rng, self._offset = sign, verify, rng, unix_offset_s
@@ -120,7 +121,7 @@ class Membership:
         its connection has ended: a process that is killed says so by that, and its silence needs no proof as long; none where it is `gone`."""
         if peer == self.me:
             return True
-        if peer in self.foreign:
+        if peer in self.foreign or peer in self.banned:
             return False
         last = max(self._heard.get(peer, float("-inf")), self._seen.get(peer, float("-inf")))
         lost = self._lost.get(peer, float("inf"))
@@ -128,8 +129,8 @@ class Membership:
 
     def suspected(self, now: float, peer: PeerId) -> bool:
         """Whether ``peer`` was watched for ``detect_s``, or lost its connection, and is not `live`. Without being watched it never is,
-        unless it is on another history."""
-        if peer in self.foreign:
+        unless it is on another history, or banned."""
+        if peer in self.foreign or peer in self.banned:
             return True
         since = self._watched.get(peer)
         return since is not None and (now - since > self.timing.detect_s or peer in self._lost) and not self.live(now, peer)

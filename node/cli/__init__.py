@@ -15,9 +15,13 @@
     reaching           netcheck, ping, relay
     doctor             doctor
     recertify          recertify
-    invites            invite new, invite inspect
+    bans               ban, allow, bans
+    audit              audit
+    invites            invite new, inspect, revoke
+    templates          manifests to start from
     runs               new, validate, export
     planning           plan
+    curves, simulating  pictures of runs; simulate
     join               join
 
 A command's module is imported when the command runs, and heavy packages inside its functions: ``atoll --help`` loads click and
@@ -47,6 +51,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "new": ("runs", "Check and sign a run's manifest; print its id and an invite."),
     "validate": ("runs", "Check a run's manifest and say what it means."),
     "plan": ("planning", "Say which settings keep your machines training, how long a round takes, and why."),
+    "simulate": ("simulating", "Try federated methods on many clients with uneven data, in virtual time."),
     "join": ("join", "Join a run by invite and train, with a live view."),
     "leave": ("daemon", "Leave a run; the node finishes its round first."),
     "ls": ("daemon", "List the runs of this node."),
@@ -57,8 +62,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("doctor", "Check this machine as a node: versions, key, disk, the running node, and whether others reach it."),
     "relay": ("reaching", "Be a bootstrap and a relay for others, on a machine with a public address."),
     "recertify": ("recertify", "Go on without members that are lost for ever (organiser only)."),
+    "ban": ("bans", "Keep a peer out: of the run, if you are its organiser, else of this machine."),
+    "allow": ("bans", "Lift a ban."),
+    "bans": ("bans", "Show who is banned, by whom, since when and why."),
+    "audit": ("audit", "Check every signature in a run's log, and say who decided and who contributed."),
     "id": ("identity", "Print this machine's peer id."),
-    "invite": ("invites", "Make or inspect invites."),
+    "invite": ("invites", "Make, inspect or revoke invites."),
     "export": ("runs", "Write a run's model as safetensors that load without atoll."),
     "config": ("identity", "Show or change settings."),
     "explain": ("meta", "Explain an error code."),

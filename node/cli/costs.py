@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...collectives.codecs.names import round_bytes_per_value
+import msgspec
+
+from ...collectives.codecs.names import MASKED_BYTES, round_bytes_per_value
 from ..manifest import Manifest
+from ..manifest_federated import READS, privacy_lines
 from .output import bytes_text, count_text, span_text
 from .views import rule_text
 
@@ -29,17 +32,21 @@ def describe(manifest: Manifest) -> dict[str, Any]:
         "sync_every": settings.sync_every,
         "round_s": settings.round_s,
         "rounds": settings.rounds,
-        "codec": settings.codec,
+        "mode": manifest.mode,
+        "codec": "masked" if settings.secure else settings.codec,
         "codecs": settings.codecs,
-        "rule": settings.reducer,
+        "rule": manifest.robust.reducer,
+        "secure": msgspec.to_builtins(settings.secure),
+        "privacy": msgspec.to_builtins(settings.privacy),
         "outer": {"kind": settings.outer.kind, "lr": settings.outer.lr, "momentum": settings.outer.momentum},
         "join": manifest.join.policy,
     }
     if parameters is not None:
-        one_way = round(2 * parameters * round_bytes_per_value(settings.codec))
+        value = MASKED_BYTES if settings.secure else round_bytes_per_value(settings.codec)
+        one_way = round(2 * parameters * value)
         found |= {"bytes_up_per_round": one_way, "bytes_down_per_round": one_way, "disk_bytes": parameters * _STATE_BYTES}
         if settings.sync_every is not None:
-            found["ddp_ratio"] = round_bytes_per_value(settings.codec) / (_DDP_BYTES * settings.sync_every)
+            found["ddp_ratio"] = value / (_DDP_BYTES * settings.sync_every)
     return found
 
 
@@ -47,6 +54,15 @@ def _data_text(described: dict[str, Any]) -> str:
     if described["model"] != "builtin:gpt":
         return "what your script reads; it never leaves this machine"
     return "your own; it never leaves this machine" if described["data"] == "local" else described["data"]
+
+
+def _steps_text(manifest: Manifest) -> str:
+    """What a round does."""
+    settings = manifest.settings()
+    if manifest.mode == "federated":
+        table = manifest.federated
+        return ", ".join([table.method, *(f"{key} {getattr(table, key)}" for key in READS[table.method])])
+    return f"{settings.method}, outer {settings.outer.kind} lr {settings.outer.lr:g} momentum {settings.outer.momentum:g}"
 
 
 def describe_lines(manifest: Manifest) -> list[str]:
@@ -57,8 +73,7 @@ def describe_lines(manifest: Manifest) -> list[str]:
     lines = [
         f"model    {d['model']}, {size}",
         f"data     {_data_text(d)}",
-        f"rounds   every {every}, {d['method']}, outer {d['outer']['kind']} lr {d['outer']['lr']:g} momentum {d['outer']['momentum']:g}"
-        + (f", {d['rounds']} in all" if d["rounds"] else ", without end"),
+        f"rounds   every {every}, {_steps_text(manifest)}" + (f", {d['rounds']} in all" if d["rounds"] else ", without end"),
     ]
     if d["rule"] != "mean":
         lines.append(f"rule     {rule_text(d['rule'])}")
@@ -70,7 +85,11 @@ def describe_lines(manifest: Manifest) -> list[str]:
         )
         lines.append(f"disk     {bytes_text(d['disk_bytes'])} for the newest state, and two rounds of results")
     else:
-        lines.append(f"wire     twice the encoded parameters ({codecs}) up and down a round")
-    lines.append("privacy  members see your averaged update, how much you trained, and your IP address; bytes on the way are encrypted")
+        times = "three times the parameters in float32" if manifest.secure else "twice the encoded parameters"
+        lines.append(f"wire     {times} ({codecs}) up and down a round")
+    if manifest.mode == "federated":
+        lines += [f"{'privacy' if number == 0 else '':7}  {line}" for number, line in enumerate(privacy_lines(manifest))]
+    else:
+        lines.append("privacy  members see your averaged update, how much you trained, and your IP address; bytes on the way are encrypted")
     lines.append("code     nothing is downloaded and executed")
     return lines

@@ -234,6 +234,29 @@ manifest: it is refused; ask the organiser. A record from a peer: it is dropped 
         """It signed two things that cannot both be true. The signed bytes are kept as evidence, the peer is left out. There is nothing
 to do.""",
     ),
+    "E204": Page(
+        "not-proven",
+        "a run's log does not prove itself",
+        77,
+        """Every entry of a log is signed by those who decided it and names the hash of the entry before; the first is signed by the run's
+organiser. `atoll audit` found an entry of which that is not true, or two logs that are both proven and differ.
+
+    atoll audit RUN                     check this machine's log
+    atoll audit RUN --export FILE       on another member's machine; send the file here
+    atoll audit RUN --with FILE         compare
+
+If only this machine's log is wrong, move the run's folder away and join again: the log is fetched from the others and checked.
+If two members have different logs that are both proven, the run has two histories: see atoll explain E305.""",
+    ),
+    "E205": Page(
+        "banned",
+        "a peer is banned",
+        77,
+        """The run's organiser has banned a peer from the run (`atoll ban PEER`), and every member then refuses it; or one member has
+banned it from its own machine. The reason is in the message. What the peer had contributed to decided rounds stays in them.
+
+If it is you: ask the organiser, who alone can lift a ban of the run (`atoll allow PEER`). Other runs are not touched.""",
+    ),
     "E210": Page(
         "key-file",
         "the key file cannot be used",

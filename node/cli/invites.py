@@ -1,4 +1,4 @@
-"""invite new, invite inspect."""
+"""invite new, invite inspect, invite revoke."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from ..invite import Invite
     from ..manifest import SignedManifest
 
-INVITE_FILE = "invite"
 _ADDRESS = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/[^/]+/tcp/[0-9]+/p2p/[1-9A-HJ-NP-Za-km-z]+|/dnsaddr/[^/]+(/p2p/[1-9A-HJ-NP-Za-km-z]+)?")
 _UNITS_S = {"s": 1, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
@@ -63,14 +62,16 @@ def addresses_in_use(terminal: Terminal, given: tuple[str, ...], signed: SignedM
     return tuple(found)
 
 
-def fresh_invite(terminal: Terminal, signed: SignedManifest, addresses: tuple[str, ...], life_s: float) -> Invite:
-    """An invite to a stored run: the organiser's own, or a member's from the invite she joined with."""
-    from ..invite import make_invite, parse_invite, reissue
+def fresh_invite(terminal: Terminal, signed: SignedManifest, addresses: tuple[str, ...], life_s: float, peer: str = "") -> Invite:
+    """An invite to a stored run: the organiser's own, for one ``peer`` only where that is given, or a member's from the one she joined with."""
+    from ..invite import INVITE_FILE, make_invite, parse_invite, reissue
     from .identity import identity_of
 
     identity = identity_of(terminal)
     if identity.peer == signed.organiser:
-        return make_invite(signed.run_id, addresses, identity, now_s=time.time(), life_s=life_s)
+        return make_invite(signed.run_id, addresses, identity, now_s=time.time(), life_s=life_s, peer=peer)
+    if peer:
+        raise NotAdmittedError(f"only the organiser makes invites for one peer: {short_peer(signed.organiser)}", hint="Ask the organiser.")
     mine = terminal.paths.run_dir(signed.run_id) / INVITE_FILE
     try:
         text = mine.read_text(encoding="ascii")
@@ -80,26 +81,33 @@ def fresh_invite(terminal: Terminal, signed: SignedManifest, addresses: tuple[st
             why="It is neither the organiser nor did it come by an invite.",
             hint="Ask the organiser.",
         ) from None
-    return reissue(parse_invite(text, now_s=time.time()), addresses, identity)
+    own = parse_invite(text, now_s=time.time())
+    if own.token.peer:
+        raise NotAdmittedError("the invite that this node came by is for this node only", hint="Ask the organiser.")
+    return reissue(own, addresses, identity)
 
 
 @click.group("invite")
 @shared_options
 def invite_command() -> None:
-    """Make or inspect invites."""
+    """Make, inspect or revoke invites."""
 
 
 @invite_command.command("new")
 @click.argument("run", required=False, type=GIVEN)
 @click.option("--expires", default="7d", show_default=True, help="How long it is valid: 90s, 30min, 12h, 7d.")
 @click.option("--bootstrap", multiple=True, type=GIVEN, metavar="ADDRESS", help="Address to start from; repeatable.")
+@click.option("--for", "peer", default="", metavar="PEER", help="Only this peer enters by it (its id: atoll id). Organiser only.")
 @shared_options
-def new(run: str | None, expires: str, bootstrap: tuple[str, ...]) -> None:
+def new(run: str | None, expires: str, bootstrap: tuple[str, ...], peer: str) -> None:
     """Print a fresh invite to RUN (id, its beginning, or name; the only one when left out)."""
+    from ...security.identity import is_peer_id
     from ..manifest import list_runs, load_run
 
     terminal = current()
     check_addresses(bootstrap)
+    if peer and not is_peer_id(peer):
+        raise ConfigError(f"{peer!r} is no peer id", key="--for", hint="Whose machine it is prints it: atoll id", exit_code=2)
     if not run:
         stored = list(list_runs(terminal.paths))
         if len(stored) != 1:
@@ -108,7 +116,7 @@ def new(run: str | None, expires: str, bootstrap: tuple[str, ...]) -> None:
             )
         run = stored[0]
     signed = load_run(terminal.paths, run)
-    invite = fresh_invite(terminal, signed, addresses_in_use(terminal, bootstrap, signed), duration_s(expires))
+    invite = fresh_invite(terminal, signed, addresses_in_use(terminal, bootstrap, signed), duration_s(expires), peer)
     terminal.data(str(invite), {"invite": str(invite), **described(invite)})
 
 
@@ -127,6 +135,7 @@ def inspect(invite: str) -> int:
         f"organiser  {short_peer(found.organiser)}   {found.organiser}",
         f"issued by  {'the organiser' if found.issuer == found.organiser else short_peer(found.issuer)}",
         f"signature  ok, {'ends in ' + span_text(left_s) if left_s > 0 else 'EXPIRED'} ({iso_time(found.expires_s)})",
+        *([f"for        {short_peer(found.token.peer)} only   {found.token.peer}"] if found.token.peer else []),
         *(f"address    {address}" for address in found.bootstrap),
     ]
     terminal.data("\n".join(lines), {**described(found), "valid": left_s > 0})
@@ -137,6 +146,30 @@ def inspect(invite: str) -> int:
     return 0
 
 
+@invite_command.command("revoke")
+@click.argument("invite", type=GIVEN)
+@shared_options
+def revoke(invite: str) -> None:
+    """Let nobody in by an invite any more, nor by those that members have made of it (organiser only).
+
+    Who has entered by it stays a member: atoll ban PEER
+    """
+    from ..banning import Bans
+    from ..invite import inspect_invite
+    from .bans import tell_node
+    from .identity import identity_of
+
+    terminal = current()
+    found, identity = inspect_invite(invite), identity_of(terminal)
+    if identity.peer != found.organiser:
+        raise NotAdmittedError(f"only the organiser revokes an invite: {short_peer(found.organiser)}", hint="Ask the organiser.")
+    bans = Bans(terminal.paths.run_dir(found.run_id), found.run_id, found.organiser)
+    bans.load()
+    bans.revoke(found.token.nonce, identity)
+    tell_node(terminal, found.run_id)
+    terminal.data(f"revoked: nobody enters run {found.run_id} by it any more", {**described(found), "revoked": True})
+
+
 def described(invite: Invite) -> dict[str, Any]:
     """The fields of an invite, for JSON."""
     return {
@@ -144,5 +177,6 @@ def described(invite: Invite) -> dict[str, Any]:
         "organiser": invite.organiser,
         "issuer": invite.issuer,
         "expires": iso_time(invite.expires_s),
+        "for": invite.token.peer or None,
         "bootstrap": list(invite.bootstrap),
     }

@@ -60,7 +60,7 @@ def join_command(
     with ExitStack() as stack:
         client, mine = _node(terminal, stack, {"max_up": max_up, "max_down": max_down})
         known = {entry.get("run_id") for entry in client.runs()}
-        info, manifest = _enter(terminal, client, request, invite)
+        info, manifest = _enter(terminal, client, request)
         go = False
         try:
             if dry_run:
@@ -94,10 +94,9 @@ def join_command(
 def _request(terminal: Terminal, target: str) -> tuple[Invite | None, JoinRequest]:
     """How to ask the node in: by invite, or with a manifest that is stored here."""
     from ..control.protocol import JoinRequest
-    from ..invite import PREFIX, parse_invite
+    from ..invite import INVITE_FILE, PREFIX, parse_invite
     from ..manifest import load_run
     from .identity import identity_of
-    from .invites import INVITE_FILE
     from .names import name_of
 
     terminal.paths.ensure()
@@ -134,11 +133,9 @@ def _node(terminal: Terminal, stack: ExitStack, limits: dict[str, str | None]) -
     return stack.enter_context(NodeClient(Link.connect(node.wait_ready()))), True
 
 
-def _enter(terminal: Terminal, client: NodeClient, request: JoinRequest, invite: Invite | None) -> tuple[RunInfo, Manifest]:
+def _enter(terminal: Terminal, client: NodeClient, request: JoinRequest) -> tuple[RunInfo, Manifest]:
     """Bring the node into the run and read its manifest, which the node has verified and stored."""
     from ..manifest import load_run
-    from ..paths import write_atomic
-    from .invites import INVITE_FILE
 
     said = [""]
 
@@ -148,10 +145,7 @@ def _enter(terminal: Terminal, client: NodeClient, request: JoinRequest, invite:
             terminal.say(f"{stage} …")
 
     info = client.join(request, progress)
-    signed = load_run(terminal.paths, info.run_id)
-    if invite is not None:
-        write_atomic(terminal.paths.run_dir(info.run_id) / INVITE_FILE, str(invite).encode())
-    return info, signed.open()
+    return info, load_run(terminal.paths, info.run_id).open()
 
 
 def _check_fit(manifest: Manifest, script: Path | None, data: str | None) -> None:

@@ -127,6 +127,7 @@ def _mapping_rows(reach: Document, verdict: str) -> list[tuple[str, str, str]]:
         return [("ok", "mapping", f"{address} by {means}") for means, address in mappings.items()]
     words = {
         "none": "the router opens no port when it is asked (NAT-PMP, UPnP)",
+        "inner": "the router opened a port, but has no address of the internet itself: another router, or the provider's, stands before it",
         "off": "the router is not asked to open a port: network.port_mapping is off",
         "": "the router is being asked to open a port (NAT-PMP, UPnP)",
     }
@@ -188,6 +189,8 @@ def advice(reach: Document, port: int) -> str:
     verdict, house = outcome(reach), [str(a).split("/")[2] for a in reach.get("interfaces") or () if str(a).startswith("/ip4/")]
     here = next((host for host in house if not host.startswith("127.")), "this machine")
     forward = f"forward TCP {port} on your router to {here}"
+    if reach.get("port_mapping") == "inner":
+        forward += ", and on the router before it to yours (where that is your provider's, ask for an IPv4 address of your own)"
     if verdict == "cut-off":
         strange = any("knows" in str(why) for why in (reach.get("relays_refused") or {}).values())
         join = "Join a run: its relays know this node then. Or " if strange else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
@@ -56,7 +57,7 @@ RUN pip install --no-cache-dir atoll
 ENV ATOLL_HOME=/var/lib/atoll OMP_NUM_THREADS=1
 VOLUME /var/lib/atoll
 EXPOSE {port}/tcp {lane_port}/tcp
-ENTRYPOINT ["atoll", "relay", "--port", "{port}"]"""
+ENTRYPOINT [{options}]"""
 
 
 def rows_text(terminal: Terminal, rows: list[tuple[str, str, str]]) -> str:
@@ -194,7 +195,7 @@ def relay_command(port: int, announce: tuple[str, ...], known_runs_only: bool, p
         terminal.data(unit, {"unit": unit})
         return
     if print_container:
-        text = CONTAINER.format(port=port, lane_port=port + 1)
+        text = CONTAINER.format(port=port, lane_port=port + 1, options=", ".join(json.dumps(part) for part in ["atoll", "relay", *options]))
         terminal.data(text, {"container": text})
         return
     terminal.paths.ensure()

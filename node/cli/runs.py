@@ -13,6 +13,7 @@ from .identity import identity_of
 from .invites import addresses_in_use, check_addresses, duration_s, fresh_invite
 from .options import GIVEN, GivenPath, shared_options
 from .output import bytes_text, current
+from .templates import TEMPLATES
 
 EXAMPLE = """\
 # A run's manifest. Its hash is the run: whoever changes a value makes another run.   atoll new run.toml
@@ -51,8 +52,18 @@ codec = "int8"                     # fp32 | fp16 | bf16 | int8 | int8_fp16 | int
 # plan = "two-level"               # sums within a site (atoll up --site LABEL) before they cross to others; butterfly | ring | two-level
 
 # [robust]                         # members may be hostile, as far as their contributions go: docs/operating.md
-# rule = "trimmed_mean"            # mean (of trusted members) | median | trimmed_mean | meamed
-# f = 1                            # of the contributions of a round, which needs 2 f + 1 contributors
+# rule = "trimmed_mean"            # mean (of trusted members) | median | trimmed_mean | meamed | krum | multi_krum | mda | geometric_median |
+#                                  # centred_clip | caf | flag
+# f = 1                            # of the contributions of a round, which needs 2 f + 1 contributors (krum, multi_krum: 2 f + 3)
+# before = ["nnm"]                 # steps before the rule: nnm | arc | bucketing2 | clipping10
+
+# mode = "federated"               # at the top of the file: data stay at home, see docs/operating.md; [train.outer] is then [federated]
+# [federated]
+# method = "fedavg"                # fedavg | fedavgm | fedadam | fedyogi | fedadagrad
+# [secure]                         # nobody sees more than the sum of at least so many contributions; not with [robust]
+# threshold = 3
+# [privacy]                        # each contribution bounded, with noise; a site stops before it has spent stop_at_epsilon; needs [secure]
+# noise = 2.0                      # and  clip, delta, stop_at_epsilon, and  rounds  under [train]
 
 [checkpoint]
 every = 10                         # rounds
@@ -71,6 +82,7 @@ reconfigure_after_s = 120.0
 def validate_command(manifest: Path, explain: bool, peers: int) -> None:
     """Check a run's manifest and say what it means."""
     from ..manifest import load_manifest
+    from ..manifest_federated import privacy_lines
     from ..manifest_presets import explain_outer
 
     terminal = current()
@@ -78,18 +90,20 @@ def validate_command(manifest: Path, explain: bool, peers: int) -> None:
     head = terminal.style(f"{found.name}  {found.run_id}", sys.stdout, bold=True)
     lines, described = describe_lines(found), {"valid": True, **describe(found)}
     if explain:
-        described["explained"] = {"outer": explain_outer(found, peers)}
-        lines.append(f"why      outer values: {described['explained']['outer']}")
+        outer = explain_outer(found, peers)
+        lines.append(f"why      outer values: {outer}")
+        described["explained"] = {"outer": outer} | ({"who_sees_what": privacy_lines(found)} if found.mode == "federated" else {})
     terminal.data("\n".join([head, *(f"  {line}" for line in lines)]), described)
 
 
 @click.command("new")
 @click.argument("manifest", type=GivenPath(dir_okay=False, path_type=Path), metavar="RUN.toml", required=False)
 @click.option("--example", is_flag=True, help="Print a manifest to start from, and do nothing else.")
+@click.option("--template", type=click.Choice(sorted(TEMPLATES)), help="Print the manifest for this purpose, and do nothing else.")
 @click.option("--bootstrap", multiple=True, type=GIVEN, metavar="ADDRESS", help="Address to put into the invite; repeatable.")
 @click.option("--expires", default="7d", show_default=True, help="How long the invite is valid: 90s, 30min, 12h, 7d.")
 @shared_options
-def new_command(manifest: Path | None, example: bool, bootstrap: tuple[str, ...], expires: str) -> None:
+def new_command(manifest: Path | None, example: bool, template: str | None, bootstrap: tuple[str, ...], expires: str) -> None:
     """Check and sign a run's manifest; print its id and an invite.
 
     The run is stored on this machine; whoever signed it is its organiser. Nothing starts yet: atoll join RUN
@@ -99,6 +113,9 @@ def new_command(manifest: Path | None, example: bool, bootstrap: tuple[str, ...]
     terminal = current()
     if example:
         terminal.data(EXAMPLE.rstrip(), {"example": EXAMPLE})
+        return
+    if template is not None:
+        terminal.data(TEMPLATES[template].rstrip(), {"template": template, "text": TEMPLATES[template]})
         return
     if manifest is None:
         raise click.UsageError("RUN.toml is missing; atoll new --example prints one to start from")

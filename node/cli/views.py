@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...security.rule_names import least_contributors, parse_reducer
+from ...security.rule_names import parse_reducer
 from ..quorum import no_quorum, quorum_of
 from .alone import entry_name, entry_text
 from .output import Terminal, bytes_text, short_peer, span_text
@@ -54,23 +54,51 @@ def run_lines(terminal: Terminal, run: Document) -> list[str]:
         lines.append(f"  members  {len(members)}: {', '.join(short_peer(str(peer)) for peer in members)}")
     if (rule := str(run.get("rule") or "mean")) != "mean":
         lines.append(f"  rule     {rule_text(rule)}")
+    if secure := run.get("secure"):
+        lines.append(f"  secure   {secure_text(secure)}")
+    if privacy := run.get("privacy"):
+        lines.append(f"  privacy  {privacy_text(privacy)}")
     if last := run.get("last_round"):
         contributors = last.get("contributors") or {}
         where = f" of fragment {last.get('fragment')}" if run.get("fragments") else ""
         lines.append(f"  last     round {last.get('round')}{where}: {len(contributors)} contributed, {sum(contributors.values())} samples")
+        weights = last.get("weights") or {}
+        if weights:
+            lines.append("  weights  " + "  ".join(f"{short_peer(peer)} {weight:.3g}" for peer, weight in weights.items()))
+    if run.get("part") == 0:
+        lines.append("  part     none: this node's link is too slow to add up for the others; it sends and receives only")
     metrics = metrics_of(run)
     if metrics:
         lines.append("  script   " + "  ".join(f"{key} {value:.6g}" for key, value in sorted(metrics.items())))
     if "bytes_sent" in run:
         lines.append(f"  traffic  {bytes_text(run['bytes_sent'])} sent, {bytes_text(run.get('bytes_received', 0))} received")
+    lines += [f"  banned   {short_peer(str(peer))}: {why}" for peer, why in (run.get("banned") or {}).items()]
     lines += [f"  refused  by {short_peer(str(peer))}: {' '.join(map(str, why))}" for peer, why in (run.get("refused") or {}).items()]
     return lines + trouble_lines(terminal, run.get("trouble"))
 
 
 def rule_text(reducer: str) -> str:
     """A robust rule in words, by the name that plans have for it."""
-    rule, f = parse_reducer(reducer) or (reducer, 0)
-    return f"{rule}, f = {f}: up to {f} of a round's contributions may be hostile; it needs {least_contributors(f)} of them"
+    parsed = parse_reducer(reducer)
+    if parsed is None:
+        return reducer
+    steps = "".join(f"{step.kind}{f' {step.number:g}' if step.number else ''}, " for step in parsed.before)
+    return (
+        f"{steps}{parsed.rule}, f = {parsed.f}: up to {parsed.f} of a round's contributions may be hostile; it needs {parsed.least} of them"
+    )
+
+
+def secure_text(secure: Mapping[str, Any]) -> str:
+    """What is masked, and what was unmasked last."""
+    last = secure.get("last") or {}
+    newest = f"; the last sum was of {len(last['members'])}" if last.get("members") else ""
+    return f"contributions are masked: a sum needs {secure.get('threshold')} of them{newest}"
+
+
+def privacy_text(privacy: Mapping[str, Any]) -> str:
+    """What this site has spent of its privacy."""
+    spent = f"epsilon {privacy.get('epsilon', 0.0):.3g} of {privacy.get('stop_at_epsilon', 0.0):g} spent here at delta {privacy.get('delta', 0.0):g}"
+    return f"{spent}, in {privacy.get('steps')} contributions; {privacy.get('left')} more are allowed"
 
 
 def trouble_lines(terminal: Terminal, trouble: Any) -> list[str]:
@@ -159,6 +187,12 @@ def rates_text(peer: Document) -> str:
     return "–" if None in rates else " / ".join(f"{float(rate or 0) / 1e6:.1f}" for rate in rates)
 
 
+def _state(peer: Document) -> str:
+    if peer.get("banned") or peer.get("other_history"):
+        return "banned" if peer.get("banned") else "other history"
+    return {True: "live", False: "lost"}.get(peer.get("live", True), "–")
+
+
 def peers_table(terminal: Terminal, peers: Sequence[Document]) -> str:
     """``atoll peers``."""
     if not peers:
@@ -170,8 +204,8 @@ def peers_table(terminal: Terminal, peers: Sequence[Document]) -> str:
             f"{peer['rtt_ms']:.0f} ms" if peer.get("rtt_ms") is not None else "–",
             rates_text(peer),
             "–" if peer.get("round") is None else str(peer["round"]),
-            "other history" if peer.get("other_history") else {True: "live", False: "lost"}.get(peer.get("live", True), "–"),
-            "yes" if peer.get("member", True) else "not yet",
+            _state(peer),
+            "not yet" if not peer.get("member", True) else "yes, adds up no part" if peer.get("part") == 0 else "yes",
         )
         for peer in peers
     ]

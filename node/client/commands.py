@@ -72,6 +72,10 @@ class NodeClient:
         """Go on without members that never vote again: the ``removed``, and ``awaited``, who has not sealed the round yet."""
         return self._link.ask(lambda id_: p.Recertify(id_, run, tuple(without)), p.Document, timeout_s=ANSWER_S).value
 
+    def read_bans(self, run: str) -> dict[str, Any]:
+        """The lists of who is banned from a run have changed on disk: who is now, and why."""
+        return self._link.ask(lambda id_: p.ReadBans(id_, run), p.Document, timeout_s=ANSWER_S).value
+
     def down(self, *, now: bool = False) -> None:
         """Ask the node to end, then wait until it closes the connection."""
         self._link.ask(lambda id_: p.Down(id_, now), p.Done, timeout_s=ANSWER_S)

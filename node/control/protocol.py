@@ -137,6 +137,13 @@ class Recertify(msgspec.Struct, frozen=True, tag="recertify"):
     without: Annotated[tuple[Peer, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
 
 
+class ReadBans(msgspec.Struct, frozen=True, tag="read_bans"):
+    """→ Document: ``{"banned": {peer: why}}``. The lists of who is banned from a run have changed on this machine's disk."""
+
+    id: Id
+    run: Name
+
+
 class Down(msgspec.Struct, frozen=True, tag="down"):
     """→ Done, then the node ends; ``now`` hands nothing over."""
 
@@ -272,7 +279,7 @@ class ReduceClose(msgspec.Struct, frozen=True, tag="reduce_close"):
 
 
 Request = (
-    Hello | Status | Runs | Peers | Ping | Check | Join | FindRun | Leave | Recertify | Down | Subscribe | Open | Found | Lease | Release
+    Hello | Status | Runs | Peers | Ping | Check | Join | FindRun | Leave | Recertify | ReadBans | Down | Subscribe | Open | Found | Lease | Release
     | Contribute | Resume | Members | Tallies | Report | Depart | BufferOpen | BufferClose | ReduceOpen | ReduceStart | ReduceCancel | ReduceClose
 )  # fmt: skip
 

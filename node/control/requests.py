@@ -43,6 +43,7 @@ class Requests:
             p.FindRun: self._find_run,
             p.Leave: self._leave,
             p.Recertify: self._recertify,
+            p.ReadBans: self._read_bans,
             p.Down: self._down,
             p.Open: self._open,
             p.Found: self._found,
@@ -169,6 +170,9 @@ class Requests:
 
     async def _recertify(self, request: p.Recertify) -> None:
         self._post(p.Document(request.id, await self._service.recertify(request.run, request.without)), ())
+
+    async def _read_bans(self, request: p.ReadBans) -> None:
+        self._post(p.Document(request.id, await self._service.read_bans(request.run)), ())
 
     async def _down(self, request: p.Down) -> None:
         self._service.down(request.now)

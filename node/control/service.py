@@ -227,6 +227,10 @@ class NodeService(Protocol):
         """
         ...
 
+    async def read_bans(self, run: str) -> dict[str, Any]:
+        """Take the lists of who is banned from a run as they are on disk now, and enforce them. JSON-able: ``banned``, why by peer."""
+        ...
+
     def down(self, now: bool) -> None:
         """Begin to shut down and return; the control server is cancelled last, so that the answer gets out."""
         ...

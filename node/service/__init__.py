@@ -11,6 +11,7 @@ phases       how far each reduction is at this node, for subscribers
 rates        how fast bytes went to and came from each peer of late
 timings      where the time of each reduction went, for subscribers
 chronicle    what happened in a run: published, and kept for its status
+bans         who is banned: handed on, enforced
 views        a run as documents for people and tools
 run          RunService: one run
 reductions   free-standing reductions of a script

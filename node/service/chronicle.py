@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import trio
 
+from ...collectives.group import Part
+from ...collectives.identifiers import PeerId
 from ...collectives.layout import MAX_FRAGMENTS
+from ...collectives.swarm import Share
 from ..session import events as ev
 from .troubles import founded_twice, removed_here
 
@@ -20,6 +25,11 @@ HISTORY = 256  # committed rounds kept for status
 SEEKING: tuple[str, int, int] = ("finding members", 0, 0)
 
 
+def weights_of(shares: Sequence[Share]) -> dict[PeerId, float]:
+    """What a robust rule of whole vectors gave to each contributor; empty with others."""
+    return {share.peer: share.weight for share in shares if share.weight is not None}
+
+
 class Chronicle:
     """Of one run at one node."""
 
@@ -28,6 +38,8 @@ class Chronicle:
         self.rounds: list[dict[str, Any]] = []
         self.operation: dict[str, Any] | None = None  # the free-standing one decided last
         self.progress = SEEKING
+        self.unmasked: dict[str, Any] | None = None  # the newest secure sum
+        self._without_part = set[int]()  # fragments in whose last round this node added up nothing
 
     def note_operation(self, operation: dict[str, Any]) -> None:
         """A free-standing operation of the script is decided."""
@@ -49,6 +61,7 @@ class Chronicle:
             case ev.Timed():
                 run.timings.timed(trio.current_time(), event)
             case ev.RoundCommitted():
+                self._note_part(fragment, event)
                 self.rounds = [*self.rounds[-HISTORY:], {"fragment": fragment, **self._describe(event)}]
                 run.troubles.clear()
                 kind = "round.committed" if event.contributors else "entry.committed"  # the latter at most changes who is a member
@@ -65,6 +78,13 @@ class Chronicle:
                         "run %s: %d contributions without certainty are lost (%d samples)", run.run_id, len(event.lost), event.samples
                     )
                 self._tell("branch.ended", fragment, adopted=event.adopted, lost=len(event.lost), lost_samples=event.samples)
+            case ev.Unmasked():
+                self.unmasked = {"entry": event.round, "attempt": event.attempt, "members": list(event.members)}
+                self._tell("round.unmasked", fragment, **self.unmasked)
+            case ev.PrivacySpent():
+                self._tell("privacy.spent", fragment, epsilon=event.epsilon, steps=event.steps, left=event.left)
+            case ev.MaskingFailed():
+                self._tell("masking.failed", fragment, entry=event.round, attempt=event.attempt, reason=event.reason)
             case ev.Recertified():
                 log.warning("run %s: entry %d is recertified without %d members", run.run_id, event.entry, len(event.removed))
                 self._tell("entry.recertified", fragment, entry=event.entry, removed=list(event.removed))
@@ -91,11 +111,32 @@ class Chronicle:
             case _:
                 pass
 
+    def part(self, peer: PeerId) -> float | None:
+        """Which share of the newest round of each fragment, on the mean, ``peer`` added up; None where it contributed to none of them."""
+        newest = {row["fragment"]: row for row in self.rounds if row["contributors"]}
+        found = [row["parts"][peer] for row in newest.values() if peer in row["parts"]]
+        return sum(found) / len(found) if found else None
+
+    def _note_part(self, fragment: int, event: ev.RoundCommitted) -> None:
+        """A user whose link is too slow for a part is told so, once until it has one again."""
+        me = self.run.node.identity.peer
+        part = parts_of(event.contributors, event.parts).get(me)
+        if part is None or (part == 0.0) == (fragment in self._without_part):
+            return
+        if part:
+            self._without_part.discard(fragment)
+        else:
+            log.warning("run %s: this node's link is too slow to add up a part for the others; it sends and receives only", self.run.run_id)
+            self._without_part.add(fragment)
+        self._tell("round.part", fragment, part=part)
+
     def _describe(self, event: ev.RoundCommitted) -> dict[str, Any]:
         return {
             "round": event.round,
             "entry": event.entry,
             "contributors": {share.peer: share.samples for share in event.contributors},
+            **({"weights": weights} if (weights := weights_of(event.contributors)) else {}),
+            "parts": parts_of(event.contributors, event.parts),
             "members": list(event.config),
             "lost": list(event.lost),
             "counted": event.counted,
@@ -104,3 +145,14 @@ class Chronicle:
             "bytes_sent": self.run.traffic()[0],
             "bytes_received": self.run.traffic()[1],
         }
+
+
+def parts_of(contributors: Sequence[Share], parts: Sequence[Part]) -> dict[PeerId, float]:
+    """Which share of a round each contributor added up for all: 0 where its link can carry none. Without those for whom there was no chunk."""
+    chunks = parts[-1].stop if parts else 0
+    added = Counter[PeerId]()
+    for part in parts:
+        added[part.owner] += part.stop - part.first
+    return {
+        share.peer: round(added[share.peer] / chunks, 4) for share in contributors if added[share.peer] or chunks >= len(contributors) > 0
+    }

@@ -17,7 +17,7 @@ from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import Layout
 from ...security.identity import Identity
 from ..control.service import JoinRequest, ProgressSink, RunInfo, ScriptEvents
-from ..invite import make_invite, parse_invite
+from ..invite import INVITE_FILE, check_bearer, make_invite, parse_invite
 from ..manifest import SignedManifest, decode_signed, list_runs, load_run
 from ..paths import Paths, make_private, write_atomic
 from ..session import Session
@@ -206,6 +206,7 @@ class Node:
         """Enter a run by invite or by manifest."""
         if request.invite:
             invite = parse_invite(request.invite, now_s=time.time())
+            check_bearer(invite.token, self.peer)
             admission = Admission(invite.token_bytes(), tuple(invite.bootstrap))
             save_admission(self.paths, invite.run_id, admission)
             self._left_file(invite.run_id).unlink(missing_ok=True)
@@ -228,6 +229,8 @@ class Node:
             error = run.refusal() or self._nobody_answered(run)
             self._drop(run, error)  # others may wait for it, too
             raise error
+        if request.invite:
+            write_atomic(self.paths.run_dir(run.run_id) / INVITE_FILE, request.invite.encode())
         return self._info(run)
 
     async def _enter(self, run_id: RunId, organiser: PeerId, signed: SignedManifest | None, admission: Admission) -> RunService:
@@ -300,6 +303,12 @@ class Node:
         recertify(service.driven.sessions, trio.current_time(), without)
         service.wake()
         return sealed(service) or {"removed": list(without), "awaited": []}
+
+    async def read_bans(self, run: str) -> dict[str, Any]:
+        """The user has changed who is banned."""
+        banning = self._find(run).banning
+        await banning.reload()
+        return {"banned": {peer: banning.lists.why(peer) for peer in sorted(banning.lists.peers)}}
 
     async def _depart(self, service: RunService, patience_s: float) -> None:
         session = service.whole

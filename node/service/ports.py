@@ -32,8 +32,13 @@ class RunPorts:
         self._work = trio.Event()
 
     def send(self, peer: PeerId, data: bytes) -> None:
-        """Queue a control message."""
+        """Queue a control message; nothing goes to a peer that is banned."""
+        if peer in self._banned():
+            return
         self._run.node.network.send(self._run.run_id, peer, data)
+
+    def _banned(self) -> set[PeerId]:
+        return self._run.session.membership.banned if self._run.session is not None else set()
 
     def offload(self, work: Callable[[], T], done: Callable[[float, T], None]) -> None:
         """Queue a job for the worker."""

@@ -16,6 +16,7 @@ from ...collectives.swarm import Call, Outcome
 from ..control.service import ReduceMemory, ScriptEvents
 from ..session import events as ev
 from .buffers import BufferPool, PooledBuffer
+from .chronicle import weights_of
 from .run import RunService
 
 MAX_BUFFERS = 64
@@ -162,6 +163,7 @@ class Reductions:
         self.run.chronicle.note_operation(
             {
                 "op_id": event.op_id, "contributors": {share.peer: share.samples for share in event.contributors}, "counted": counted,
+                **({"weights": weights} if (weights := weights_of(event.contributors)) else {}),
                 "elapsed_s": elapsed, "reduce_s": event.reduce_s, "decision_s": event.decision_s,
                 "bytes_sent": sent, "bytes_received": received, "at": time.time(),
             }

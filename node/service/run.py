@@ -16,6 +16,7 @@ from ...collectives.errors import AtollError, ConfigError, NotAdmittedError, Sto
 from ...collectives.group import Plan
 from ...collectives.identifiers import PeerId, RunId
 from ...optim.outer import effective_outer
+from ..banning import banned
 from ..invite import check_token
 from ..manifest import Manifest, SignedManifest, decode_signed, save_run
 from ..net.addresses import split_peer
@@ -26,6 +27,7 @@ from ..session.fragments import Fragments, logs_of
 from ..shared_memory import AnchorSlots
 from ..storage import RunFiles
 from .asking import Asking
+from .bans import MESSAGE, Banning
 from .chronicle import Chronicle
 from .context import NodeContext
 from .phases import Phases
@@ -65,6 +67,7 @@ class RunService:
         self.metrics: dict[str, float] = {}
         self.chronicle = Chronicle(self)
         self.refusals: dict[PeerId, tuple[str, str]] = {}
+        self.banning = Banning(self)
         self.troubles = Troubles(run_id, node.publish)
         self.phases = Phases(run_id, node.publish)
         self.timings = Timings(run_id, node.publish, self._lane_bytes)
@@ -92,6 +95,7 @@ class RunService:
             self.ended.set()
 
     async def _take_part(self) -> None:
+        self.banning.load()
         self.node.network.on_message(self.run_id, self._on_message, self._greet, self._admit)
         self.node.network.announce_run(self.run_id)
         if self.signed is None:
@@ -210,6 +214,7 @@ class RunService:
         save_run(self.node.paths, self.signed)
         now = trio.current_time()
         whole = self.whole = self._make(self.manifest, now)
+        whole.sessions[0].membership.banned = self.banning.lists.peers
         self.announce(now)
         whole.start(now)
         for session in whole.sessions:
@@ -230,7 +235,7 @@ class RunService:
             self.files[log] = self._open_files(manifest, number)
         storages = list(self.files.values())
         self.ports = RunPorts(self, storages[0])
-        make = partial(Fragments, storages=storages) if settings.fragments > 1 else Session
+        make = partial(Fragments, storages=storages) if settings.fragments > 1 else partial(Session, identity=identity)
         return make(
             run=self.run_id, me=identity.peer, organiser=self.organiser, settings=settings, ports=self.ports,
             rng=random.Random(self.node.rng.random()), now=now, unix_offset_s=time.time() - now,
@@ -283,7 +288,7 @@ class RunService:
         """Keep a lane to every member of a small configuration; let go of lanes that nobody has used."""
         assert self.whole is not None
         now, me = trio.current_time(), self.node.identity.peer
-        self.node.lanes.members(now, self.run_id, frozenset(self.whole.config_peers()) - {me})
+        self.node.lanes.members(now, self.run_id, frozenset(self.whole.config_peers()) - {me} - self.banning.lists.peers)
         self.node.lanes.tend(now)
 
     # ---- network
@@ -291,16 +296,27 @@ class RunService:
         return self.token
 
     def _admit(self, peer: PeerId, greeting: bytes) -> bool:
+        self.banning.lists.refuse(peer)
         member = self.whole is not None and peer in self.whole.config_peers()
-        open_to_all = self.manifest is not None and self.manifest.join.policy == "open"
-        if peer == self.organiser or member or open_to_all:
+        policy = self.manifest.join.policy if self.manifest is not None else "invite"
+        if peer == self.organiser or member or policy == "open":
             return True
-        check_token(greeting, run_id=self.run_id, organiser=self.organiser, now_s=time.time())
+        if policy == "allow":
+            return self._listed(peer)
+        token = check_token(greeting, run_id=self.run_id, organiser=self.organiser, now_s=time.time(), peer=peer)
+        self.banning.lists.check_invite(token.nonce)
+        return True
+
+    def _listed(self, peer: PeerId) -> bool:
+        if self.manifest is None or peer not in self.manifest.join.allow:
+            raise NotAdmittedError("this run admits only the peers that its manifest names ([join] allow)")
         return True
 
     def on_refused(self, peer: PeerId, code: str, reason: str) -> None:
         """A member does not let us in."""
         self.refusals[peer] = (code, reason)
+        if code == "E205":
+            self.troubles.tell(banned(f"{peer[-8:]} refuses: {reason}", peer))
         known = {member for member, _ in self.node.network.members(self.run_id)}
         if self.signed is None and known <= self.refusals.keys() and (error := self.refusal()) is not None:
             self.fail(error)
@@ -315,6 +331,8 @@ class RunService:
                     f"{peer[-8:]} refuses: {reason}", peer=peer, why="The two come from different versions of atoll.",
                     hint="pip install -U atoll, then: atoll down && atoll up",
                 )  # fmt: skip
+            if code == "E205":
+                return banned(f"{peer[-8:]} refuses: {reason}", peer)
             if code in ("E201", "E202"):
                 return NotAdmittedError(
                     f"{peer[-8:]} refuses: {reason}", code=code, peer=peer, why="The invite is too old, or not of this run's organiser.",
@@ -324,7 +342,11 @@ class RunService:
 
     def _on_message(self, peer: PeerId, data: bytes) -> None:
         kind = data[:1]
-        if kind == ASK_MANIFEST:
+        if peer in self.banning.lists.peers:
+            return
+        if kind == MESSAGE:
+            self.banning.take(peer, data[1:])
+        elif kind == ASK_MANIFEST:
             if self.signed is not None:
                 self.node.network.send(self.run_id, peer, MANIFEST + self.signed.encode())
         elif kind == MANIFEST:
@@ -350,6 +372,8 @@ class RunService:
 
     def on_link(self, peer: PeerId, up: bool) -> None:
         """A connection came or went."""
+        if up and not self.over:
+            self.banning.met(peer)
         if self.session is not None:
             self._input(lambda session, now: session.on_link(now, peer, up))
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import trio
 
+from ...collectives.errors import StorageError
 from ...collectives.identifiers import PeerId
 from ..quorum import quorum_of
+from ..secure.rounds import threshold_of
 from .chronicle import SEEKING
 from .troubles import described, founded_twice
 
@@ -34,6 +37,8 @@ def status_of(run: RunService) -> dict[str, Any]:
         "entry": run.session.round if run.session else -1,
         "rounds": run.manifest.train.rounds if run.manifest else None,
         "rule": run.manifest.robust.reducer if run.manifest else "mean",
+        "secure": _secure(run),
+        "privacy": _privacy(run),
         "members": config,
         "member": run.node.identity.peer in config,
         "quorum": None if run.error else quorum(run),
@@ -43,12 +48,40 @@ def status_of(run: RunService) -> dict[str, Any]:
         "progress": ["waiting for the state", 0, 0] if fetching and progress == SEEKING else list(progress),
         "metrics": dict(run.metrics),
         "last_round": last,
+        "part": run.chronicle.part(run.node.identity.peer),
         "last_operation": run.chronicle.operation,
         "bytes_sent": run.traffic()[0],
         "bytes_received": run.traffic()[1],
+        "banned": {peer: run.banning.lists.why(peer) for peer in sorted(run.banning.lists.peers)},
         "refused": {peer: list(why) for peer, why in run.refusals.items()},
         "trouble": described(trouble) if trouble else None,
         "troubles": run.troubles.past(),
+    }
+
+
+def _secure(run: RunService) -> dict[str, Any] | None:
+    """How many contributions a sum needs with the present members, and whose were in the newest; None where they are not masked."""
+    if run.session is None or run.session.secure is None:
+        return None
+    config = run.session.config_peers()
+    return {"threshold": threshold_of(run.session.secure.terms, len(config)), "last": run.chronicle.unmasked}
+
+
+def _privacy(run: RunService) -> dict[str, Any] | None:
+    """What this site has spent; None in a run without noise."""
+    budget = None
+    if run.session is not None and run.session.secure is not None:
+        with contextlib.suppress(StorageError):  # told as a trouble where the run needs it
+            budget = run.session.secure.budget
+    if budget is None:
+        return None
+    terms = budget.terms
+    return {
+        "epsilon": budget.epsilon,
+        "delta": terms.delta,
+        "stop_at_epsilon": terms.stop_at_epsilon,
+        "steps": budget.steps,
+        "left": budget.room,
     }
 
 
@@ -95,12 +128,14 @@ def peers_of(run: RunService) -> list[dict[str, Any]]:
             "peer": peer,
             "you": peer == me,
             "member": peer in config,
+            "part": run.chronicle.part(peer),
             "organiser": peer == run.organiser,
             "live": session.others.there(now, peer),
             "other_history": peer in membership.foreign,
             "path": "self" if peer == me else lanes.get(peer, ""),
             "round": (records[peer].round or None) if peer in records else None,
             "addresses": list(records[peer].addresses) if peer in records else [],
+            **({"banned": why} if (why := run.banning.lists.why(peer)) is not None else {}),
         }
         for peer in listed
     ]

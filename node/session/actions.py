@@ -34,6 +34,7 @@ class LogActions:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.results: dict[tuple[bytes, ...], memoryview] = {}  # complete result bytes of the open round, by part digests
+        self.weights: dict[tuple[bytes, ...], tuple[float, ...]] = {}  # what contributions were weighed with, by the same
         self._timelines: dict[int, Timeline] = {}  # of the open round and the next
         self._decided_at = 0.0
 
@@ -73,7 +74,7 @@ class LogActions:
         """All result bytes of a plan are here."""
         machine = self.session.machine
         if machine is not None and machine.open.plan is not None and machine.open.plan.plan_id == event.plan_id:
-            self.results[event.digests] = event.data
+            self.results[event.digests], self.weights[event.digests] = event.data, event.weights
             self.timeline(machine.round).reduced(now, event.since)
             machine.on_result(now, event.digests, event.plan_id)
 

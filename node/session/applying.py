@@ -37,6 +37,7 @@ class Applying:
         session.transfer.drop(machine.round)
         session.transfer.seeking_state = False  # replay goes on; a Catch says if it cannot
         session.actions.results.clear()
+        session.actions.weights.clear()
         self.hash_state(machine.round)
         if decided and (entry.round % session.checkpoint_every == 0 or session.completed == session.settings.rounds):
             self._checkpoint(decided)

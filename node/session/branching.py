@@ -19,11 +19,11 @@ from ...collectives.errors import RemoteProtocolError, StorageError
 from ...collectives.group import Certified, Config, Contributor, Entry, Member, Vote, is_quorum
 from ...collectives.identifiers import PeerId
 from ...collectives.round import BRANCH, adopts, branch_log, tip_entry, vote_payload
-from ...collectives.swarm import Share
 from . import events as ev
 from .branch import Branch
 from .offering import Given
 from .record import BranchRecord
+from .tallies import shares_of
 
 if TYPE_CHECKING:
     from .session import Session
@@ -403,7 +403,7 @@ class Branching:
         session, self.given = self.session, None
         if self.frozen is None or cid != self.frozen[0]:
             session.ports.exchange.release(cid)
-        shares = tuple(Share(c.member.peer, c.weight) for c in contributors)
+        shares = shares_of(contributors)
         session.ports.emit(ev.BranchAdvanced(session.completed, shares, cid, counted))
 
     def on_result(self, now: float, event: x.ResultComplete) -> bool:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...collectives.group import Entry
-from ...collectives.swarm import Share
 from . import events as ev
+from .tallies import shares_of
 
 if TYPE_CHECKING:
     from .session import Session
@@ -30,6 +30,8 @@ class Earlier:
         for certified in reversed(machine.journal.entries):
             if any(c.cid == cid for c in certified.entry.contributors):
                 return self._settle(cid, certified.entry)
+        if session.secure is not None and session.secure.gave(cid):  # no entry names it, and it may be in a sum: not to be given again
+            return self._settle(cid, machine.journal.entries[-1].entry, counted=True)
         self._waiting[cid] = machine.round
         machine.set_unsettled(now, True)
         return session.settle(now)
@@ -50,8 +52,7 @@ class Earlier:
         if self.session.machine:
             self.session.machine.set_unsettled(now, False)
 
-    def _settle(self, cid: bytes, entry: Entry) -> None:
-        shares = tuple(Share(c.member.peer, c.weight) for c in entry.contributors)
-        self.session.ports.emit(
-            ev.EarlierSettled(cid, self.session.rounds(entry.round), shares, any(c.cid == cid for c in entry.contributors))
-        )
+    def _settle(self, cid: bytes, entry: Entry, counted: bool = False) -> None:
+        shares = shares_of(entry.contributors)
+        counted = counted or any(c.cid == cid for c in entry.contributors)
+        self.session.ports.emit(ev.EarlierSettled(cid, self.session.rounds(entry.round), shares, counted))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...collectives.group import Plan
+from ...collectives.group import Part, Plan
 from ...collectives.identifiers import PeerId
 from ...collectives.swarm import Share
 from ...collectives.telemetry import ReductionTimed
@@ -17,7 +17,7 @@ from ...collectives.telemetry import ReductionTimed
 class RoundCommitted:
     """An entry is decided and applied: the anchor of ``round`` is current. Without contributors it is no round of its own.
 
-    ``cid``: the own contribution that was frozen for it, if any; it is free again, ``counted`` or not.
+    ``cid``: the own contribution that was frozen for it, if any; it is free again, ``counted`` or not. ``parts``: who added up what.
     """
 
     round: int
@@ -29,6 +29,7 @@ class RoundCommitted:
     counted: bool
     entry_hash: bytes
     elapsed_s: float
+    parts: tuple[Part, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +161,34 @@ class Timed:
 
     began: float
     timing: ReductionTimed
+
+
+@dataclass(frozen=True, slots=True)
+class Unmasked:
+    """The masks are off a sum of ``members``' vectors; fewer than ``threshold`` would not have been unmasked. ``round`` is an entry's number."""
+
+    round: int
+    attempt: int
+    members: tuple[PeerId, ...]
+    threshold: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrivacySpent:
+    """A contribution with noise is handed over: so much is spent now, and ``left`` more contributions stay within the limit."""
+
+    epsilon: float
+    steps: int
+    left: int
+
+
+@dataclass(frozen=True, slots=True)
+class MaskingFailed:
+    """An attempt at a secure round came to nothing; the next one has fresh masks. ``round`` is an entry's number."""
+
+    round: int
+    attempt: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

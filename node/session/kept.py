@@ -12,12 +12,16 @@ from .volatile import VolatileJournal
 
 
 class KeptVote(msgspec.Struct, frozen=True, array_like=True):
-    """Where a member stands in an operation's ``log``, called under ``config``: what it promised last (-1: nothing) and voted for."""
+    """Where a member stands in an operation's ``log``, called under ``config``: what it promised last (-1: nothing) and voted for.
+
+    ``served``: the result's bytes are not kept any more: a script that calls it once more is told that it was called already.
+    """
 
     log: str
     config: Config
     promised: int
     accepted: tuple[int, Entry] | None
+    served: bool = False
 
 
 class Votes(Protocol):
@@ -47,13 +51,19 @@ class Votes(Protocol):
 class KeptJournal(VolatileJournal):
     """Has every promise and vote written down before it is made."""
 
-    def __init__(self, incarnation: int, spend: Callable[[], None], write: Callable[[int, tuple[int, Entry] | None], None]) -> None:
+    def __init__(self, incarnation: int, spend: Callable[[], None], write: Callable[[int, tuple[int, Entry] | None, bool], None]) -> None:
         super().__init__(incarnation, spend)
-        self._write = write
+        self._write_down = write
+        self._written: tuple[int, tuple[int, Entry] | None] = (-1, None)
 
     def take_up(self, vote: KeptVote) -> None:
         """What an earlier life of the process said. It may have said more that was ballot 0's."""
         self.promised, self.accepted, self.restarted, self.spent = vote.promised, vote.accepted, True, True
+        self._written = vote.promised, vote.accepted
+
+    def served(self) -> None:
+        """The result's bytes may go. Raises StorageError."""
+        self._write_down(*self._written, True)
 
     def promise(self, ballot: int) -> None:
         """Record a promise."""
@@ -66,3 +76,7 @@ class KeptJournal(VolatileJournal):
         self._use()
         self._write(ballot, (ballot, entry))
         super().accept(ballot, entry)
+
+    def _write(self, promised: int, accepted: tuple[int, Entry] | None) -> None:
+        self._write_down(promised, accepted, False)
+        self._written = promised, accepted

@@ -53,6 +53,7 @@ class MemoryStorage:
         self._kept: dict[bytes, tuple[int, bytes]] = {}
         self._from = 0
         self._spent: list[str] = []
+        self._noisy = 0
         self.votes: Votes = MemoryVotes()
         self._branch: BranchRecord | None = None
         self._checkpoint: tuple[int, bytes] | None = None
@@ -142,6 +143,14 @@ class MemoryStorage:
     def spend(self, key: str) -> None:
         """Remember an operation."""
         self._spent = [*self._spent[1 - MAX_SPENT :], key]
+
+    def noisy(self) -> int:
+        """See Storage."""
+        return self._noisy
+
+    def spend_noisy(self) -> None:
+        """See Storage."""
+        self._noisy += 1
 
     def reset(self) -> None:
         """A new incarnation with an empty log."""

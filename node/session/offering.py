@@ -32,9 +32,11 @@ class Offering:
     def offer(self, now: float) -> None:
         """Freeze the first one for the open round, if nothing is."""
         session, machine = self.session, self.session.machine
+        if session.secure is not None:
+            return session.secure.offer(now)
         if session.branching.active:
             return session.branching.offer(now)
-        if machine and machine.contribution is None and not machine.open.applying and (given := self._first()) is not None:
+        if machine and machine.contribution is None and not machine.open.applying and (given := self.first()) is not None:
             cid, samples, vector, reading = given
             session.ports.exchange.freeze(session.log, machine.round, cid, vector)
             machine.contribute(now, cid, samples, reading)
@@ -46,10 +48,10 @@ class Offering:
 
     def take_fresh(self) -> Given | None:
         """The first one, for the branch; None where there is none."""
-        return self.take() if self._first() is not None else None
+        return self.take() if self.first() is not None else None
 
-    def _first(self) -> Given | None:
-        """One that comes too late is refused."""
+    def first(self) -> Given | None:
+        """The first one, which stays; None where there is none. One that comes too late is refused."""
         if not self._waiting:
             return None
         (given, base), session, why = self._waiting[0], self.session, ""

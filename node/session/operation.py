@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,10 +17,10 @@ from ...collectives.errors import StorageError
 from ...collectives.group import Certified, Config, Entry, Plan
 from ...collectives.identifiers import HASH_BYTES, PeerId
 from ...collectives.round import RoundMachine
-from ...collectives.swarm import Share
 from . import events as ev
 from .kept import KeptJournal, KeptVote
 from .naming import Spec, config_key, describe, parse
+from .tallies import shares_of
 from .timeline import Timeline
 from .volatile import BesideRun, VolatileJournal, patient
 
@@ -45,6 +46,7 @@ class Operation(BesideRun):
         self.pinned = False  # called under this configuration and no other
         self.timeline = Timeline()
         self.results: dict[tuple[bytes, ...], memoryview] = {}
+        self.weights: dict[tuple[bytes, ...], tuple[float, ...]] = {}  # what contributions were weighed with, by the same
         self.holders: set[PeerId] = set()  # who voted, and so has all bytes
         self.offered: m.Ready | None = None  # what this member said when it called
         self.given: Given | None = None  # and what it called with
@@ -54,13 +56,14 @@ class Operation(BesideRun):
         self.done = self.served = False
         self.complete_at = now
         self.decision_s = 0.0
-        shape = spec.shape(acceptors, session.settings.plan)
+        shape = replace(spec.shape(acceptors, session.settings.plan), single=session.settings.coordinator and spec.reducer != "gather")
         base = blake3(b"atoll/op/1" + msgspec.msgpack.encode((session.run, log, acceptors))).digest()
         genesis = Entry(log, 0, base, NO_STATE, (), (), (), shape.numel, shape.chunk_elements, spec.codec, spec.reducer, acceptors)
         self.journal = self._journal(main.me.incarnation)
         self.journal.append(Certified(genesis, ()))
         if kept is not None and isinstance(self.journal, KeptJournal):
             self.journal.take_up(kept)
+            self.served = kept.served
         self.machine = RoundMachine(
             run=session.run, log=log, me=main.me, organiser=acceptors[0].peer if spec.group else session.organiser, journal=self.journal, shape=shape,
             timing=patient(session.timing) if spec.everyone else session.timing, actions=self, rng=session.rng, now=now,
@@ -76,8 +79,8 @@ class Operation(BesideRun):
         def spend() -> None:
             self.session.operations.spend(self.key)
 
-        def write(promised: int, accepted: tuple[int, Entry] | None) -> None:
-            votes.record(KeptVote(self.log, self.whole, promised, accepted))
+        def write(promised: int, accepted: tuple[int, Entry] | None, served: bool) -> None:
+            votes.record(KeptVote(self.log, self.whole, promised, accepted, served))
 
         return KeptJournal(incarnation, spend, write) if self.spec.durable else VolatileJournal(incarnation, spend)
 
@@ -161,10 +164,10 @@ class Operation(BesideRun):
         entry = self.entry
         assert entry is not None
         assert self.op_id is not None
-        shares = tuple(Share(c.member.peer, c.weight) for c in entry.contributors)
+        shares = shares_of(entry.contributors, self.weights.get(entry.part_digests, ()))
         counted = cid if any(c.cid == cid for c in entry.contributors) else None
         self.served = True
-        self.session.ports.emit(
+        self.session.tell(
             ev.OperationDone(
                 self.op_id,
                 shares,
@@ -182,7 +185,9 @@ class Operation(BesideRun):
     def drop_results(self) -> None:
         """Nobody will ask for the bytes any more."""
         self.results.clear()
-        if self.spec.durable:
+        if isinstance(self.journal, KeptJournal):
+            with contextlib.suppress(StorageError):  # a call in the next life is told that it is open, then
+                self.journal.served()
             self.session.ports.storage.votes.drop(self.log)
         if self.entry is not None:
             self.session.serving.withdraw(self.entry.hash())

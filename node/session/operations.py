@@ -135,7 +135,7 @@ class Operations:
             self._refused[operation.key] = None
             while len(self._refused) > MAX_OPERATIONS:
                 del self._refused[next(iter(self._refused))]
-            self.session.ports.emit(ev.OperationRefused(op_id, says))
+            self.session.tell(ev.OperationRefused(op_id, says))
 
     def refuse(self, now: float, cid: bytes) -> None:
         """The own contribution cannot be sent (NaN, infinity)."""
@@ -214,7 +214,7 @@ class Operations:
         if given[2].numel() == fresh.machine.shape.numel:
             fresh.call(now, op_id, *given)
         else:  # a gather's slots are others
-            self.session.ports.emit(ev.OperationRefused(op_id, "the members of the run have just changed: call it again"))
+            self.session.tell(ev.OperationRefused(op_id, "the members of the run have just changed: call it again"))
 
     def _called_otherwise(self, now: float, known: Operation, caller: PeerId, log: str) -> None:
         """A member calls the operation with other words than those we know."""
@@ -262,6 +262,7 @@ class Operations:
         if operation is not None:
             operation.complete_at = now
             operation.timeline.reduced(now, event.since)
+            operation.weights[event.digests] = event.weights
             self._hold(now, operation, event.digests, event.data, event.plan_id)
         return operation is not None
 

@@ -194,6 +194,14 @@ class Storage(Protocol):
         """This member promises or votes in the free-standing operation ``key``, whose votes are not kept: never again in a later life."""
         ...
 
+    def noisy(self) -> int:
+        """How often `spend_noisy` was called, in all lives."""
+        ...
+
+    def spend_noisy(self) -> None:
+        """A contribution with noise is about to be handed over: it counts against this member's privacy."""
+        ...
+
     def reset(self) -> None:
         """Begin a new incarnation with an empty log: the old journal cannot be trusted."""
         ...

@@ -20,6 +20,8 @@ def resting(session: Session) -> bool:
     machine, transfer = session.machine, session.transfer
     if session.operations.under_way:  # the likeliest, asked for every message
         return False
+    if session.secure is not None and session.secure.active:
+        return False
     if session.branching.after_s is not None:  # whether a quorum is in sight must be seen soon
         return False
     if machine is None or machine.stateless or not machine.is_member or machine.leaving or machine.engaged:

@@ -9,21 +9,24 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import replace
 from random import Random
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
 from ...collectives import exchange as x
 from ...collectives import messages as m
-from ...collectives.errors import LocalProtocolError, OutOfDateError, RemoteProtocolError
+from ...collectives.errors import BadSignatureError, LocalProtocolError, OutOfDateError, RemoteProtocolError
 from ...collectives.group import NO_READING, Certified, Entry, Member, Reading
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import Layout
 from ...collectives.round import BRANCH, RoundMachine, Timing, check_genesis, rounds_in, samples_in
-from ...collectives.swarm import RunSettings, Share
+from ...collectives.swarm import RunSettings
 from ..membership import Membership
 from ..membership import Timing as MembershipTiming
+from ..secure import wire as secure_wire
+from ..secure.rounds import SecureRounds
 from . import events as ev
 from .actions import LogActions, main_log
 from .applying import Applying
@@ -39,7 +42,11 @@ from .ports import Replica, SessionPorts
 from .recertifying import Recertifying
 from .resting import look_s
 from .serving import Serving
+from .tallies import shares_of
 from .transfer import Transfer
+
+if TYPE_CHECKING:
+    from ...security.identity import Identity
 
 MEMBERSHIP, ROUND = b"M", b"R"
 Phase = Literal["seeking", "fetching", "running", "left"]
@@ -52,12 +59,13 @@ class Session:
         self, *, run: RunId, me: PeerId, organiser: PeerId, settings: RunSettings, ports: SessionPorts, rng: Random, now: float,
         timing: Timing | None = None, unix_offset_s: float = 0.0, checkpoint_every: int = 10,
         chunk_elements: int | None = None, seeding: bool = True, site: str = "", branch_after_s: float | None = None, log: str = "",
-        membership: Membership | None = None,
+        membership: Membership | None = None, identity: Identity | None = None, secrets: Random | None = None,
     ) -> None:  # fmt: skip
         """With ``seeding`` this member takes part also while no script is attached. ``site``: the label of the place where it is.
 
         ``branch_after_s``: those who see no quorum for so long go on together, uncertified; None: the run waits for one.
-        ``log`` and ``membership``: of a fragment, whose run has others, with the same membership.
+        ``log`` and ``membership``: of a fragment, whose run has others, with the same membership. ``identity``: ``me``'s, for secure rounds;
+        ``secrets``: what makes their secrets in a simulation. Raises LocalProtocolError for a secure run without an identity.
         """
         self.run, self.me, self.organiser, self.settings, self.ports, self.rng = run, me, organiser, settings, ports, rng
         self.log = log or main_log(run)
@@ -90,6 +98,9 @@ class Session:
         self._now = now
         self.branching = Branching(self, branch_after_s)
         self.recertifying = Recertifying(self)
+        if settings.secure is not None and (identity is None or log):
+            raise LocalProtocolError("a secure run takes an identity, and is in one piece")
+        self.secure = SecureRounds(self, settings.secure, identity, secrets) if settings.secure and identity else None
 
     # ---- views
     @property
@@ -161,9 +172,10 @@ class Session:
         entry = genesis.entry
         if not journal.entries:
             journal.append(genesis)
+        shape = shape_of(entry.numel, entry.chunk_elements, entry.codec, entry.reducer, self.settings.plan)
         self.machine = RoundMachine(
             run=self.run, log=self.log, me=Member(self.me, journal.incarnation), organiser=self.organiser, journal=journal,
-            shape=shape_of(entry.numel, entry.chunk_elements, entry.codec, entry.reducer, self.settings.plan), timing=self.timing,
+            shape=replace(shape, kin=self.secure is not None, single=self.settings.coordinator), timing=self.timing,
             actions=self.actions, rng=self.rng, now=now, site=self.site,
             merges=self.branching.after_s is not None,
         )  # fmt: skip
@@ -230,6 +242,11 @@ class Session:
         self.offering.offer(now)
         self._drain(now)
 
+    def tell(self, event: ev.OperationDone | ev.OperationRefused) -> None:
+        """What became of a free-standing operation: of a secure round's own, or of the script's."""
+        if self.secure is None or not self.secure.takes(event):
+            self.ports.emit(event)
+
     def settle(self, now: float) -> None:
         """After a command to `operations`: deliver what it said to ourselves."""
         self._now = now
@@ -266,9 +283,11 @@ class Session:
                 self.membership.on_message(now, peer, data[1:])
             elif data[:1] == ROUND:
                 self._on_envelope(now, peer, m.decode(data[1:], peer))
+            elif data[:1] == secure_wire.PREFIX and self.secure is not None:
+                self.secure.on_message(now, peer, data[1:])
             else:
                 raise RemoteProtocolError("unknown kind of control message", peer=peer)
-        except RemoteProtocolError as error:
+        except (RemoteProtocolError, BadSignatureError) as error:
             self.ports.emit(ev.PeerMisbehaved(peer, error.message))
         self._drain(now)
 
@@ -341,6 +360,8 @@ class Session:
             if self.machine:
                 self.machine.tick(now)
                 self.branching.tick(now)
+            if self.secure is not None:
+                self.secure.tick(now)
             if now - self._asked_at >= self.timing.fetch_s:
                 self._asked_at = now
                 self.others.knock(now, targets)
@@ -398,16 +419,19 @@ class Session:
         branched = self.branching.settled(entry)
         if branched is not None:
             cid, counted = branched
+        elif self.secure is not None:
+            cid, counted = self.secure.decided(entry)
         elif cid is not None:  # one that was handed over while this entry was being applied stays, for the next round
             self.offering.take()
             self.ports.exchange.release(cid)
         before = {member.peer for member in machine.journal.entries[entry.round - 1].entry.next_config}
         after = tuple(member.peer for member in entry.next_config)
-        shares = tuple(Share(c.member.peer, c.weight) for c in entry.contributors)
+        shares = shares_of(entry.contributors, self.actions.weights.get(entry.part_digests, ()))
         lost = tuple(sorted(before - set(after)))
         elapsed = machine.round_s or 0.0
         round_ = self.rounds(entry.round)
-        self.ports.emit(ev.RoundCommitted(round_, entry.round, shares, after, lost, cid, counted, entry.hash(), elapsed))
+        parts = () if machine.merges and len(entry.parts) == 1 else entry.parts  # a branch that was taken over names one owner of all
+        self.ports.emit(ev.RoundCommitted(round_, entry.round, shares, after, lost, cid, counted, entry.hash(), elapsed, parts))
         self.earlier.decided(entry)
         self.recertifying.decided(certified)
 

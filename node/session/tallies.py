@@ -1,20 +1,27 @@
-"""What the log says to scripts: of the data, which they read by lease (`optim.data.leases`), and of how long rounds take."""
+"""What the log says to scripts: who was counted, of the data, which they read by lease (`optim.data.leases`), and of how long rounds take."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from ...collectives.group import Member
+from ...collectives.group import Contributor, Member
 from ...collectives.round import rounds_in
-from ...collectives.swarm import Tally
+from ...collectives.swarm import Share, Tally
 from ...optim.outer.readings import median_lag
 
 if TYPE_CHECKING:
     from .session import Session
 
 AT_ONCE = 12  # entries of 256 members are a megabyte, which a control frame holds
+
+
+def shares_of(contributors: Sequence[Contributor], weights: Sequence[float] = ()) -> tuple[Share, ...]:
+    """Who was counted; ``weights``: what a rule of whole vectors gave to each, where that is known."""
+    known = list(weights) or [None] * len(contributors)
+    return tuple(Share(c.member.peer, c.weight, weight) for c, weight in zip(contributors, known, strict=True))
 
 
 def tallies(session: Session, first: int) -> list[Tally]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +19,7 @@ from ...collectives.digest import chunk_hash, part_digest
 from ...collectives.group import Certified, Config, Contributor, Entry, Member, is_quorum
 from ...collectives.identifiers import PeerId
 from ...collectives.messages import Tip as TipMessage
-from ...collectives.reduce import MEAN, least_of
+from ...collectives.reduce import MEAN, TwoPhaseReducer, Weighing, least_of
 from ...collectives.round import adopted_rounds
 from ...collectives.swarm import OuterSettings
 from ...collectives.trees import trees_of
@@ -265,7 +266,8 @@ class Checker:
         """The result's bytes, recomputed from exactly the named contributions; raises unless the entry's digests are theirs."""
         if not entry.contributors:
             return b""
-        if len(entry.contributors) < least_of(find_reducer(entry.reducer) or MEAN):
+        robust = find_reducer(entry.reducer) if parse_reducer(entry.reducer) else None
+        if len(entry.contributors) < least_of(robust or MEAN):
             raise Violation("honest outcome", f"entry {entry.round} is the {entry.reducer} of {len(entry.contributors)} contributions")
         for contributor in entry.contributors:
             frozen = self.frozen.get(contributor.cid)
@@ -274,8 +276,9 @@ class Checker:
         grid = Grid(entry.codec, entry.numel, entry.chunk_elements)
         result = bytearray(grid.results.nbytes)
         hashes: list[bytes] = []
+        weighing = self._weigh(grid, entry, robust) if robust is not None and robust.form == "two-phase" else None
         for chunk, view in enumerate(grid.results.views(memoryview(result))):
-            self._reduce_chunk(grid, entry, chunk, view)
+            self._reduce_chunk(grid, entry, chunk, view, weighing)
             hashes.append(chunk_hash(view))
         for part, digest in zip(entry.parts, entry.part_digests, strict=True):
             if part_digest(entry, part, hashes[part.first : part.stop]) != digest:
@@ -284,17 +287,39 @@ class Checker:
                 )
         return bytes(result)
 
-    def _reduce_chunk(self, grid: Grid, entry: Entry, chunk: int, out: memoryview) -> None:
+    def _encoded(self, grid: Grid, entry: Entry, chunk: int) -> tuple[dict[bytes, Wire], Tensor]:
+        """What was contributed to a chunk, as it travels and decoded."""
         codec, first, elements = grid.codec(chunk), chunk * entry.chunk_elements, grid.elements(chunk)
         wires = {c.cid: grid.wire(memoryview(bytearray(grid.wire_bytes(chunk))), chunk) for c in entry.contributors}
-        for cid, wire in wires.items():
+        rows = torch.empty(len(wires), elements)
+        for (cid, wire), row in zip(wires.items(), rows, strict=True):
             codec.encode(self.frozen[cid].vector[first : first + elements], wire)
+            codec.decode(wire, row)
+        return wires, rows
+
+    def _weigh(self, grid: Grid, entry: Entry, reducer: TwoPhaseReducer) -> Weighing:
+        """By statistics added up over the chunks of each part, then over parts."""
+        total = np.zeros(reducer.length(len(entry.contributors)))
+        for part in entry.parts:
+            of_part = np.zeros_like(total)
+            for chunk in range(part.first, part.stop):
+                of_part += reducer.measure(self._encoded(grid, entry, chunk)[1])
+            total += of_part
+        return reducer.weigh(total, [c.cid for c in entry.contributors])
+
+    def _reduce_chunk(self, grid: Grid, entry: Entry, chunk: int, out: memoryview, weighing: Weighing | None) -> None:
+        codec, (wires, rows) = grid.codec(chunk), self._encoded(grid, entry, chunk)
         robust = find_reducer(entry.reducer) if parse_reducer(entry.reducer) else None
-        if robust is not None and robust.form == "rows":
-            rows, value = torch.empty(len(wires), elements), torch.empty(elements)
-            for row, wire in zip(rows, wires.values(), strict=True):
-                codec.decode(wire, row)
-            robust.reduce(rows, [c.weight for c in entry.contributors], value)
+        if weighing is not None and weighing.factors is not None:
+            used = [(wire, weight) for wire, weight in zip(wires.values(), weighing.weights, strict=True) if weight]
+            codec.weighted_mean([wire for wire, _ in used], [weight for _, weight in used], 1.0, grid.results.wire(out, chunk))
+            return
+        if robust is not None and robust.form in ("rows", "two-phase"):
+            value = torch.empty(rows.shape[1])
+            if weighing is not None:
+                weighing.reduce(rows, value)
+            elif robust.form == "rows":
+                robust.reduce(rows, [c.weight for c in entry.contributors], value)
             grid.results.codec(chunk).encode(value, grid.results.wire(out, chunk))
             return
         if entry.topology.kind == "butterfly":

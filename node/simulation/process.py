@@ -18,6 +18,7 @@ from ...collectives.pace import Lead, Pace
 from ...collectives.round import Timing
 from ...collectives.simulation import Network, ProcessDied, Timer, World
 from ...collectives.swarm import RunSettings
+from ...security.identity import Identity
 from ...security.rules.reducers import find_reducer
 from ..session.fragments import Fragments
 from ..session.ports import DataPlane, Storage
@@ -45,6 +46,7 @@ class Place:
     branch_after_s: float | None = None
     paces: dict[PeerId, Pace] = field(default_factory=dict[PeerId, Pace])  # what members have measured of their links
     sites: Mapping[PeerId, str] = field(default_factory=dict[PeerId, str])
+    identities: Mapping[PeerId, Identity] = field(default_factory=dict[PeerId, Identity])  # of a secure run
 
 
 def sign_as(peer: PeerId, payload: bytes) -> bytes:
@@ -81,9 +83,11 @@ class NodeProcess:
             clock=lambda: place.world.now,
             resend_after_s=lambda: 8 * place.timing.pull_s,
             lead=lambda: Lead(self.pace().up or 1, 0.1),  # where nothing is known as little as can be: three chunks an owner
+            beside=lambda work: self.offload(work, lambda _, done: done()),
         )
         self.exchange = cast(DataPlane, self.plane)
-        make = partial(Fragments, storages=[storage, *others]) if others else Session
+        alone = partial(Session, identity=place.identities.get(peer), secrets=rng)
+        make = partial(Fragments, storages=[storage, *others]) if others else alone
         self.run: Session | Fragments = make(
             run=place.run_id, me=peer, organiser=place.organiser, settings=place.settings, ports=self, rng=rng, now=place.world.now,
             timing=place.timing, checkpoint_every=place.checkpoint_every, chunk_elements=place.chunk_elements,

@@ -41,6 +41,7 @@ RECORD_KINDS = {
     record_header.PART: "part",
     record_header.PARTIAL: "part",
     record_header.RESULT: "result",
+    record_header.MEASURE: "measure",
     record_header.BLOB: "blob",
 }
 TIMING = Timing(pull_s=0.1, heartbeat_s=0.25, keep_rounds=4)

@@ -1,5 +1,6 @@
 """What a run keeps on disk: journal, result bytes, checkpoints.
 
+frames      length, check, body: what journals and archives of logs are made of
 journal     FileJournal: entries, promise and vote; survives kill -9 at any instant
 results     ResultFiles: a ring of preallocated, mapped files that results are received into
 votes       VoteFiles: free-standing operations with durable votes

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import struct
 import time
 from array import array
 from collections.abc import Iterator
@@ -25,15 +24,13 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
-from blake3 import blake3
 
 from ...collectives.errors import StorageError
 from ...collectives.group import Certified, Entry
 from ...collectives.round import SPAN, Log, SealRecord
+from .frames import FRAME, MAX_ENTRY_BYTES, check_of, framed, read_frames
 
-_FRAME = struct.Struct(">I16s")
 _SLOT_BYTES = 1 << 20
-MAX_ENTRY_BYTES = 1 << 20
 _seal = msgspec.msgpack.Decoder(SealRecord)
 _certified = msgspec.msgpack.Decoder(Certified)
 
@@ -61,14 +58,6 @@ def boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return ""
-
-
-def _check(data: bytes) -> bytes:
-    return blake3(data).digest(16)
-
-
-def _framed(data: bytes) -> bytes:
-    return _FRAME.pack(len(data), _check(data)) + data
 
 
 def write_atomically(path: Path, data: bytes, *, forced: bool = False) -> None:
@@ -104,6 +93,22 @@ def write_at(fd: int, data: bytes | memoryview, offset: int) -> None:
     while view:
         count = os.pwrite(fd, view, offset)
         view, offset = view[count:], offset + count
+
+
+def stored_entries(folder: Path) -> Iterator[Certified]:
+    """The entries in the journal of ``folder``, read without opening it: a node may be writing there. Raises StorageError."""
+    path = folder / "entries"
+    try:
+        with open(path, "rb") as file:
+            for number, body in enumerate(read_frames(file, path, growing=True)):
+                certified = _decoded(body)
+                if certified is None:
+                    raise StorageError(f"{path} is damaged: frame {number} is no entry", code="E303", exit_code=74)
+                yield certified
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise storage_error(path, error) from error
 
 
 def storage_error(path: Path, error: OSError) -> StorageError:
@@ -159,7 +164,7 @@ class FileJournal:
 
     def append(self, certified: Certified) -> None:
         """Record an applied entry."""
-        data = _framed(msgspec.msgpack.encode(certified))
+        data = framed(msgspec.msgpack.encode(certified))
         try:
             write_at(self._log.fileno(), data, self._end)
         except OSError as error:
@@ -172,7 +177,7 @@ class FileJournal:
 
     def seal(self, record: SealRecord) -> None:
         """Record a seal."""
-        write_atomically(self._folder.with_name("seal"), _framed(msgspec.msgpack.encode(record)), forced=True)
+        write_atomically(self._folder.with_name("seal"), framed(msgspec.msgpack.encode(record)), forced=True)
         self.sealed = record
 
     # ---- life
@@ -232,16 +237,16 @@ class FileJournal:
         """Check all whole frames, one at a time; a last frame cut short by a kill is dropped, anything else that does not fit is damage."""
         at, total = 0, os.fstat(self._log.fileno()).st_size
         with open(self._folder / "entries", "rb") as file:
-            while at + _FRAME.size <= total:
-                size, check = _FRAME.unpack(file.read(_FRAME.size))
-                whole = at + _FRAME.size + size <= total
+            while at + FRAME.size <= total:
+                size, check = FRAME.unpack(file.read(FRAME.size))
+                whole = at + FRAME.size + size <= total
                 if size <= MAX_ENTRY_BYTES and not whole and not self.damaged:
                     break
                 if size > MAX_ENTRY_BYTES or not whole:
                     return self._damage(f"entries: frame at {at} has a wrong length")
                 body = file.read(size)
-                self._load_entry(body, at, _check(body) == check)
-                at += _FRAME.size + size
+                self._load_entry(body, at, check_of(body) == check)
+                at += FRAME.size + size
         if self._was_clean and at < total:
             self._damage(f"entries: {total - at} bytes too many")
         if not self.damaged:
@@ -276,17 +281,17 @@ class FileJournal:
     def _frames(self, first: int, stop: int) -> Iterator[Certified]:
         fd, at = self._log.fileno(), self._marks[first // SPAN]
         for number in range(first - first % SPAN, stop):
-            size, check = _FRAME.unpack(os.pread(fd, _FRAME.size, at).ljust(_FRAME.size, b"\0"))
+            size, check = FRAME.unpack(os.pread(fd, FRAME.size, at).ljust(FRAME.size, b"\0"))
             if number >= first:
-                body = os.pread(fd, min(size, MAX_ENTRY_BYTES), at + _FRAME.size)
-                certified = _decoded(body) if (size, check) == (len(body), _check(body)) else None
+                body = os.pread(fd, min(size, MAX_ENTRY_BYTES), at + FRAME.size)
+                certified = _decoded(body) if (size, check) == (len(body), check_of(body)) else None
                 if certified is None or certified.entry.round != number:
                     raise StorageError(
                         f"{self._folder / 'entries'} is damaged: frame {number} is not what was written", code="E303", exit_code=74,
                         why="the file was changed, or the disk returned other bytes", hint="check the disk, then start the node again",
                     )  # fmt: skip
                 yield certified
-            at += _FRAME.size + size
+            at += FRAME.size + size
 
     def _damage(self, why: str) -> None:
         self.damaged = self.damaged or why
@@ -295,10 +300,10 @@ class FileJournal:
         path = self._folder.with_name("seal")
         data = path.read_bytes() if path.exists() else b""
         if data:
-            size, check = _FRAME.unpack(data[: _FRAME.size].ljust(_FRAME.size, b"\0"))
-            body = data[_FRAME.size :]
+            size, check = FRAME.unpack(data[: FRAME.size].ljust(FRAME.size, b"\0"))
+            body = data[FRAME.size :]
             try:
-                self.sealed = _seal.decode(body) if (size, check) == (len(body), _check(body)) else None
+                self.sealed = _seal.decode(body) if (size, check) == (len(body), check_of(body)) else None
             except msgspec.MsgspecError:
                 self.sealed = None
             if self.sealed is None:
@@ -316,12 +321,12 @@ class FileJournal:
                 self.promised, self.accepted = newest.promised, newest.accepted
 
     def _read_vote(self, slot: int) -> _Vote | Literal["", "unreadable"]:
-        head = os.pread(self._votes.fileno(), _FRAME.size, slot * _SLOT_BYTES)
+        head = os.pread(self._votes.fileno(), FRAME.size, slot * _SLOT_BYTES)
         if not any(head):
             return ""
-        size, check = _FRAME.unpack(head.ljust(_FRAME.size, b"\0"))
-        body = os.pread(self._votes.fileno(), size, slot * _SLOT_BYTES + _FRAME.size) if size < _SLOT_BYTES else b""
-        if len(body) != size or _check(body) != check:
+        size, check = FRAME.unpack(head.ljust(FRAME.size, b"\0"))
+        body = os.pread(self._votes.fileno(), size, slot * _SLOT_BYTES + FRAME.size) if size < _SLOT_BYTES else b""
+        if len(body) != size or check_of(body) != check:
             return "unreadable"
         try:
             return _vote.decode(body)
@@ -331,7 +336,7 @@ class FileJournal:
     def _write_vote(self, promised: int, accepted: tuple[int, Entry] | None) -> None:
         vote = _Vote(self._sequence + 1, len(self.entries), promised, accepted)
         try:
-            write_at(self._votes.fileno(), _framed(msgspec.msgpack.encode(vote)), (vote.sequence % 2) * _SLOT_BYTES)
+            write_at(self._votes.fileno(), framed(msgspec.msgpack.encode(vote)), (vote.sequence % 2) * _SLOT_BYTES)
         except OSError as error:
             raise storage_error(self._folder / "vote", error) from error
         self._sequence, self.promised, self.accepted = vote.sequence, promised, accepted

@@ -257,6 +257,25 @@ class RunFiles:
         except OSError as error:
             raise storage_error(path, error) from error
 
+    def noisy(self) -> int:
+        """Contributions with noise that were handed over. Raises StorageError where that is not known: then none may be."""
+        file = self._folder / "privacy"
+        try:
+            return int(file.read_text(encoding="ascii"))
+        except FileNotFoundError:
+            return 0
+        except OSError as error:
+            raise storage_error(file, error) from error
+        except ValueError:
+            raise StorageError(
+                f"{file} is damaged", code="E303", why="It says what this node has spent of its privacy in the run.",
+                hint="Write into it how many rounds this node has contributed to, or more.",
+            ) from None  # fmt: skip
+
+    def spend_noisy(self) -> None:
+        """One more; on the medium before it is handed over."""
+        write_atomically(self._folder / "privacy", b"%d\n" % (self.noisy() + 1))
+
     # ---- life
     def reset(self) -> None:
         """The results since the checkpoint are not all here: a new incarnation with an empty log. Raises StorageError."""

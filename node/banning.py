@@ -1,0 +1,210 @@
+"""Whom a run, or this machine alone, will have nothing to do with.
+
+The organiser's list counts for every member: it is signed, the newest one wins, and whoever has it hands it on. A machine's own list
+counts for that machine. A banned peer is admitted to nothing: its streams and lanes end, its messages are dropped, it counts as
+silent, so that the next entry evicts it, and it is refused with E205 and the reason. What it had contributed to decided rounds stays in them,
+as does its vote: a ban looks forward. Where the banned are half of the members or more nothing can be decided: see ``atoll recertify``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from ..collectives.errors import ConfigError, NotAdmittedError, RemoteProtocolError, StorageError
+from ..collectives.group import MAX_PEER_ID
+from ..collectives.identifiers import PeerId, RunId
+from ..security.identity import Identity, verify
+from .paths import make_private, storage_error, write_atomic
+
+DOMAIN = "atoll/bans/1"
+MAX_BANS, MAX_REASON = 1024, 200
+MAX_LIST_BYTES = 1 << 19
+RUN_FILE, HERE_FILE = "bans", "bans-here"
+Time = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
+
+
+class Ban(msgspec.Struct, frozen=True, array_like=True):
+    """Whom, why, and since when (seconds since 1970, UTC)."""
+
+    peer: Annotated[PeerId, msgspec.Meta(min_length=1, max_length=MAX_PEER_ID)]
+    reason: Annotated[str, msgspec.Meta(max_length=MAX_REASON)]
+    since_s: Time
+
+
+class BanList(msgspec.Struct, frozen=True, array_like=True):
+    """All bans of a run, and the nonces of invites that admit nobody any more: the list with the larger ``sequence`` takes the other's place."""
+
+    run: Annotated[RunId, msgspec.Meta(max_length=64)]
+    sequence: Time
+    bans: Annotated[tuple[Ban, ...], msgspec.Meta(max_length=MAX_BANS)]
+    revoked: Annotated[tuple[Annotated[bytes, msgspec.Meta(max_length=16)], ...], msgspec.Meta(max_length=MAX_BANS)] = ()
+
+
+class SignedBans(msgspec.Struct, frozen=True, array_like=True):
+    """An encoded BanList with the organiser's signature."""
+
+    list: Annotated[bytes, msgspec.Meta(max_length=MAX_LIST_BYTES)]
+    signature: Annotated[bytes, msgspec.Meta(min_length=64, max_length=64)]
+
+
+_signed = msgspec.msgpack.Decoder(SignedBans)
+_list = msgspec.msgpack.Decoder(BanList)
+_here = msgspec.msgpack.Decoder(Annotated[tuple[Ban, ...], msgspec.Meta(max_length=MAX_BANS)])
+
+
+class Bans:
+    """Both lists of one run, as they are in its folder. Nothing is read before `load`."""
+
+    def __init__(self, folder: Path, run: RunId, organiser: PeerId) -> None:
+        self._folder, self._run, self._organiser = folder, run, organiser
+        self._signed = b""
+        self._sequence = -1
+        self.of_run: Mapping[PeerId, Ban] = {}
+        self.here: Mapping[PeerId, Ban] = {}
+        self.revoked: frozenset[bytes] = frozenset()
+
+    @property
+    def peers(self) -> set[PeerId]:
+        """Everybody who is banned."""
+        return {*self.of_run, *self.here}
+
+    @property
+    def encoded(self) -> bytes:
+        """The organiser's list as it is handed on; empty where there is none."""
+        return self._signed
+
+    def why(self, peer: PeerId) -> str | None:
+        """Why ``peer`` is banned, in words; None: it is not."""
+        ban = self.of_run.get(peer) or self.here.get(peer)
+        if ban is None:
+            return None
+        whose = "the run's organiser has banned this peer" if peer in self.of_run else "this member has banned this peer"
+        return f"{whose}: {ban.reason}" if ban.reason else whose
+
+    def refuse(self, peer: PeerId) -> None:
+        """Raise NotAdmittedError E205 for a peer that is banned."""
+        if (why := self.why(peer)) is not None:
+            raise banned(why, peer)
+
+    def check_invite(self, nonce: bytes) -> None:
+        """Raise NotAdmittedError for an invite that was revoked."""
+        if nonce in self.revoked:
+            raise NotAdmittedError("this invite was revoked by the run's organiser", hint="Ask the organiser for a new one.")
+
+    def load(self) -> None:
+        """Read both lists anew. Raises StorageError E303 for one that is damaged, which then counts as empty; the other is taken."""
+        damage = [error for read in (self._load_run, self._load_here) if (error := _attempt(read)) is not None]
+        if damage:
+            raise damage[0]
+
+    def take(self, data: bytes, sender: PeerId) -> bool:
+        """The organiser's list as ``sender`` has it; whether it is newer, and was kept. Raises RemoteProtocolError, StorageError."""
+        try:
+            signed = _signed.decode(data) if len(data) <= MAX_LIST_BYTES + 128 else None
+            found = None if signed is None else _list.decode(signed.list)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise RemoteProtocolError(f"malformed list of bans: {error}", peer=sender) from None
+        if signed is None or found is None:
+            raise RemoteProtocolError(f"list of bans of {len(data)} bytes", peer=sender)
+        if found.run == self._run and found.sequence <= self._sequence:  # the cheap test first
+            return False
+        if found.run != self._run or not verify(self._organiser, DOMAIN, signed.list, signed.signature):
+            raise RemoteProtocolError("the list of bans is not signed by the run's organiser", peer=sender)
+        write_atomic(self._folder / RUN_FILE, data)
+        self._set(found, data)
+        return True
+
+    def change(self, ban: Ban | None, peer: PeerId, identity: Identity | None) -> bool:
+        """Add a ban, or with None lift the one of ``peer``: for the run with its organiser's ``identity``, else on this machine. Whether
+        anything changed. Raises StorageError, ConfigError where there are too many."""
+        bans = {**(self.here if identity is None else self.of_run)}
+        if ban is None and bans.pop(peer, None) is None:
+            return False
+        if ban is not None:
+            bans[peer] = ban
+        if identity is not None:
+            self._sign(bans, self.revoked, identity)
+            return True
+        make_private(self._folder)
+        write_atomic(self._folder / HERE_FILE, msgspec.msgpack.encode(_bounded(bans)))
+        self.here = bans
+        return True
+
+    def revoke(self, nonce: bytes, identity: Identity) -> None:
+        """The organiser's invite with this nonce, and all that members have made of it, admit nobody any more. Raises StorageError."""
+        self._sign(self.of_run, self.revoked | {nonce}, identity)
+
+    def _sign(self, bans: Mapping[PeerId, Ban], revoked: frozenset[bytes], identity: Identity) -> None:
+        listed = _bounded(bans)
+        if len(revoked) > MAX_BANS:
+            raise ConfigError(f"{len(revoked)} invites are revoked, at most {MAX_BANS} can be", hint="Old ones end by themselves.")
+        sequence = max([self._sequence + 1, *(1000 * each.since_s for each in listed)])
+        found = BanList(self._run, sequence, listed, tuple(sorted(revoked)))
+        data = msgspec.msgpack.encode(found)
+        signed = msgspec.msgpack.encode(SignedBans(data, identity.sign(DOMAIN, data)))
+        make_private(self._folder)
+        write_atomic(self._folder / RUN_FILE, signed)
+        self._set(found, signed)
+
+    def _set(self, found: BanList, data: bytes) -> None:
+        self._signed, self._sequence = data, found.sequence
+        self.of_run, self.revoked = {ban.peer: ban for ban in found.bans}, frozenset(found.revoked)
+
+    def _load_run(self) -> None:
+        data = _content(self._folder / RUN_FILE)
+        if data is None:
+            return
+        try:
+            signed = _signed.decode(data)
+            found = _list.decode(signed.list)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise _damaged(self._folder / RUN_FILE, str(error)) from None
+        if found.run != self._run or not verify(self._organiser, DOMAIN, signed.list, signed.signature):
+            raise _damaged(self._folder / RUN_FILE, "the run's organiser did not sign it")
+        self._set(found, data)
+
+    def _load_here(self) -> None:
+        data = _content(self._folder / HERE_FILE)
+        try:
+            self.here = {} if data is None else {ban.peer: ban for ban in _here.decode(data)}
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise _damaged(self._folder / HERE_FILE, str(error)) from None
+
+
+def banned(why: str, peer: PeerId) -> NotAdmittedError:
+    """The error that tells of a ban."""
+    return NotAdmittedError(why, peer=peer, code="E205")
+
+
+def _bounded(bans: Mapping[PeerId, Ban]) -> tuple[Ban, ...]:
+    if len(bans) > MAX_BANS:
+        raise ConfigError(f"{len(bans)} peers are banned, at most {MAX_BANS} can be", hint="Lift some: atoll bans, atoll allow PEER")
+    return tuple(bans[peer] for peer in sorted(bans))
+
+
+def _attempt(read: Callable[[], None]) -> StorageError | None:
+    try:
+        read()
+    except StorageError as error:
+        return error
+    return None
+
+
+def _content(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise storage_error(f"cannot read {path}", error) from None
+
+
+def _damaged(path: Path, why: str) -> StorageError:
+    return StorageError(
+        f"{path} is damaged: {why}", code="E303", exit_code=74, why="The disk, or something else than atoll, changed it: nobody is banned by it.",
+        hint="Remove it. The run's own list comes from the other members; one of this machine only has to be given again: atoll ban PEER",
+    )  # fmt: skip

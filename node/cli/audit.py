@@ -1,0 +1,152 @@
+"""audit: check a run's log without asking anybody, hand it over, and compare it with another member's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ...collectives.errors import AtollError, ConfigError, MisbehaviourError, SecurityError
+from .options import GIVEN, GivenPath, shared_options
+from .output import Terminal, bytes_text, current, short_peer
+
+if TYPE_CHECKING:
+    from ..audit import Audited, Change, Fork, Source
+
+EVERY = 20_000  # entries between two words of progress
+SHOWN = 8  # changes of the members on a screen
+
+
+@click.command("audit")
+@click.argument("run", type=GIVEN, metavar="RUN|FILE")
+@click.option("--export", "archive", type=GivenPath(dir_okay=False, path_type=Path), metavar="FILE", help="Write the log, to hand it over.")
+@click.option(
+    "--with", "other", type=GivenPath(exists=True, dir_okay=False, path_type=Path), metavar="FILE", help="Compare with another's log."
+)
+@shared_options
+def audit_command(run: str, archive: Path | None, other: Path | None) -> None:
+    """Check every signature in a run's log, and say who decided and who contributed.
+
+    RUN is an id, its beginning, or a name: the log in this machine's journal, and the checkpoint beside it. FILE is what somebody wrote with
+    --export. Nobody is asked, and no node needs to run. Exit status 0: all of it is proven.
+    """
+    from ..audit import audit, write_archive
+
+    terminal = current()
+    source = _source(terminal, run)
+    reports = [audit(source, name, _progress(terminal)) for name in source.logs]
+    state = _state(source, reports)
+    if other is not None:
+        _compare(terminal, source, other)
+    size = write_archive(source, archive) if archive is not None else None
+    manifest = source.signed.open()
+    machine: dict[str, Any] = {
+        "run_id": source.signed.run_id, "name": manifest.name, "organiser": source.signed.organiser, "proven": True,
+        "logs": [_machine(report) for report in reports], "state": state,
+    }  # fmt: skip
+    head = f"{manifest.name}  {source.signed.run_id}\n  signed   by its organiser, {short_peer(source.signed.organiser)}"
+    terminal.data(
+        "\n".join([head, *(line for report in reports for line in _lines(terminal, report, len(reports))), *_words(state)]), machine
+    )
+    if other is not None:
+        terminal.say(f"{other} says the same, as far as both go")
+    if archive is not None and size is not None:
+        terminal.say(f"{archive}: {bytes_text(size)}. Whoever has it checks it with  atoll audit {archive.name}")
+
+
+def _source(terminal: Terminal, run: str) -> Source:
+    from ..audit import of_archive, of_node
+    from ..manifest import load_run
+
+    if Path(run).is_file():
+        return of_archive(Path(run))
+    return of_node(terminal.paths, load_run(terminal.paths, run))
+
+
+def _progress(terminal: Terminal) -> Any:
+    return lambda entry: None if entry % EVERY else terminal.say(f"{entry:,} entries checked")
+
+
+def _compare(terminal: Terminal, source: Source, other: Path) -> None:
+    from ..audit import audit, fork, of_archive
+
+    theirs = of_archive(other)
+    if theirs.signed.run_id != source.signed.run_id:
+        raise ConfigError(f"{other} is the log of another run: {theirs.signed.run_id}")
+    for name in theirs.logs:
+        audit(theirs, name, _progress(terminal))
+    for name in source.logs:
+        if (found := fork(source, theirs, name)) is not None:
+            raise _two_histories(found)
+
+
+def _two_histories(found: Fork) -> AtollError:
+    hint = "Keep both files: they prove it to anybody. atoll explain E305 says how a run gets one history again."
+    message = f"the run has two histories: both logs are proven, and they differ from entry {found.entry} of {found.log} on"
+    if not found.liars:
+        return SecurityError(
+            message, code="E204", why="Members that were removed for good have gone on, or more than one of them lied.", hint=hint
+        )
+    signed = ", ".join(short_peer(peer) for peer in found.liars)
+    error = MisbehaviourError(f"{message}; {signed} signed both", peer=found.liars[0])
+    error.hint = hint
+    return error
+
+
+def _state(source: Source, reports: list[Audited]) -> list[dict[str, Any]]:
+    """For each log with a checkpoint: whether that is the state that the log's next entry was decided on."""
+    from ..audit import root_before
+    from ..export import verified_checkpoint
+
+    rows = list[dict[str, Any]]()
+    for place, report in zip(source.folders, reports, strict=False):
+        saved = verified_checkpoint(place)
+        if saved is None:
+            continue
+        named = root_before(source, report.log, saved.entry + 1)
+        if named is not None and named != saved.root:
+            raise SecurityError(
+                f"the checkpoint in {place} is not the state that entry {saved.entry + 1} was decided on", code="E204",
+                why="The journal is proven, so it is this machine's model that is not the run's.",
+                hint="Move the run's folder away and join again.",
+            )  # fmt: skip
+        rows.append({"log": report.log, "entry": saved.entry, "round": saved.rounds, "root": saved.root.hex(), "named": named is not None})
+    return rows
+
+
+def _machine(report: Audited) -> dict[str, Any]:
+    import msgspec
+
+    return {**msgspec.to_builtins(report), "head": report.head.hex()}
+
+
+def _lines(terminal: Terminal, report: Audited, logs: int) -> list[str]:
+    of_all = max(1, sum(share.samples for share in report.contributors.values()))
+    rows = [
+        (short_peer(peer), f"{share.rounds:,}", f"{share.samples:,}", f"{share.samples / of_all:.1%}")
+        for peer, share in report.contributors.items()
+    ]
+    table = terminal.table(("contributor", "rounds", "samples", "share"), rows).splitlines() if rows else []
+    hidden = len(report.changes) - SHOWN
+    return [
+        f"  log      {report.log if logs > 1 else 'whole'}: {report.entries:,} entries, {report.rounds:,} rounds, {report.votes:,} votes",
+        f"  head     entry {report.entries - 1:,}  {report.head.hex()}",
+        f"  members  {', '.join(short_peer(peer) for peer in report.members)}",
+        *(f"  entry {change.entry:<6} {_change(change)}" for change in report.changes[-SHOWN:]),
+        *([f"  and {hidden} earlier changes of the members: --json"] if hidden > 0 else []),
+        *(f"  {line}" for line in table),
+    ]
+
+
+def _change(change: Change) -> str:
+    said = [(what, who) for what, who in (("joined", change.joined), ("left", change.left), ("removed for good", change.removed)) if who]
+    return "; ".join(f"{what}: {', '.join(short_peer(peer) for peer in who)}" for what, who in said)
+
+
+def _words(state: list[dict[str, Any]]) -> list[str]:
+    return [
+        f"  model    the checkpoint of round {row['round']} is "
+        + ("the one that the log names" if row["named"] else "whole; the log names its state with the next entry")
+        for row in state
+    ]

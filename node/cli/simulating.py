@@ -1,0 +1,192 @@
+"""simulate: federated methods on many clients in virtual time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ...collectives.errors import ConfigError, StorageError
+from .options import GIVEN, GivenPath, shared_options
+from .output import Terminal, bytes_text, current
+
+if TYPE_CHECKING:
+    from ...optim.federated.simulation import Fleet, Settings, Sites
+    from ..manifest import Manifest
+
+MAX_CLIENTS = 10_000
+
+
+@click.command("simulate")
+@click.argument("manifest", type=GivenPath(dir_okay=False, path_type=Path), metavar="RUN.toml")
+@click.option(
+    "--methods", default="fedavg", show_default=True, type=GIVEN, metavar="A,B", help="Federated methods, compared; all: every one."
+)
+@click.option("--clients", default=20, show_default=True, type=click.IntRange(1, MAX_CLIENTS), help="How many.")
+@click.option("--alpha", type=float, default=0.1, show_default=True, help="How uneven classes are dealt: 0.1 very, 100 hardly (Dirichlet).")
+@click.option("--shards", type=click.IntRange(1, 1000), help="Instead of --alpha: so many shards of one class each client.")
+@click.option("--speeds", default="1", show_default=True, type=GIVEN, metavar="S,S", help="Seconds a step, repeated over the clients.")
+@click.option("--rounds", type=click.IntRange(1, 1_000_000), help="Outer steps (the manifest's, or 50).")
+@click.option("--seconds", type=float, help="End after so much virtual time; where not given, that of --rounds synchronous rounds.")
+@click.option("--steps", type=click.IntRange(1, 1_000_000), help="Inner steps a turn (the manifest's sync_every, or 10).")
+@click.option("--asked", type=click.IntRange(1, MAX_CLIENTS), help="How many clients a synchronous round asks (all).")
+@click.option("--lr", type=float, default=0.1, show_default=True, help="Of inner steps, which are plain SGD.")
+@click.option("--beta", type=float, default=0.3, show_default=True, help="Of FedAvg-M and SCAFFOLD-M.")
+@click.option("--server-lr", type=float, help="Of the outer step (1; of adaptive ones 0.03, of fedavgm 0.3).")
+@click.option("--dropout", type=float, default=0.0, show_default=True, help="How likely a client does not come back from a turn.")
+@click.option(
+    "--trace", type=GivenPath(dir_okay=False, path_type=Path), metavar="FILE", help="When clients are there, as JSON (docs/federated.md)."
+)
+@click.option("--attack", type=GIVEN, metavar="NAME", help="What hostile clients send: sign_flip, alie_1.5, label_flip …")
+@click.option("--hostile", type=click.IntRange(0, MAX_CLIENTS), default=0, show_default=True, help="How many clients are hostile.")
+@click.option(
+    "--personal", type=click.Choice(["tuned", "ditto", "clusters"]), help="Models of one's own for each site, too (synchronous methods)."
+)
+@click.option("--seeds", default=1, show_default=True, type=click.IntRange(1, 100), help="Runs of each method.")
+@click.option("--task", type=GIVEN, metavar="FILE.py:NAME", help="What is trained, where the manifest's model is local.")
+@click.option("--out", type=GivenPath(file_okay=False, path_type=Path), metavar="DIR", help="Write simulation.json and curves.png here.")
+@shared_options
+def simulate_command(manifest: Path, out: Path | None, task: str | None, **given: Any) -> None:
+    """Try federated methods on many clients with uneven data, in virtual time.
+
+    The classes of a real run do the work; no network is used. The server's step is the manifest's, [federated], where it has this method, and
+    robust rules are those of [robust].
+    """
+    from ..manifest import load_manifest
+    from ..recipes.simulated import load_task
+
+    terminal = current()
+    recipe = load_manifest(manifest)
+    document = _run(terminal, recipe, load_task(recipe, task), given)
+    lines = _table(document["table"])
+    for name, sites in document["sites"].items():
+        lines.append(
+            f"{name}: one model for all {_mean(sites['one_for_all']):.3f} at the sites, models of their own {_mean(sites['own']):.3f}"
+        )
+    if out is not None:
+        lines += _write(out, document)
+    terminal.data("\n".join(lines), document)
+
+
+def _run(terminal: Terminal, recipe: Manifest, task: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """All runs of all methods, as one document."""
+    from ...optim.federated.simulation import NAMES, dirichlet, label_shards, personalised, simulate
+    from ...optim.federated.simulation.report import curve, row
+    from ...optim.federated.simulation.study import ARRIVING
+
+    wanted: str = given["methods"] or (recipe.federated.method if recipe.mode == "federated" else "fedavg")
+    names = list(NAMES) if wanted == "all" else [name.strip() for name in wanted.split(",")]
+    devices, clients = _fleet(given), given["clients"]
+    table: dict[str, Any] = {}
+    curves: dict[str, Any] = {}
+    sites: dict[str, Any] = {}
+    by_site: dict[str, Any] = {}
+    for name in names:
+        results: list[Any] = []
+        for seed in range(given["seeds"]):
+            settings = _settings(recipe, name, seed, given)
+            parts = (
+                label_shards(task.labels, clients, given["shards"], seed)
+                if given["shards"]
+                else dirichlet(task.labels, clients, given["alpha"], seed)
+            )
+            results.append(simulate(task, parts, devices, settings))
+            if given["personal"] and seed == 0 and name not in ARRIVING:
+                sites[name] = _sites(personalised(task, parts, devices, settings, given["personal"]))
+        table[name], curves[name] = row(results), [curve(result) for result in results]
+        by_site[name] = results[0].by_site
+        terminal.say(f"{name}: {table[name]['accuracy']:.3f}")
+    return {
+        "settings": {key: str(value) if isinstance(value, Path) else value for key, value in given.items()},
+        "run": recipe.name,
+        "table": table,
+        "curves": curves,
+        "by_site": by_site,
+        "sites": sites,
+    }
+
+
+def _settings(recipe: Manifest, name: str, seed: int, given: dict[str, Any]) -> Settings:
+    from ...optim.federated.member import Knobs
+    from ...optim.federated.simulation import NAMES, Settings
+    from ...optim.federated.simulation.study import ARRIVING
+
+    rounds, train = given["rounds"] or recipe.train.rounds or 50, recipe.train
+    steps = given["steps"] or train.sync_every or 10
+    server_lr = given["server_lr"] or {"fedadam": 0.03, "fedyogi": 0.03, "fedadagrad": 0.03, "fedavgm": 0.3}.get(name, 1.0)
+    settings = Settings(
+        name, rounds=rounds, steps=steps, batch=train.inner.batch, asked=given["asked"], knobs=Knobs(lr=given["lr"], beta=given["beta"]),
+        server_lr=server_lr, least=steps, most=5 * steps, first=steps, attack=given["attack"], hostile=given["hostile"], seed=seed,
+        measure=max(1, rounds // 50),
+    )  # fmt: skip
+    if name not in NAMES:
+        settings.check(given["clients"])
+    if recipe.mode == "federated":
+        outer = recipe.federated.settings() if name == recipe.federated.method and given["server_lr"] is None else None
+        settings = replace(settings, outer=outer, even=recipe.secure is not None and recipe.secure.max_weight == 1)
+    if given["seconds"] is not None:
+        settings = replace(settings, seconds=given["seconds"])
+    if name in ARRIVING:  # as much time as the others have, and as many outer steps as it makes of it
+        slowest = max(_numbers(given["speeds"], "speeds"))
+        settings = replace(settings, rounds=None, seconds=min(settings.seconds, rounds * steps * slowest))
+    elif recipe.robust.rule != "mean" and recipe.robust.f:
+        settings = replace(settings, rule=recipe.robust.rule, f=recipe.robust.f)
+    return settings
+
+
+def _fleet(given: dict[str, Any]) -> Fleet:
+    from ...optim.federated.simulation import fleet
+
+    speeds = _numbers(given["speeds"], "speeds")
+    if given["trace"] is None:
+        return fleet(given["clients"], speeds, given["dropout"])
+    try:
+        trace = json.loads(given["trace"].read_text(encoding="utf-8"))
+        return fleet(given["clients"], speeds, given["dropout"], trace["clients"], float(trace["period_s"]))
+    except OSError as error:
+        raise ConfigError(f"cannot read {given['trace']}: {error.strerror}", key="trace") from None
+    except (ValueError, KeyError, TypeError) as error:
+        form = '{"period_s": 86400, "clients": [[[0, 3600], [7200, 9000]], …]}'
+        raise ConfigError(f"{given['trace']} is no trace: {error}", key="trace", hint=form) from None
+
+
+def _numbers(text: str, key: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"--{key} {text!r} is no list of numbers", key=key, hint=f"--{key} 1,1.5,2,4,5") from None
+
+
+def _sites(sites: Sites) -> dict[str, Any]:
+    return {"one_for_all": list(sites.one_for_all), "own": list(sites.own), "cluster": list(sites.cluster)}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _table(table: dict[str, dict[str, Any]]) -> list[str]:
+    lines = [f"{'method':14}{'accuracy':>9}{'least at a site':>17}{'rounds':>8}{'bytes':>11}{'waiting':>9}{'time':>11}"]
+    for name, row in table.items():
+        lines.append(
+            f"{name:14}{row['accuracy']:9.3f}{row['site_accuracy_least']:17.3f}{row['rounds']:8.0f}{bytes_text(round(row['bytes'])):>11}"
+            f"{row['idle_share']:9.1%}{row['seconds']:9.0f} s"
+        )
+    return lines
+
+
+def _write(out: Path, document: dict[str, Any]) -> list[str]:
+    from .curves import draw
+
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        file = out / "simulation.json"
+        file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        drawn = draw({name: curves[0] for name, curves in document["curves"].items()}, out / "curves.png")
+    except OSError as error:
+        raise StorageError(f"cannot write to {out}: {error.strerror}", hint="Another folder: --out DIR") from None
+    return [f"written: {file}", f"drawn: {out / 'curves.png'}" if drawn else "no curves.png: pip install 'atoll[plot]'"]

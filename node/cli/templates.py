@@ -1,0 +1,44 @@
+"""Manifests to start from, by name: `atoll new --template NAME` prints one."""
+
+from __future__ import annotations
+
+FEDERATED_HOSPITAL = """\
+# Several hospitals train one model; patients' data stay where they are.   atoll new run.toml
+# What members can see of each other:   atoll validate run.toml
+schema = 1
+name = "hospitals"
+description = "say here what is trained, on what, and who answers for it"
+contact = "somebody@hospital.example"
+mode = "federated"
+
+[model]
+entry = "local:hospitals"          # every site runs the same script, with the same model, on its own data
+
+[data]
+source = "local"                   # read by the script only; no sample ever leaves the site
+
+[train]
+sync_every = 50                    # inner steps a round
+rounds = 50                        # each spends of epsilon: atoll validate says how much, and refuses more than the limit
+
+[federated]
+method = "fedavg"                  # fedavg | fedavgm | fedadam | fedyogi | fedadagrad
+topology = "serverless"            # or "coordinator": one site adds up (masked) contributions
+
+[secure]
+threshold = 4                      # nobody, the organiser included, sees more than a sum of so many sites; fewer, and the round waits
+
+[privacy]                          # bounds what all data of one site can show through
+noise = 5.0
+clip = 1.0                         # largest norm of a site's contribution; look at usual norms in a trial on public data
+delta = 1e-5
+stop_at_epsilon = 12
+
+[join]
+policy = "invite"                  # better, once all have run atoll id:  policy = "allow"  and  allow = ["PEER", "PEER"]
+
+[checkpoint]
+every = 1
+"""
+
+TEMPLATES = {"federated-hospital": FEDERATED_HOSPITAL}
