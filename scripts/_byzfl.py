@@ -6,6 +6,7 @@ python scripts/_byzfl.py        (inside that environment) answers one JSON line 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -13,8 +14,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from _environment import OUT, Unavailable, set_up
+
 VERSION, SCIPY = "0.0.11", "1.17.1"
-FOLDER = Path(__file__).resolve().parent.parent / ".ci" / "out" / "byzfl"
+WHAT, FOLDER = f"byzfl {VERSION}", OUT / "byzfl"
 INSTALL_S = 600
 
 RULES: dict[str, tuple[str, dict[str, Any]]] = {  # ours -> theirs; "f" stands for the number of hostile rows
@@ -32,12 +35,10 @@ RULES: dict[str, tuple[str, dict[str, Any]]] = {  # ours -> theirs; "f" stands f
     "nnm": ("NNM", {"f": "f"}),
     "bucketing": ("Bucketing", {"s": 2}),
     "clipping": ("Clipping", {"c": 2.0}),
+    "clipping_kept": ("Clipping", {"c": 2.0}),
     "arc": ("ARC", {"f": "f"}),
+    "arc_kept": ("ARC", {"f": "f"}),
 }
-
-
-class Unavailable(Exception):
-    """byzfl cannot be measured here; the text says why."""
 
 
 def environment() -> str:
@@ -45,10 +46,10 @@ def environment() -> str:
     python = FOLDER / "bin" / "python"
     if not (FOLDER / "complete").exists():
         print(f"byzfl: making an environment with byzfl {VERSION}", file=sys.stderr)
-        _run([sys.executable, "-m", "venv", "--clear", str(FOLDER)])
+        set_up(WHAT, [sys.executable, "-m", "venv", "--clear", str(FOLDER)], INSTALL_S)
         install = [str(python), "-m", "pip", "install", "--quiet", "--no-input"]
-        _run([*install, f"scipy=={SCIPY}"])
-        _run([*install, "--no-deps", f"byzfl=={VERSION}"])  # its plots and image data sets are not what is measured
+        set_up(WHAT, [*install, f"scipy=={SCIPY}"], INSTALL_S)
+        set_up(WHAT, [*install, "--no-deps", f"byzfl=={VERSION}"], INSTALL_S)  # its plots and image data sets are not what is measured
         import torch
 
         site = next((FOLDER / "lib").glob("python*")) / "site-packages"
@@ -57,21 +58,13 @@ def environment() -> str:
     return str(python)
 
 
-def _run(command: list[str]) -> None:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise Unavailable(f"{command[0]}: {error}") from None
-    if done.returncode:
-        raise Unavailable(f"byzfl {VERSION} cannot be set up here: {(done.stderr or done.stdout)[-300:]}")
-
-
 class Byzfl:
-    """The process, while the context lasts. Raises Unavailable where there is none."""
+    """The process, while the context lasts; ``threads`` of torch and of numpy's BLAS. Raises Unavailable where there is none."""
 
-    def __init__(self) -> None:
-        python = environment()
-        self._process = subprocess.Popen([python, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    def __init__(self, threads: int = 1) -> None:
+        settings = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
+        command = [environment(), __file__]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | settings)
 
     def __enter__(self) -> Byzfl:
         return self
@@ -111,8 +104,6 @@ def serve() -> None:
     theirs, rows = _aggregators(), np.zeros((1, 1), np.float32)
     for line in sys.stdin:
         question = json.loads(line)
-        if "threads" in question:
-            torch.set_num_threads(question["threads"])
         if "n" in question:
             rows = np.random.default_rng(question["seed"]).standard_normal((question["n"], question["d"]), dtype=np.float32)
         if "rows" in question:

@@ -147,7 +147,11 @@ class Task:
         """The gradient of a batch of each stream."""
         parts = [batch(self.training, self.size.config.context, self.size.batch, stream) for stream in streams]
         inputs, targets = (torch.cat(column) for column in zip(*parts, strict=True))
-        model.loss(inputs, targets).backward()
+        model.loss(inputs, self.labels(targets)).backward()
+
+    def labels(self, targets: torch.Tensor) -> torch.Tensor:
+        """What is learnt: the targets."""
+        return targets
 
     def worker(self, index: int) -> tuple[GPT, torch.optim.AdamW, torch.Generator]:
         """A worker's own model, optimizer and stream after the synchronous start."""

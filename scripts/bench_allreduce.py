@@ -25,7 +25,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import socket
 import statistics
 import subprocess
@@ -33,6 +32,8 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -146,11 +147,11 @@ class Bench:
                 return
         raise FailedError("the peers did not become members of one run, with lanes to one another")
 
-    def measure(self, what: str) -> dict[str, Any]:
-        """One operation ("gloo" or "ours")."""
+    def measure(self, what: str, **how: Any) -> dict[str, Any]:
+        """One operation ("gloo" or "ours", this one as ``how`` says: a mean, or a robust rule)."""
         self.all("reset")
         at = time.monotonic() + LEAD_S
-        answers = self.all(what, at=at)
+        answers = self.all(what, at=at, **how)
         used = self.all("used")
         found = {"what": what, "seconds": max(answer["end"] for answer in answers) - at, "ok": all(answer["ok"] for answer in answers)}
         found["cpu_seconds"] = sum(answer["script_cpu_s"] for answer in used)
@@ -190,31 +191,36 @@ class Bench:
             worker.end()
 
 
+@contextmanager
+def started(options: argparse.Namespace) -> Generator[Bench]:
+    """The peers, with homes that go with them. Raises FailedError."""
+    progress(f"starting {options.peers} peers with their nodes")
+    with tempfile.TemporaryDirectory(prefix="atoll-bench-", ignore_cleanup_errors=True) as folder:
+        bench = Bench(options, Path(folder))
+        try:
+            yield bench
+        finally:
+            bench.end()
+
+
 def run(options: argparse.Namespace) -> int:
     """Measure and print."""
-    folder = Path(tempfile.mkdtemp(prefix="atoll-bench-"))
-    bench: Bench | None = None
     try:
-        progress(f"starting {options.peers} peers with their nodes")
-        bench = Bench(options, folder)
-        order = ("gloo", "ours", "ours", "gloo") if "gloo" in options.against else ("ours", "ours")
-        for what in dict.fromkeys(order):
-            bench.measure(what)  # warm up: buffers, sockets, pages
-        runs = list[dict[str, Any]]()
-        for rep in range(options.reps):
-            runs += [bench.measure(what) for what in order]
-            progress(f"run {rep + 1} of {options.reps}: " + "  ".join(f"{r['what']} {r['seconds']:.3f} s" for r in runs[-len(order) :]))
-        memory = bench.all("memory")
-        idle = bench.idle()
-        relative, equal = bench.quality(outliers=False)
-        outliers, equal_too = bench.quality(outliers=True) if options.outliers else (None, True)
+        with started(options) as bench:
+            order = ("gloo", "ours", "ours", "gloo") if "gloo" in options.against else ("ours", "ours")
+            for what in dict.fromkeys(order):
+                bench.measure(what)  # warm up: buffers, sockets, pages
+            runs = list[dict[str, Any]]()
+            for rep in range(options.reps):
+                runs += [bench.measure(what) for what in order]
+                progress(f"run {rep + 1} of {options.reps}: " + "  ".join(f"{r['what']} {r['seconds']:.3f} s" for r in runs[-len(order) :]))
+            memory = bench.all("memory")
+            idle = bench.idle()
+            relative, equal = bench.quality(outliers=False)
+            outliers, equal_too = bench.quality(outliers=True) if options.outliers else (None, True)
     except FailedError as error:
         progress(f"cannot measure: {error}")
         return 1
-    finally:
-        if bench is not None:
-            bench.end()
-        shutil.rmtree(folder, ignore_errors=True)
     figures = summary(options, runs, memory)
     if figures is None:
         progress("cannot measure: no operation counted everybody")
@@ -231,7 +237,7 @@ def run(options: argparse.Namespace) -> int:
         "path": "end to end",
         "cipher": "none" if options.plain else "aes-128-gcm",
         "torch_threads": 1,
-        "sockets": "the system's congestion control",
+        "sockets": "cubic, ours and gloo's",
     }
     emit("bench_allreduce", settings, runs, **figures)
     return 0

@@ -12,11 +12,8 @@ loop_ratio     how much a reduction slows the loop in the script's process, over
 from __future__ import annotations
 
 import argparse
-import shutil
 import statistics
 import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import bench_allreduce
@@ -29,25 +26,20 @@ def run(options: argparse.Namespace) -> int:
     """Measure and print."""
     peers = bench_allreduce.parse(["--peers", str(options.peers), "--elements", str(options.elements), "--against", "none"])
     peers.codec = options.codec
-    folder = Path(tempfile.mkdtemp(prefix="atoll-busy-"))
-    runs, bench = list[dict[str, Any]](), None
+    runs = list[dict[str, Any]]()
     try:
-        bench = bench_allreduce.Bench(peers, folder)
-        for _ in range(2):
-            bench.measure("ours")
-        for rep in range(options.reps):
-            runs += [one(bench, where) for where in ORDER]
-            progress(
-                f"run {rep + 1} of {options.reps}: "
-                + "  ".join(f"{r['where']} {r['seconds']:.3f} s, loop / {r['slowed']:.2f}" for r in runs[-4:])
-            )
+        with bench_allreduce.started(peers) as bench:
+            for _ in range(2):
+                bench.measure("ours")
+            for rep in range(options.reps):
+                runs += [one(bench, where) for where in ORDER]
+                progress(
+                    f"run {rep + 1} of {options.reps}: "
+                    + "  ".join(f"{r['where']} {r['seconds']:.3f} s, loop / {r['slowed']:.2f}" for r in runs[-4:])
+                )
     except FailedError as error:
         progress(f"cannot measure: {error}")
         return 1
-    finally:
-        if bench is not None:
-            bench.end()
-        shutil.rmtree(folder, ignore_errors=True)
 
     def median(where: str, key: str) -> float:
         return statistics.median(sample[key] for sample in runs if sample["where"] == where and sample["ok"])

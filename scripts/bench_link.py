@@ -118,7 +118,7 @@ def run(options: argparse.Namespace, folder: Path) -> int:
         rates[-1] = options.slow_one
     nbytes = Grid(options.codec, options.elements, chunk_elements(options.codec, options.elements)).nbytes
     bound = bound_s(nbytes, rates)
-    with Lab(options.peers, mbit=rates, rtt_ms=options.rtt_ms) as lab:
+    with Lab(options.peers, mbit=rates, rtt_ms=options.rtt_ms, loss=options.loss) as lab:
         before = lab.ping_ms()
         plain = bytes(round(nbytes * 2 * (options.peers - 1) / options.peers))
         plain_use = len(plain) * 8e-6 / lab.transfer(plain)[1] / options.mbit
@@ -164,6 +164,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mbit", type=float, default=100.0, help="rate of every peer, up and down (default 100)")
     parser.add_argument("--rtt-ms", type=float, default=0.0, help="round-trip time between any two (default 0)")
+    parser.add_argument("--loss", type=float, default=0.0, help="share of packets lost between any two (default 0)")
     parser.add_argument("--slow-one", type=float, default=None, metavar="MBIT", help="rate of the last peer (default: as the others)")
     parser.add_argument("--codec", choices=[name for name in CODECS if name in DEFAULT_CHUNK_ELEMENTS], default="int8", help="default int8")
     parser.add_argument("--elements", type=int, default=4_000_000, help="length of the vector (default 4,000,000)")

@@ -3,11 +3,13 @@
 killed on the way.
 
 The public peer starts the run and is everybody's bootstrap, observer of ports and relay; it is killed (SIGKILL) while round ``--kill`` is under way.
-Then the others have to do without it. Two tables of paths are printed: before, and at the end.
+Then the others have to do without it; with ``--public 2`` there is another one, at which those who need relays have a place, too. Two tables of
+paths are printed: before, and at the end.
 
 ok                 every peer that was not killed has gone through all rounds to the same anchor, and contributed to the last one
 anchors_identical  whether the digests of their last anchors are
 rounds             which rounds were committed, and by how many contributions each
+parts              which share of the last rounds each peer added up for all, as its status says: 0 where its link is too slow for one (``--slow``)
 valid              ping before was on target
 paths              "before" and "after": for every pair how the first is connected to the second, and by which way its lane goes
 """
@@ -80,6 +82,15 @@ def table(peers: list[Peer], names: dict[str, str]) -> dict[str, dict[str, str]]
     return found
 
 
+def parts_at(peers: list[Peer], names: dict[str, str]) -> dict[str, float | None]:
+    """By name: see ``parts`` above."""
+    found: dict[str, float | None] = {}
+    for peer in peers:
+        with NodeClient.connect(find_paths(peer.home)) as client:
+            found[names[peer.peer]] = client.status()["runs"][0]["part"]
+    return found
+
+
 class Rounds:
     """What peers say of their rounds."""
 
@@ -113,14 +124,18 @@ class Rounds:
 def run(options: argparse.Namespace, folder: Path) -> int:
     """Train and print."""
     kinds: list[Kind] = options.nat
-    with Lab(1 + len(kinds), internet=True, mbit=options.mbit, rtt_ms=options.rtt_ms) as lab:
+    public = options.public
+    mbit = [options.mbit] * (public + len(kinds) - 1) + [options.slow or options.mbit]
+    with Lab(public + len(kinds), internet=True, mbit=mbit, rtt_ms=options.rtt_ms) as lab:
         ping = lab.ping_ms()  # routers do not answer
-        homes = [Router(host, kind) for host, kind in zip(lab.hosts[1:], kinds, strict=True)]
-        places: list[Any] = [lab.hosts[0], *(home.hosts[0] for home in homes)]
+        homes = [Router(host, kind) for host, kind in zip(lab.hosts[public:], kinds, strict=True)]
+        places: list[Any] = [*lab.hosts[:public], *(home.hosts[0] for home in homes)]
         manifest = MANIFEST.format(rounds=options.rounds)
         script = TESTS / "netns" / "train_peer.py"
         with Peers(folder, len(places), options.width, script, hosts=places, manifest=manifest) as swarm:
-            names = {peer.peer: name for peer, name in zip(swarm.all, ["public", *options.nat], strict=True)}
+            called = [*(f"public {number}" for number in range(public)), *options.nat] if public > 1 else ["public", *options.nat]
+            called = [f"{name} {index}" if called.count(name) > 1 else name for index, name in enumerate(called)]
+            names = {peer.peer: name for peer, name in zip(swarm.all, called, strict=True)}
             began = time.monotonic()
             for peer in swarm.all:
                 peer.say(do="train")
@@ -135,13 +150,13 @@ def run(options: argparse.Namespace, folder: Path) -> int:
             settled = time.monotonic() + SETTLE_S
             while roundabout(left) and time.monotonic() < settled:
                 time.sleep(0.2)
-            after = table(left, names)
+            after, parts = table(left, names), parts_at(left, names)
     digests = {said["digest"] for said in rounds.trained.values()}
     last = [set(rounds.contributors[peer.name].get(options.rounds, ())) >= {other.peer for other in left} for peer in left]
     counts = {number: len(peers) for peer in left for number, peers in rounds.contributors[peer.name].items()}
     emit(
         "nat_swarm", vars(options), [rounds.trained], ok=len(digests) == 1 and all(last), anchors_identical=len(digests) == 1,
-        rounds=dict(sorted(counts.items())), paths={"before": before, "after": after}, seconds=round(seconds, 1),
+        rounds=dict(sorted(counts.items())), parts=parts, paths={"before": before, "after": after}, seconds=round(seconds, 1),
         ping_ms=round(ping, 2), valid=lab.on_target(ping),
     )  # fmt: skip
     return 0
@@ -152,7 +167,9 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     default = "full-cone,port-restricted,port-shifting,upnp"
     parser.add_argument("--nat", default=default, metavar="KIND[,KIND…]", help=f"{', '.join(KINDS)} (default {default})")
+    parser.add_argument("--public", type=int, default=1, help="public peers; the first is killed (default 1)")
     parser.add_argument("--mbit", type=float, default=100.0, help="rate of every router, up and down (default 100)")
+    parser.add_argument("--slow", type=float, default=0.0, help="rate of the last router (default: as the others)")
     parser.add_argument("--rtt-ms", type=float, default=50.0, help="between any two routers (default 50)")
     parser.add_argument("--rounds", type=int, default=8, help="default 8")
     parser.add_argument("--kill", type=int, default=3, help="in which round the public peer is killed (default 3)")
@@ -161,8 +178,8 @@ def parse() -> argparse.Namespace:
     options.nat = options.nat.split(",")
     if wrong := [kind for kind in options.nat if kind not in KINDS]:
         parser.error(f"no kind of router: {wrong[0]}; there are {', '.join(KINDS)}")
-    if not 1 < options.kill < options.rounds or len(options.nat) < 3:
-        parser.error("--kill is between 2 and --rounds less one, and --nat needs three routers, so that a majority is left")
+    if not 1 < options.kill < options.rounds or options.public < 1 or options.public + len(options.nat) < 4:
+        parser.error("--kill is between 2 and --rounds less one, and three peers have to be left, so that they are a majority")
     return options
 
 
