@@ -274,3 +274,14 @@ class Net:
 
     def of(self, peer: PeerId, kind: type) -> list[ExchangeEvent]:
         return [e for e in self.events[peer] if isinstance(e, kind)]
+
+
+def start(net: Net, plan: Plan, vectors: dict[bytes, torch.Tensor]) -> None:
+    """Open the round, freeze and execute everywhere."""
+    for peer in net.peers:
+        node = net.nodes[peer]
+        node.open_round(plan.log, plan.round, net.peers, plan.numel, plan.chunk_elements, plan.codec)
+        for c in plan.contributors:
+            if c.member.peer == peer and c.cid in vectors:
+                node.freeze(plan.log, plan.round, c.cid, vectors[c.cid])
+        node.execute(plan, net.peers)

@@ -32,13 +32,19 @@ from atoll.collectives.identifiers import PeerId
 from atoll.node.simulation.swarm import SimSwarm
 
 Kind = Literal["kill", "stop", "blackhole", "reset", "slow", "corrupt", "lie", "leave"]
-Phase = Literal["reduce", "gather", "decide"]
+Phase = Literal["reduce", "gather", "decide", "measure"]
 Target = Literal["member", "owner", "convener"]
 Part = Literal["node", "script", "both"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-PHASES: tuple[Phase, ...] = get_args(Phase)
+PHASES: tuple[Phase, ...] = ("reduce", "gather", "decide")  # of every round; "measure": where a robust rule weighs whole vectors
 TARGETS: tuple[Target, ...] = get_args(Target)
 PARTS: tuple[Part, ...] = get_args(Part)
+RECORDS: dict[int, Phase] = {
+    record_header.PART: "reduce",
+    record_header.PARTIAL: "reduce",
+    record_header.MEASURE: "measure",
+    record_header.RESULT: "gather",
+}
 SLOW_SHARE = 0.01
 
 
@@ -133,14 +139,13 @@ class Simulated:
             phase = self._look(sender, channel, payload)
             if self._victim is not None:
                 wanted, victim, _ = self._victim
-                if wanted.phase == phase and victim in (sender, receiver) and (phase != "gather" or victim == sender):
+                if wanted.phase == phase and victim in (sender, receiver) and (phase not in ("gather", "measure") or victim == sender):
                     self._arm(*self._victim)
         return lost
 
     def _look(self, sender: PeerId, channel: str, payload: Any) -> Phase | None:
         if channel == "record":
-            kinds: dict[int, Phase] = {record_header.PART: "reduce", record_header.PARTIAL: "reduce", record_header.RESULT: "gather"}
-            return kinds.get(payload[0][1])
+            return RECORDS.get(payload[0][1])
         envelope = m.decode(payload[1:], sender) if payload[:1] == b"R" else None
         if envelope is None or not envelope.log.startswith("main/"):
             return None

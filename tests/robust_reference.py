@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from itertools import combinations
 
 import numpy as np
@@ -118,3 +119,9 @@ def arc(x: Array, f: int) -> Array:
     lengths = np.array([np.linalg.norm(row) for row in x])
     cut = int(np.floor(2 * f / len(x) * (len(x) - f) + 1e-9))
     return clip(x, np.sort(lengths)[len(x) - cut - 1]) if cut else x
+
+
+def bucketing(x: Array, size: int, seed: int) -> Array:
+    order = list(range(len(x)))
+    random.Random(seed).shuffle(order)
+    return np.array([x[order[at : at + size]].mean(axis=0) for at in range(0, len(x), size)])

@@ -16,6 +16,7 @@ from atoll.node.session import events as ev
 from atoll.node.session.memory_storage import MemoryStorage
 from atoll.node.session.session import Session
 from atoll.node.simulation.process import NodeProcess, Place
+from atoll.security.identity import Identity
 
 LAYOUT, OTHER = make_layout([("w", (8,))]), make_layout([("v", (9,))])
 SETTINGS = RunSettings(sync_every=1, codec="fp32", outer=OuterSettings(kind="sgd", lr=1.0, momentum=0.0))
@@ -87,15 +88,17 @@ class Peer:
 
 
 class Table:
-    """Peers p0, p1, … of one run; p0 founds it."""
+    """Peers p0, p1, … of one run (of a secure one by their keys); the first founds it."""
 
     def __init__(self, count: int, settings: RunSettings = SETTINGS) -> None:
         self.world = World(0)
         self.network = Network(self.world, latency_s=0.001, jitter_s=0.001)
-        names = [PeerId(f"p{index}") for index in range(count)]
+        people = [Identity(bytes([index]) * 32) for index in range(count)] if settings.secure else []
+        names = [person.peer for person in people] or [PeerId(f"p{index}") for index in range(count)]
         self.place = Place(
-            self.world, self.network, names, RunId("run"), names[0], settings, Timing(pull_s=0.1, heartbeat_s=0.25), chunk_elements=4
-        )
+            self.world, self.network, names, RunId("run"), names[0], settings, Timing(pull_s=0.1, heartbeat_s=0.25), chunk_elements=4,
+            identities={person.peer: person for person in people},
+        )  # fmt: skip
         self.peers = [Peer(self, name) for name in names]
 
     def found(self) -> Peer:

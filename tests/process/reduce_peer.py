@@ -51,7 +51,9 @@ def reduce(swarm: Any, ops: list[dict[str, Any]]) -> None:
             flat[7] = float("nan")
         before = tensor_digest(flat)
         try:
-            pending = swarm.all_reduce(flat, weight=op["weight"], op_id=op["op"], deadline_s=op["deadline_s"])
+            pending = swarm.all_reduce(
+                flat, weight=op["weight"], op_id=op["op"], deadline_s=op["deadline_s"], durable=op.get("durable", False)
+            )
         except AtollError as error:
             pending = error
         begun.append((op, flat, before, pending))

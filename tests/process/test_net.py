@@ -19,8 +19,10 @@ from atoll.node.net import lanes, outbox, streams
 from atoll.node.net.addresses import check_port_free, host_and_port, split_peer
 from atoll.node.net.dht.records import run_key
 from atoll.node.net.dht.wire import PUT_VALUE, Rpc
+from atoll.node.net.host import Host, NotSpokenError
 from atoll.node.net.network import PeerNetwork
 from atoll.node.net.peerbook import PeerBook
+from atoll.node.net.rendezvous import FOREIGN_S
 from atoll.security.identity import Identity
 
 RUN = RunId("run")
@@ -511,6 +513,24 @@ def test_dht_refuses_what_the_owner_did_not_sign() -> None:
             await b.dht._channel(a.peer).call(Rpc(PUT_VALUE, key, b"forged"))
         assert a.status()["faults"][b.peer] >= 1
         assert a.dht.engine.server.values.get(key, 0.0) is None
+
+    run(main)
+
+
+def test_who_speaks_another_protocol_is_asked_once() -> None:
+    async def main(nursery: trio.Nursery) -> None:
+        node, stranger = network(), Host(Identity.generate(), LISTEN)
+        node.announce_run(RUN)
+        await nursery.start(node.run)
+        await nursery.start(stranger.run, lambda peer, up: None)
+        await stranger.connect(node.peer, [split_peer(address)[1] for address in node.addresses()])
+        await wait_for(lambda: stranger.peer in node.dht.table)
+        with pytest.raises(NotSpokenError, match="opened no /nobody/1 stream"):
+            await stranger.open_stream(node.peer, "/nobody/1")
+        await node.dht.refresh()
+        assert stranger.peer not in node.dht.table
+        await wait_for(lambda: stranger.peer in node._rendezvous._pauses)
+        assert node._rendezvous._pauses[stranger.peer].max_s == FOREIGN_S
 
     run(main)
 

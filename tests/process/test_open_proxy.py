@@ -84,7 +84,7 @@ def test_a_relay_dials_no_address_that_it_is_told(trap: socket.socket) -> None:
         relay = await start(nursery, announce=True)
         caller = await start(nursery, relay)
         absent = Identity.generate().peer
-        lie = protobuf.encode({1: decode_base58(absent), 2: [circuit.pack(at(trap))]})
+        lie = protobuf.encode({1: decode_base58(absent), 2: circuit.pack([at(trap)])})
         assert await asked(caller, relay, {1: circuit.HOP_CONNECT, 2: lie}) == circuit.NO_RESERVATION
         assert await asked(caller, relay, {1: circuit.HOP_RESERVE, 2: lie}) == circuit.OK  # for itself
         async with trio.open_nursery() as theirs:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import queue
 import random
 import shutil
 import signal
+import socket
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -17,6 +19,7 @@ import torch
 import trio
 from bad_input_kit import LAYOUT, NUMEL, atoll, ended, new_run, odd, one_round, soon
 
+from atoll.collectives import messages as m
 from atoll.collectives.engine import EngineThread
 from atoll.collectives.errors import NetworkError, PeerUnreachableError, SwarmClosedError
 from atoll.collectives.exchange import ResultComplete
@@ -25,7 +28,7 @@ from atoll.node.client import NodeClient
 from atoll.node.control.service import JoinRequest
 from atoll.node.invite import make_invite
 from atoll.node.manifest import save_run
-from atoll.node.membership_records import Record, sign_record
+from atoll.node.membership_records import Beat, Record, encode, sign_record
 from atoll.node.net.addresses import split_peer
 from atoll.node.net.network import PeerNetwork
 from atoll.node.paths import find_paths
@@ -33,7 +36,9 @@ from atoll.node.service import node
 from atoll.node.service.buffers import BufferPool
 from atoll.node.service.context import NodeContext
 from atoll.node.service.ports import DOMAIN
-from atoll.node.service.run import RunService
+from atoll.node.service.run import ASK_MANIFEST, MANIFEST, RunService
+from atoll.node.session.actions import main_log
+from atoll.node.session.session import MEMBERSHIP, ROUND
 from atoll.security.identity import Identity
 
 BOUND_S = 60
@@ -83,6 +88,51 @@ def test_a_member_is_dialled_at_the_addresses_of_its_record_with_no_bootstrap_le
         engine.stop()
 
     trio.run(bounded, main)
+
+
+def test_what_a_node_tells_names_neither_machine_nor_user(tmp_path: Path) -> None:
+    """Whatever a member gets from a node whose script has founded the run and contributes: manifest, records, log, heartbeats."""
+    run, other = new_run(tmp_path), Identity.generate()
+    token = make_invite(run.signed.run_id, (), run.identity, now_s=time.time()).token_bytes()
+    told = list[bytes]()
+
+    async def main(nursery: trio.Nursery) -> None:
+        a, b = PeerNetwork(run.identity, listen=LISTEN), PeerNetwork(other, listen=LISTEN)
+        await nursery.start(a.run)
+        await nursery.start(b.run)
+        kinds, enough = set[bytes](), trio.Event()
+
+        def hear(peer: PeerId, data: bytes) -> None:
+            told.append(data)
+            kinds.add(data[:1])
+            if {MANIFEST, MEMBERSHIP, ROUND} <= kinds and any(b"beat" in each for each in told):
+                enough.set()
+
+        b.on_message(run.signed.run_id, hear, greet=lambda peer: token)
+        with EngineThread(a.peer, emit=lambda event: None) as engine:
+            context = NodeContext(
+                run.identity, find_paths(run.home), a, engine, nursery, random.Random(1), lambda event: None, BufferPool()
+            )
+            service = RunService(context, run.signed.run_id, a.peer, run.signed, token)
+            nursery.start_soon(service.run)
+            await service.known.wait()
+            service.driven.found(trio.current_time(), LAYOUT, torch.zeros(NUMEL))
+            b.add_addresses(a.peer, tuple(split_peer(address)[1] for address in a.addresses()))
+            b.send(run.signed.run_id, a.peer, ASK_MANIFEST)
+            b.send(run.signed.run_id, a.peer, MEMBERSHIP + encode(Beat(True)))
+            b.send(run.signed.run_id, a.peer, ROUND + m.encode(m.Envelope(main_log(run.signed.run_id), 0, 0, m.Fetch())))
+            await enough.wait()
+            service.stop()
+            await service.ended.wait()
+
+    trio.run(bounded, main)
+    named = [
+        socket.gethostname(),
+        str(tmp_path),
+        str(Path.home()) + "/",
+        getpass.getuser() if getpass.getuser() != "root" else tmp_path.name,
+    ]
+    assert [(name, data) for name in named for data in told if name.encode() in data] == []
 
 
 def test_what_the_engine_tells_after_the_end_of_a_run_reaches_nobody(tmp_path: Path) -> None:

@@ -115,6 +115,14 @@ def test_new_does_not_take_over_somebody_elses_run(atoll: Cli, atoll_home: Path)
     assert load_run(paths, "tide") == theirs
 
 
+def test_a_template_is_a_valid_manifest_whose_explanation_says_who_sees_what(atoll: Cli, tmp_path: Path) -> None:
+    assert atoll("new", "--template", "federated-hospital") == 0
+    (tmp_path / "hospital.toml").write_text(atoll.out)
+    found = atoll.json("validate", "--explain", "hospital.toml")
+    assert (found["mode"], found["secure"]["threshold"], found["privacy"]["colluding"]) == ("federated", 4, 1)
+    assert any("spends epsilon 7" in line for line in found["explained"]["who_sees_what"])
+
+
 def test_example_is_a_valid_manifest(atoll: Cli, tmp_path: Path) -> None:
     assert atoll("new", "--example") == 0
     (tmp_path / "example.toml").write_text(atoll.out)
@@ -448,6 +456,9 @@ def test_views_take_documents_that_lack_things() -> None:
     assert runs_table(terminal, []) == "no runs"
     assert "fetching state 50%" in runs_table(terminal, [{"phase": "fetching", "progress": ["fetching state", 1, 2]}])
     assert "no lane" in peers_table(terminal, [{"peer": "p", "path": ""}])
+    for part, says in ((0.0, True), (0.1, False), (None, False)):
+        assert ("adds up no part" in peers_table(terminal, [{"peer": "p", "path": "relay", "part": part}])) is says
+        assert ("  part     none: this node's link is too slow" in status_text(terminal, {"runs": [{**run_, "part": part}]})) is says
 
 
 def test_progress_of_a_run() -> None:

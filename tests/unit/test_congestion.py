@@ -22,7 +22,9 @@ def play(*readings: tuple[int, int], rtt_s: float = 0.06) -> list[bool]:
     [
         (((500, 5), (500, 5), (500, 5)), [False, True, False]),  # random loss: said once
         (((500, 100), (500, 0), (500, 5)), [False, False, False]),  # a queue that was full once
-        (((500, 2), (500, 2), (500, 2)), [False, False, False]),
+        (((500, 2), (500, 0), (500, 2), (500, 1)), [False, False, False, True]),  # a few, but all the time
+        (((500, 2), *[(500, 0)] * 3) * 4, [False] * 16),  # a queue that runs over now and then
+        (((50_000, 15),) * 9, [False] * 9),  # the same on a fast link
         (((100, 5),) * 9, [False] * 7 + [True, False]),  # little by little: judged by the stretch
     ],
 )

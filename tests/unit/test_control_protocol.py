@@ -30,6 +30,7 @@ REQUESTS = [
     p.Join(5, p.JoinRequest(invite="atoll1:x", name="me")),
     p.FindRun(6, ""),
     p.Leave(7, "tide", True),
+    p.ReadBans(7, "tide"),
     p.Recertify(7, "tide", (PeerId("12D3KooWa"), PeerId("12D3KooWb"))),
     p.Down(8),
     p.Subscribe(9),

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from round_table import RoundTable
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler, WeightedRandomSampler
 
 from atoll.collectives.errors import ConfigError
-from atoll.collectives.swarm import OuterSettings, RunSettings
+from atoll.collectives.swarm import OuterSettings, RunSettings, SecureSettings
 from atoll.optim import Attachment, SoloSwarm, attach
 
 H = 3
@@ -176,6 +177,11 @@ def test_a_lost_node_leaves_the_lease() -> None:
 def test_what_has_no_order_to_give_up_is_refused(source: Any, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         SoloSwarm(SETTINGS).shard(source)
+
+
+def test_where_nobody_is_told_of_samples_none_are_shared_out() -> None:
+    with pytest.raises(ConfigError, match=r"\[secure\]"):
+        SoloSwarm(msgspec.structs.replace(SETTINGS, secure=SecureSettings())).shard(Numbers(4))
 
 
 def test_a_shard_without_an_attachment_says_what_is_missing() -> None:

@@ -154,6 +154,13 @@ def test_files_named_in_documents_exist(document: Path) -> None:
     assert sorted(missing) == []
 
 
+def test_tests_named_in_documents_exist() -> None:
+    there = {name for path in (ROOT / "tests").rglob("test_*.py") for name in re.findall(r"^def (test_\w+)", path.read_text(), flags=re.M)}
+    named = {name for path in DOCUMENTS for name in re.findall(r"`(test_\w+)`", path.read_text(encoding="utf-8"))}
+    assert named
+    assert sorted(named - there) == []
+
+
 def test_every_script_says_what_it_does() -> None:
     for path in (path for path in script_files() if not path.name.startswith("_")):
         assert "--help" in path.read_text() or "argparse" in path.read_text() or "click" in path.read_text(), path

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,19 +24,20 @@ from atoll.optim.federated.arrivals import (
     staleness_factor,
 )
 from atoll.optim.federated.inner import (
-    controlled,
     mean_direction,
     next_common,
     next_control,
-    next_control_with_momentum,
     proximal,
     variance_reduced,
     with_momentum,
 )
+from atoll.optim.federated.member import Knobs, Served, Turn
+from atoll.optim.federated.server import Server
 from atoll.optim.outer.step import OuterStep
 
 N, D, K, LR = 5, 4, 10, 0.1
 ALL = list(range(N))
+FLWR = json.loads((Path(__file__).parent / "federated_flwr.json").read_text(encoding="utf-8"))
 
 
 class Quadratics:
@@ -52,43 +55,29 @@ class Quadratics:
 
 
 class Run:
-    """Rounds of a method, put together from its pieces as a driver would; the server steps with lr 1."""
+    """Rounds of a method, of turns as a driver makes them; the server steps with lr 1."""
 
-    def __init__(self, name: str, *, mu: float = 0.0, beta: float = 0.3, steps: int = K, reduced: bool = False, seed: int = 0) -> None:
-        self.method, self.mu, self.beta, self.steps, self.reduced = METHODS[name], mu, beta, steps, reduced
+    def __init__(self, name: str, *, mu: float = 0.0, beta: float = 0.3, steps: int = K, seed: int = 0) -> None:
+        self.method, self.mu, self.beta, self.steps = METHODS[name], mu, beta, steps
         self.task, self.chance = Quadratics(seed), random.Random(seed)
         self.x = torch.zeros(D, dtype=torch.float64)
         self.before = self.x
         self.common, self.momentum = torch.zeros_like(self.x), torch.zeros_like(self.x)
         self.own = torch.zeros(N, D, dtype=torch.float64)
 
-    def pseudo(self, chosen: list[int]) -> Tensor:
-        """Their pseudo-gradients, a row each."""
-        y, own = self.x.expand(len(chosen), D), self.own[chosen]
-        for _ in range(self.steps):
-            d = self.task.gradient(chosen, y)
-            if self.method.proximal:
-                d = proximal(d, y, self.x, self.mu)
-            if self.reduced:
-                d = d - self.beta * (own - self.common) if self.method.control else d
-                d = variance_reduced(d, self.task.gradient(chosen, self.before), self.momentum, self.beta)
-            else:
-                d = controlled(d, own, self.common) if self.method.control else d
-                d = with_momentum(d, self.momentum, self.beta) if self.method.momentum else d
-            y = y - LR * d
-        return self.x - y
-
     def round(self, asked: int = N) -> None:
         chosen = self.chance.sample(range(N), asked)
-        pseudo, own = self.pseudo(chosen), self.own[chosen]
-        if self.method.control:
-            if self.method.momentum:
-                after = next_control_with_momentum(own, self.common, self.momentum, pseudo, self.steps, LR, self.beta)
-            else:
-                after = next_control(own, self.common, pseudo, self.steps, LR)
-            self.common = next_common(self.common, list(after - own), N)
-            self.own[chosen] = after
-        mean = pseudo.mean(0)
+        served = Served(self.x, self.common, self.momentum, self.before)
+        turn = Turn(self.method, Knobs(LR, self.mu, self.beta), served, self.own[chosen])  # of all at once, a row each
+        y = self.x.expand(len(chosen), D)
+        for _ in range(self.steps):
+            before = self.task.gradient(chosen, self.before) if self.method.reduced else None
+            y = y - LR * turn.direction(self.task.gradient(chosen, y), y, before)
+        control = turn.control(self.x - y, self.steps)
+        if control is not None:
+            self.common = next_common(self.common, list(control - self.own[chosen]), N)
+            self.own[chosen] = control
+        mean = (self.x - y).mean(0)
         self.before, self.momentum = self.x, mean_direction(mean, self.steps, LR)
         self.x = self.x - mean
 
@@ -127,7 +116,7 @@ def test_scaffold_reaches_the_optimum_where_fedavg_does_not() -> None:
 
 
 def test_scaffold_reaches_it_when_only_some_are_asked() -> None:
-    for name in ("scaffold", "scaffold_m"):
+    for name in ("scaffold", "scaffold_m", "scaffold_m_vr"):
         assert ended(Run(name), 250, asked=2).error() < 1e-8, name
     assert ended(Run("fedavg"), asked=2).error() > 1e-2
 
@@ -137,11 +126,11 @@ def test_variance_reduced_forms_damp_a_batchs_noise_and_move_no_limit() -> None:
     g, before, common, noise = torch.randn(4, 9, dtype=torch.float64)
     noisy, exact = variance_reduced(g + noise, before + noise, common, 0.3), variance_reduced(g, before, common, 0.3)
     assert (noisy - exact - 0.3 * noise).abs().max() < 1e-14
-    assert (ended(Run("fedavg_m", reduced=True)).x - ended(Run("fedavg")).x).abs().max() < 1e-8
-    assert (ended(Run("scaffold_m", beta=1.0, reduced=True), 9).x - ended(Run("scaffold"), 9).x).abs().max() < 1e-12
+    assert (ended(Run("fedavg_m_vr")).x - ended(Run("fedavg")).x).abs().max() < 1e-8
+    assert (ended(Run("scaffold_m_vr", beta=1.0), 9).x - ended(Run("scaffold"), 9).x).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("name", ["scaffold", "scaffold_m"])
+@pytest.mark.parametrize("name", ["scaffold", "scaffold_m", "scaffold_m_vr"])
 def test_control_variates_add_up_and_are_mean_gradients(name: str) -> None:
     run = Run(name)
     for _ in range(30):
@@ -201,6 +190,24 @@ def test_the_servers_steps_are_the_papers() -> None:
                 v = {"adam": 0.99 * v + 0.01 * square, "yogi": v - 0.01 * square * torch.sign(v - square), "adagrad": v + square}[kind]
                 x = x - 0.5 * m / (v.sqrt() + 1e-3)
         assert torch.allclose(served(server_settings(name, lr=0.5), means).double(), x, rtol=1e-5), name
+
+
+@pytest.mark.parametrize("name", FLWR["anchors"])
+def test_the_servers_steps_are_flwrs(name: str) -> None:
+    """From the same contributions, by what Flower printed (`scripts/_flwr.py`). Its FedAdam is the paper's with a learning rate that is corrected anew
+    for every round, and counts rounds from 2."""
+    options, weights = FLWR["options"][name], FLWR["weights"]
+    lr = options.get("eta", options.get("server_learning_rate", 1.0))
+    x, state = torch.zeros(7), torch.zeros(14)
+    for number, (deltas, theirs) in enumerate(zip(FLWR["deltas"], FLWR["anchors"][name], strict=True), 1):
+        rate = lr * (1 - 0.99 ** (number + 1)) ** 0.5 / (1 - 0.9 ** (number + 1)) if name == "FedAdam" else lr
+        server = Server(METHODS[name.lower()], server_settings(name.lower(), lr=rate), x)
+        server._state = state[: len(server._state)]  # goes on where the round before ended
+        for delta, weight in zip(deltas, weights, strict=True):
+            server.add(-torch.tensor(delta), weight)
+        server.step()
+        x = server.anchor
+        assert torch.allclose(x, torch.tensor(theirs), rtol=2e-5, atol=1e-6), number
 
 
 def test_bias_correction_is_adams() -> None:

@@ -79,15 +79,32 @@ def test_a_member_issues_with_the_same_admission() -> None:
 
 def test_tokens_open_their_run_only() -> None:
     data = INVITE.token_bytes()
-    assert v.check_token(data, run_id=RUN, organiser=ORGANISER.peer, now_s=1100) == INVITE.token
+    assert v.check_token(data, run_id=RUN, organiser=ORGANISER.peer, now_s=1100, peer=MEMBER.peer) == INVITE.token
     foreign = v.make_invite(RUN, [], MEMBER, now_s=1000).token_bytes()
     for bad, run, now in ((data, OTHER, 1000), (data, RUN, 1200), (foreign, RUN, 1000), (b"", RUN, 1000), (bytes(5000), RUN, 1000)):
         with pytest.raises(NotAdmittedError):
-            v.check_token(bad, run_id=run, organiser=ORGANISER.peer, now_s=now)
+            v.check_token(bad, run_id=run, organiser=ORGANISER.peer, now_s=now, peer=MEMBER.peer)
+
+
+def test_an_invite_for_one_peer_is_no_other_peers() -> None:
+    own = v.parse_invite(str(v.make_invite(RUN, [ADDRESS], ORGANISER, now_s=1000, peer=MEMBER.peer)), now_s=1000)
+    assert own.token.peer == MEMBER.peer
+    shown = {"run_id": RUN, "organiser": ORGANISER.peer, "now_s": 1000}
+    assert v.check_token(own.token_bytes(), peer=MEMBER.peer, **shown) == own.token
+    with pytest.raises(NotAdmittedError, match=f"for {MEMBER.peer[-8:]} only"):
+        v.check_token(own.token_bytes(), peer=ORGANISER.peer, **shown)
+    freed = msgspec.structs.replace(own.token, peer="")  # the signature is over the name
+    with pytest.raises(NotAdmittedError):
+        v.check_token(msgspec.msgpack.encode(freed), peer=ORGANISER.peer, **shown)
+
+
+def test_a_token_of_before_invites_were_for_one_peer_is_still_good() -> None:
+    old = msgspec.msgpack.encode(msgspec.msgpack.decode(INVITE.token_bytes())[:-1])
+    assert v.check_token(old, run_id=RUN, organiser=ORGANISER.peer, now_s=1000, peer=MEMBER.peer) == INVITE.token
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.binary(max_size=300))
 def test_garbage_tokens(data: bytes) -> None:
     with pytest.raises(NotAdmittedError):
-        v.check_token(data, run_id=RUN, organiser=ORGANISER.peer, now_s=0)
+        v.check_token(data, run_id=RUN, organiser=ORGANISER.peer, now_s=0, peer=MEMBER.peer)

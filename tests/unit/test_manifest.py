@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.collectives.errors import BadSignatureError, ConfigError, StorageError, VersionMismatchError
-from atoll.collectives.swarm import OuterSettings, RunSettings
+from atoll.collectives.swarm import OuterSettings, PrivacySettings, RunSettings, SecureSettings
 from atoll.node import manifest as m
 from atoll.node.cli.costs import describe_lines
 from atoll.node.paths import find_paths
@@ -90,6 +90,9 @@ def test_defaults_and_settings() -> None:
     assert adam.outer == OuterSettings("adam", 0.1, 0.9, 0.5, governor=True, stretch=True)
 
 
+PRIVATE = "mode = 'federated'\nsecure = {}\nprivacy = { noise = 4.0, clip = 1.0, delta = 1e-5, stop_at_epsilon = 9.0 }\n"
+
+
 def refuses(text: str, key: str) -> None:
     """A manifest with these lines is refused, and the error names the key."""
     with pytest.raises(ConfigError) as caught:
@@ -130,7 +133,13 @@ def test_an_exchange_that_cannot_be(text: str, key: str) -> None:
     ("robust = { f = 1 }", "$.robust.f"),
     ("robust = { rule = 'median', f = 0 }", "$.robust.f"),
     ("robust = { rule = 'median', f = 128 }", "$.robust.f"),
-    ("robust = { rule = 'krum', f = 1 }", "$.robust.rule"),
+    ("robust = { rule = 'monna', f = 1 }", "$.robust.rule"),
+    ("robust = { rule = 'mda', f = 3 }", "$.robust.rule"),
+    ("robust = { rule = 'krum', f = 127, before = ['bucketing2'] }", "$.robust.rule"),
+    ("robust = { before = ['nnm'] }", "$.robust.before"),
+    ("robust = { rule = 'krum', f = 1, before = ['nnm', 'mean'] }", "$.robust.before"),
+    ("robust = { rule = 'krum', f = 1, before = ['nnm', 'nnm'] }", "$.robust.before"),
+    ("robust = { rule = 'krum', f = 1, before = ['bucketing2', 'bucketing3'] }", "$.robust.rule"),
     ("robust = { rule = 'median', f = 1 }\nexchange = { plan = 'ring' }", "$.exchange.plan"),
     ("robust = { rule = 'median', f = 1 }\nexchange = { codecs = { x = 'sparse64' } }", "$.exchange.codec"),
     ("robust = { rule = 'meamed', f = 1 }\ntrain = { outer = { stretch = true } }", "$.train.outer.stretch"),
@@ -141,6 +150,23 @@ def test_a_robust_rule_that_cannot_hold(text: str, key: str) -> None:
     refuses(text, key)
 
 
+@pytest.mark.parametrize(("text", "key"), [
+    ("join = { policy = 'allow' }", "$.join.allow"),
+    ("join = { allow = ['12D3KooWGmMhkEcrdKBj9sqTYGDuiKMv1hDF5vjJoYk1uuheBuBS'] }", "$.join.allow"),
+    ("join = { policy = 'allow', allow = ['me'] }", "$.join.allow"),
+    ("join = { policy = 'allowed' }", "$.join.policy"),
+])  # fmt: skip
+def test_who_may_enter_is_said_in_full(text: str, key: str) -> None:
+    refuses(text, key)
+
+
+def test_a_run_for_named_peers() -> None:
+    found = m.parse_manifest(
+        "schema = 1\nname = 'x'\njoin = { policy = 'allow', allow = ['12D3KooWGmMhkEcrdKBj9sqTYGDuiKMv1hDF5vjJoYk1uuheBuBS'] }"
+    )
+    assert m.decode_manifest(found.encode()).join.allow == ("12D3KooWGmMhkEcrdKBj9sqTYGDuiKMv1hDF5vjJoYk1uuheBuBS",)
+
+
 def test_a_robust_rule_names_the_runs_reducer_and_leaves_other_runs_as_they_are() -> None:
     plain = m.parse_manifest('schema = 1\nname = "x"')
     robust = m.parse_manifest('schema = 1\nname = "x"\nrobust = { rule = "trimmed_mean", f = 2 }')
@@ -148,6 +174,64 @@ def test_a_robust_rule_names_the_runs_reducer_and_leaves_other_runs_as_they_are(
     assert m.decode_manifest(robust.encode()) == robust
     assert b"robust" not in plain.encode()
     assert any("trimmed_mean, f = 2" in line and "needs 5" in line for line in describe_lines(robust))
+    steps = m.parse_manifest('schema = 1\nname = "x"\nrobust = { rule = "krum", f = 1, before = ["bucketing2", "arc"] }')
+    assert steps.settings().reducer == "bucketing2+arc+krum:1"
+    assert m.decode_manifest(steps.encode()) == steps
+    assert any("bucketing 2, arc, krum, f = 1" in line and "needs 9" in line for line in describe_lines(steps))
+
+
+@pytest.mark.parametrize(("text", "key"), [
+    ("federated = { method = 'fedadam' }", "$.federated"),
+    ("secure = {}", "$.secure"),
+    ("mode = 'federated'\nfederated = { method = 'scaffold' }", "$.federated.method"),
+    ("mode = 'federated'\nfederated = { momentum = 0.5 }", "$.federated.momentum"),
+    ("mode = 'federated'\nfederated = { method = 'fedyogi', bias_correction = true }", "$.federated.bias_correction"),
+    ("mode = 'federated'\ntrain = { outer = { lr = 0.5 } }", "$.train.outer"),
+    ("mode = 'federated'\ntrain = { method = 'local_sgd' }", "$.train.method"),
+    ("mode = 'federated'\ntrain = { overlap = 'late' }", "$.train.overlap"),
+    ("mode = 'federated'\nsecure = { threshold = 2 }", "$.secure.threshold"),
+    ("mode = 'federated'\nfederated = { topology = 'coordinator' }\nexchange = { plan = 'ring' }", "$.exchange.plan"),
+    ("mode = 'federated'\nsecure = {}\nrobust = { rule = 'median', f = 1 }", "$.robust.rule"),
+    ("mode = 'federated'\nsecure = {}\nexchange = { codec = 'fp32' }", "$.exchange.codec"),
+    ("mode = 'federated'\nsecure = {}\nexchange = { codecs = { x = 'fp32' } }", "$.exchange.codec"),
+    ("mode = 'federated'\nsecure = {}\nexchange = { feedback = true }", "$.exchange.feedback"),
+    ("mode = 'federated'\nsecure = {}\nexchange = { plan = 'ring' }", "$.exchange.plan"),
+    ("mode = 'federated'\nsecure = {}\nexchange = { fragments = 2 }", "$.exchange.fragments"),
+    ("mode = 'federated'\nsecure = {}\nno_quorum = { policy = 'branch' }", "$.no_quorum.policy"),
+    ("mode = 'federated'\nsecure = {}\njoin = { policy = 'open' }", "$.join.policy"),
+    ("mode = 'federated'\nsecure = {}\ntrain = { target_samples = 9 }", "$.train.target_samples"),
+    ("mode = 'federated'\nsecure = {}\ntrain = { inner = { samples = 9 } }", "$.train.inner.samples"),
+    ("privacy = { noise = 4.0, clip = 1.0, delta = 1e-5, stop_at_epsilon = 9.0 }", "$.privacy"),
+    ("mode = 'federated'\nprivacy = { noise = 4.0, clip = 1.0, delta = 1e-5, stop_at_epsilon = 9.0 }\ntrain = { rounds = 9 }", "$.privacy"),
+    (f"{PRIVATE}train = {{ sync_every = 9 }}", "$.train.rounds"),
+    (f"{PRIVATE}train = {{ rounds = 1000 }}", "$.train.rounds"),
+    (f"{PRIVATE}train = {{ rounds = 9 }}".replace("secure = {}", "secure = { max_weight = 9 }"), "$.secure.max_weight"),
+    (f"{PRIVATE}train = {{ rounds = 9 }}".replace("secure = {}", "secure = { reach = 9.0 }"), "$.secure.reach"),
+    (f"{PRIVATE}train = {{ rounds = 9 }}".replace("clip", "colluding = 3, clip"), "$.privacy.colluding"),
+    (f"{PRIVATE}train = {{ rounds = 9 }}".replace("delta = 1e-5, ", ""), "$.privacy.delta"),
+    ("mode = 'federated'\nsecure = {}\ntrain = { share = 0.9, inner = { samples = 9 } }", "$.train.inner.samples"),
+])  # fmt: skip
+def test_a_federated_run_that_would_not_be_what_it_says(text: str, key: str) -> None:
+    refuses(text, key)
+
+
+def test_a_federated_manifest_says_what_its_rounds_are_and_who_sees_what() -> None:
+    plain = m.parse_manifest('schema = 1\nname = "x"')
+    open_ = m.parse_manifest('schema = 1\nname = "x"\nmode = "federated"\nfederated = { method = "fedavgm", momentum = 0.5 }')
+    secure = m.parse_manifest('schema = 1\nname = "x"\nmode = "federated"\nsecure = {}')
+    assert not any(word in plain.encode() for word in (b"mode", b"federated", b"secure"))
+    assert (open_.settings().outer.kind, open_.settings().outer.lr, open_.settings().outer.momentum) == ("momentum", 1.0, 0.5)
+    assert (open_.settings().codec, open_.settings().reducer, open_.settings().secure) == ("int8", "mean", None)
+    assert (secure.settings().codec, secure.settings().reducer, secure.settings().outer.kind) == ("bits", "copy", "sgd")
+    assert secure.settings().secure == SecureSettings(3, 16.0, 1)
+    private = m.parse_manifest(f'schema = 1\nname = "x"\n{PRIVATE}train = {{ rounds = 40 }}')
+    assert private.settings().privacy == PrivacySettings(4.0, 1.0, 1e-5, 9.0, 1)
+    assert any("spends epsilon 8" in line and "delta 1e-05" in line for line in describe_lines(private))
+    for manifest in (open_, secure, private):
+        assert m.decode_manifest(manifest.encode()) == manifest
+    assert any("sees that part of your update" in line for line in describe_lines(open_))
+    assert any("nobody sees your update" in line for line in describe_lines(secure))
+    assert not any("sees that part of your update" in line for line in describe_lines(secure))
 
 
 def test_run_id_is_the_hash_of_everything() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from atoll.collectives.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from atoll.collectives.identifiers import PeerId, RunId
-from atoll.node.net import addresses, faults
+from atoll.node.net import addresses, announcements, door, faults, peerbook
 from atoll.node.net.announcements import LIFE_S, MAX_PER_RUN, REMEMBER_S, Announcement, Registry, announce
 from atoll.node.net.backoff import Backoff
 from atoll.node.net.dht import records, store, wire
@@ -24,7 +24,7 @@ from atoll.node.net.framing import MAX_FRAME_BYTES, FrameReader, frame
 from atoll.node.net.peerbook import PeerBook
 from atoll.security.identity import Identity
 
-A, B = Identity(b"a" * 32), Identity(b"b" * 32)
+A, B, C = Identity(b"a" * 32), Identity(b"b" * 32), Identity(b"c" * 32)
 RUN = RunId("run")
 HERE = "/ip4/127.0.0.1/tcp/4001"
 
@@ -80,6 +80,13 @@ def test_a_cut_frame_is_the_end() -> None:
         ("/ip4/1270.0.0.1/tcp/4001", False),
         ("/dns4/-bad-/tcp/1", False),
         ("/dns4/" + "a" * 300 + "/tcp/1", False),
+        ("/dns4/a..b/tcp/1", False),
+        ("/dns4/" + "a" * 64 + "/tcp/1", False),
+        ("/dns4/" + "a" * 63 + "!/tcp/1", False),  # a pattern that tried all ways to cut it took for ever
+        ("/dns4/127.1/tcp/1", False),  # systems take these for numeric addresses
+        ("/dns4/example.2130706433/tcp/1", False),
+        ("/ip6/fe80::1%eth0/tcp/1", False),
+        ("/ip6/::ffff:127.0.0.1/tcp/1", False),
         ("", False),
     ],
 )
@@ -144,6 +151,32 @@ def test_a_full_run_remembers_nobody_who_is_gone() -> None:
     assert not registry.accept(newest, B.peer, 1.0, 1001.0)
     assert registry.accept(newest, B.peer, LIFE_S + 1.0, 1001.0 + LIFE_S)
     assert [news.peer for news in registry.members(RUN, LIFE_S + 1.0)] == [many[-1].peer]
+
+
+def test_a_flood_of_announcements_pushes_out_itself_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a stranger who makes keys as it goes: of many runs, of ours, and of one that somebody else is in."""
+    monkeypatch.setattr(announcements, "MAX_STRANGE", 8)
+    monkeypatch.setattr(announcements, "MAX_PER_RUN", 6)
+    flooder, friend, keys = Identity.generate().peer, Identity.generate(), [Identity.generate() for _ in range(20)]
+    mine, theirs = RunId("mine"), RunId("theirs")
+    registry = Registry({mine})
+    assert registry.accept(announce(A, mine, [HERE], 1000.0), A.peer, 0.0, 1000.0)
+    assert registry.accept(announce(B, theirs, [HERE], 1000.0), B.peer, 0.0, 1000.0)
+    taken = 0
+    for number, key in enumerate(keys):
+        for run in (RunId(f"run {number}"), theirs, mine):
+            taken += registry.accept(announce(key, run, [HERE], 1000.0), flooder, 0.0, 1000.0)
+    assert taken < 20
+    for run in (RunId("new"), theirs, mine):
+        assert registry.accept(announce(friend, run, [HERE], 1000.0), friend.peer, 1.0, 1001.0)
+    assert friend.peer in {news.peer for news in registry.members(RunId("new"), 1.0)}
+    assert {B.peer, friend.peer} <= {news.peer for news in registry.members(theirs, 1.0)}
+    assert {A.peer, friend.peer} <= {news.peer for news in registry.members(mine, 1.0)}
+    assert len(registry.members(mine, 1.0)) == 6
+    assert sum(len(registry.members(RunId(run), 1.0)) for run in registry._runs if run != mine) == 8
+    registry.drop(theirs)
+    registry.members(mine, 1e6)
+    assert registry.members(theirs, 1.0) == []
 
 
 def test_forged_altered_and_ancient_announcements_are_refused() -> None:
@@ -337,6 +370,50 @@ def test_peer_book_round_trip_and_corrupt_cache(tmp_path: Path) -> None:
         empty.load(tmp_path / "peers.json")
         assert empty.peers() == []
     PeerBook(A.peer).load(tmp_path / "missing")
+
+
+def test_hearsay_displaces_neither_what_was_given_nor_what_a_peer_says_of_itself() -> None:
+    """Else whoever answers a question of ours cuts us off from our bootstrap, or from a member, for good."""
+    lies = [f"/ip4/11.0.0.{number}/tcp/9" for number in range(8)]
+    book = PeerBook(A.peer)
+    book.give(B.peer, HERE)
+    book.add(C.peer, ["/ip4/11.9.9.9/tcp/4150"])
+    for peer in (B.peer, C.peer):
+        book.hear(peer, lies)
+        book.add(B.peer, lies)  # its own word, too, cannot take away what our user said
+    assert book.addresses(B.peer)[0] == HERE
+    assert book.addresses(C.peer) == ("/ip4/11.9.9.9/tcp/4150", *lies[:7])
+
+
+def test_thousands_of_strangers_push_nobody_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(peerbook, "MAX_PEERS", 8)
+    monkeypatch.setattr(peerbook, "CACHED_PEERS", 3)
+    book = PeerBook(A.peer)
+    book.give(B.peer, HERE)
+    book.hear(C.peer, ["/ip4/11.9.9.9/tcp/4150"])
+    book.confirm(C.peer)  # we were connected
+    for number in range(20):
+        book.hear(Identity(bytes([number]) * 32).peer, [f"/ip4/11.0.0.{number}/tcp/9"])
+    assert book.peers()[:2] == [C.peer, B.peer]
+    assert len(book.peers()) == 10
+    book.save(tmp_path / "peers.json")
+    again = PeerBook(A.peer)
+    again.load(tmp_path / "peers.json")
+    assert again.peers()[:2] == [C.peer, B.peer]
+
+
+def test_the_machine_with_the_most_places_gives_one_up() -> None:
+    here = door.Door(4)
+    assert [here.enter(number, "11.0.0.1") for number in range(5)] == [None] * 4 + [4]  # the fifth, of the same machine, goes itself
+    assert here.enter("a", "11.0.0.2") == 0  # the oldest
+    assert here.enter("b", "::ffff:11.0.0.2") == 1
+    assert here.enter("c", "11.0.0.2") == "c"  # it would have more than the other
+    assert here.enter("d", "11.0.0.3") == 2
+    here.leave("a")
+    here.leave("unknown")
+    assert here.enter("e", "11.0.0.4") is None
+    assert door.machine_of("2a0b::1") == door.machine_of("2a0b::2:0:0:3%eth0")
+    assert door.machine_of("2a0b:0:0:1::1") != door.machine_of("2a0b::1")
 
 
 def test_backoff_grows_to_its_limit_and_starts_again() -> None:

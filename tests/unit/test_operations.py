@@ -28,7 +28,15 @@ WAIT_S = 20.0
 def test_a_log_name_fits_and_tells_operation_and_configuration_apart() -> None:
     small, large = (Member(A, 0),), (Member(A, 0), Member(B, 7))
     key = operation_key("r" * 26, "x" * 64)
-    longest = Spec(MAX_NUMEL, "int8_fp16", "trimmed_mean:127", True, "x" * MAX_TAG, "x".join(["2"] * 8) + ".7", True)
+    longest = Spec(
+        MAX_NUMEL,
+        "int8_fp16",
+        "clipping999999.99999+bucketing16+arc+nnm+geometric_median:127",
+        True,
+        "x" * MAX_TAG,
+        "x".join(["2"] * 8) + ".7",
+        True,
+    )
     assert len(longest.log_name(key, large, large)) <= MAX_LOG_NAME
     names = {
         Spec(numel, codec, reducer, everyone, tag, group, durable).log_name(operation_key(run, op), config, config):

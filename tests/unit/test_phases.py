@@ -7,6 +7,9 @@ from typing import Any
 from atoll.collectives import exchange as x
 from atoll.collectives.group import Contributor, Member, Part, Plan
 from atoll.collectives.identifiers import PeerId, RunId
+from atoll.collectives.partition import parts_for
+from atoll.collectives.swarm import Share
+from atoll.node.service.chronicle import parts_of
 from atoll.node.service.phases import KEPT, Phases
 from atoll.node.session.events import PlanTaken
 
@@ -54,3 +57,15 @@ def test_old_plans_are_forgotten() -> None:
     assert told == []
     subject.on_exchange(1.0, x.PartReduced(plan(KEPT).plan_id, 0, bytes(32)))
     assert [(event["round"], event["op_id"]) for event in told] == [(KEPT, "op")]
+
+
+def test_who_added_up_how_much() -> None:
+    a, b, c, d = (Share(PeerId(name), 1) for name in "abcd")
+    parts = parts_for(120, [(a.peer, 6e7), (b.peer, 6e7), (c.peer, 6e7), (d.peer, 6e6)])
+    assert parts_of([a, b, c, d], parts) == {a.peer: 0.3333, b.peer: 0.3333, c.peer: 0.3333, d.peer: 0.0}  # its link can carry none
+    assert parts_of([a, b, d], parts_for(2, [(a.peer, 1.0), (b.peer, 1.0), (d.peer, 1.0)])) == {
+        a.peer: 0.5,
+        b.peer: 0.5,
+    }  # a chunk for two only
+    assert parts_of([a, b], [Part(A, 0, 3), Part(B, 3, 4), Part(A, 4, 8)]) == {A: 0.875, B: 0.125}
+    assert parts_of([], []) == parts_of([a], []) == {}

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import random
+import re
+from functools import partial
+
 import pytest
+import trio
 
 from atoll.collectives.identifiers import PeerId
 from atoll.node.net.addresses import circuit, host_of, is_address, is_direct, is_internet, split_circuit, split_peer, usable, without_peer
 from atoll.node.net.announcements import Registry, announce
-from atoll.node.net.reach import natpmp, upnp
+from atoll.node.net.packed import pack, unpack
+from atoll.node.net.reach import natpmp, portmap, upnp
 from atoll.node.net.reach.autonat import Window, may_try
-from atoll.node.net.reach.circuit import pack, peer_field, peer_in, reservation_fields, reservation_in, unpack
+from atoll.node.net.reach.circuit import peer_field, peer_in, reservation_fields, reservation_in
 from atoll.node.net.reach.ledger import Ledger, RelayLimits
 from atoll.node.net.reach.manager import FRESH_S, AddressManager
 from atoll.node.net.reach.protobuf import MAX_FIELDS, decode, encode, number, octets
@@ -156,6 +162,27 @@ def test_kinds_of_nat() -> None:
     assert set(symmetric.seen_at(0.0)) == {WAN, SHIFTED}
 
 
+def test_one_liar_among_observers_makes_no_other_nat() -> None:
+    """Else it would take a forwarded port from us, and make us ask relays for places."""
+    behind = behind_nat((S1, WAN), (S2, WAN), (S3, SHIFTED))
+    assert behind.nat(0.0) == "endpoint-independent"
+    assert behind.candidates(0.0)[0] == WAN
+    behind.report(WAN, S1, True, 0.0)
+    assert behind.reach(0.0) == "public"
+    public = AddressManager()
+    public.interfaces([WAN])
+    public.observed(S1, WAN, 0.0)
+    public.observed(S2, "/ip4/11.0.0.8/tcp/9", 0.0)
+    assert public.nat(0.0) == "none"
+
+
+def test_what_nobody_says_any_more_is_forgotten() -> None:
+    manager = behind_nat((S1, WAN), (S2, WAN))
+    for port in range(1, 51):
+        manager.report(f"/ip4/11.0.0.7/tcp/{port}", S1, False, port * FRESH_S)
+    assert len(manager._reports) <= 2
+
+
 def test_observers_cannot_name_private_addresses_or_relays() -> None:
     manager = behind_nat((S1, "/ip4/10.0.0.1/tcp/22"), (S2, "/ip4/127.0.0.1/tcp/22"), (S3, CIRCUIT))
     assert manager.seen_at(0.0) == []
@@ -268,8 +295,8 @@ def test_messages_come_back_as_they_were() -> None:
     assert peer_in({2: [peer_field(B)]}, A) == B
     granted = reservation_in({3: [reservation_fields(1234, [f"{WAN}/p2p/{A}", CIRCUIT])]}, A)
     assert (granted.expires_s, granted.addresses) == (1234, (WAN, CIRCUIT))
-    assert unpack(pack(CIRCUIT)) == CIRCUIT
-    assert unpack(b"\xff\xff") == unpack(7) == unpack(bytes(300)) == ""
+    assert unpack([*pack([CIRCUIT]), b"\xff\xff", 7, bytes(300), *pack([WAN, WAN])]) == (CIRCUIT, WAN)
+    assert pack(["/dns4/my_box/tcp/1", WAN]) == pack([WAN])  # an address of ours, though libp2p cannot say it
 
 
 def test_the_librarys_messages_are_the_same() -> None:
@@ -344,6 +371,65 @@ def test_a_router_sends_us_nowhere_else() -> None:
         upnp.control_in(SERVICE.replace("/ctl", "http://127.0.0.1:22/"), LOCATION)
     with pytest.raises(ValueError, match="refuses: Denied"):
         upnp.body_of(b"HTTP/1.1 500 no\r\n\r\n<errorDescription>Denied</errorDescription>")
+
+
+def test_what_routers_of_today_say() -> None:
+    """A service of the second version, told from others of the same path by its query (D-Link)."""
+    text = f"<service><serviceType>{upnp.SERVICES[2]}</serviceType><controlURL> /soap.cgi?service=WANIPConn1 </controlURL></service>"
+    service, control = upnp.control_in(text, LOCATION)
+    assert (service, control) == (upnp.SERVICES[2], "http://192.168.1.1:5000/soap.cgi?service=WANIPConn1")
+    assert upnp.call(service, control, "X", {}).startswith(b"POST /soap.cgi?service=WANIPConn1 HTTP/1.1\r\n")
+    assert upnp.get(f"{LOCATION}?a=1").startswith(b"GET /desc.xml?a=1 HTTP/1.1\r\n")
+
+
+@pytest.mark.parametrize("filler", [" ", "<NewExternalIPAddress>", "<service>", "<service> ", "x"])
+def test_a_routers_text_is_read_in_no_time(filler: str) -> None:
+    """By patterns, 64 KB of spaces took hours, and anybody in the house may play the router."""
+    text = "<NewExternalIPAddress>" + filler * (upnp.MAX_ANSWER_BYTES // len(filler))
+    assert upnp.external_in(text) == ""
+    with pytest.raises(ValueError, match="no connection"):
+        upnp.control_in(text, LOCATION)
+
+
+@pytest.mark.parametrize("taken", [{4150}, {4150, "timed"}, set[object]()])
+def test_where_another_node_of_the_house_has_our_port_another_is_asked_for(taken: set[object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """And asked for again when the mapping is renewed. ``timed``: a router that knows mappings without an end only."""
+    asked: list[tuple[int, int]] = []
+
+    async def router(stream: trio.SocketStream) -> None:
+        request = await stream.receive_some(8192)
+        if b"AddPortMapping" in request:
+            outside, life_s = (int(re.search(rb"<New%s>(\d+)<" % name, request)[1]) for name in (b"ExternalPort", b"LeaseDuration"))  # type: ignore[index]
+            asked.append((outside, life_s))
+            refused = outside in taken or ("timed" in taken and life_s > 0)
+        else:
+            refused = False
+        text = SERVICE + "<NewExternalIPAddress>11.0.0.7</NewExternalIPAddress>"
+        await stream.send_all(f"HTTP/1.1 {'500 no' if refused else '200 OK'}\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode())
+        await stream.aclose()
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            (listener,) = await nursery.start(partial(trio.serve_tcp, router, 0, host="127.0.0.1"))
+            port = listener.socket.getsockname()[1]
+
+            async def found(own: str) -> str:
+                return f"http://127.0.0.1:{port}/desc.xml"
+
+            monkeypatch.setattr(portmap, "_discover", found)
+            monkeypatch.setattr(portmap.PortMapper, "_by_natpmp", refuses)
+            mapper = portmap.PortMapper(random.Random(1), mine=lambda: [HOUSE], told=lambda means, address: None)
+            first, again = await mapper._map(), await mapper._map()
+            assert first == again
+            assert first is not None
+            assert first.address == (f"/ip4/11.0.0.7/tcp/{asked[-1][0]}" if taken else WAN)
+            assert portmap.OUTSIDE[0] <= asked[-1][0] <= portmap.OUTSIDE[1] if taken else asked == [(4150, 3600)] * 2
+            nursery.cancel_scope.cancel()
+
+    async def refuses(self: portmap.PortMapper, inside: tuple[str, int]) -> None:
+        return None
+
+    trio.run(main)
 
 
 def test_the_default_gateway() -> None:

@@ -166,6 +166,10 @@ def test_what_the_router_said() -> None:
     assert mapping(port_mapping="none") == ["the router opens no port when it is asked (NAT-PMP, UPnP)"]
     assert "network.port_mapping is off" in mapping(port_mapping="off")[0]
     assert "is being asked" in mapping(port_mapping="")[0]
+    assert "another router, or the provider's, stands before it" in mapping(port_mapping="inner")[0]
+    assert "and on the router before it to yours" in advice(
+        {**document(wan={}, relays=True), "reach": "private", "port_mapping": "inner"}, 4150
+    )
     assert mapping() == []  # a node of an older version
 
 
@@ -229,8 +233,10 @@ def test_a_relay_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert "DynamicUser=yes" in unit
     assert run(["relay", "--print-container", "--json"]) == 0
     text = json.loads(capsys.readouterr().out)["container"]
-    assert 'ENTRYPOINT ["atoll", "relay", "--port", "4150"]' in text
+    assert 'ENTRYPOINT ["atoll", "relay", "--port=4150"]' in text
     assert "EXPOSE 4150/tcp 4151/tcp" in text
+    assert run(["relay", "--announce", WAN, "--known-runs-only", "--print-container"]) == 0
+    assert f'"--announce={WAN}", "--known-runs-only"]' in capsys.readouterr().out
     assert "CAP_NET_BIND_SERVICE" not in unit
     assert run(["relay", "--port", "443", "--print-systemd"]) == 0
     assert "AmbientCapabilities=CAP_NET_BIND_SERVICE\n" in capsys.readouterr().out

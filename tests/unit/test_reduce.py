@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from atoll.collectives.codec import get_codec
 from atoll.collectives.digest import chunk_hash, merkle_root, part_digest
 from atoll.collectives.group import Entry, Part
-from atoll.collectives.reduce import MEAN, Factors, reduce_two_phase
+from atoll.collectives.reduce import MEAN, Factors
 
 weights = st.lists(st.integers(1, 1 << 48), min_size=1, max_size=30)
 
@@ -48,28 +48,6 @@ def test_the_mean_of_integers_is_rounded_once(items):
     assert codec.weighted_mean(wires, factors.multipliers, factors.divisor, out)
     total = sum(w * v for w, v in items), sum(w for w, _ in items)
     assert out.values.tolist() == [np.float32(total[0] / total[1])] * 3
-
-
-class NearestToAll:
-    """Takes the contribution with the smallest summed squared distance to the others: needs whole vectors (like Krum)."""
-
-    name = "nearest"
-    form = "two-phase"
-
-    def statistics(self, rows):
-        wide = rows.double()
-        return torch.cdist(wide, wide).square().sum(1)
-
-    def factors(self, statistics, weights):
-        best = int(statistics.argmin())
-        return Factors(tuple(float(i == best) for i in range(len(weights))), 1.0)
-
-
-def test_two_phases_see_the_whole_vector():
-    rows = torch.tensor([[0.0, 9.0, 0.0, 0.0], [0.1, 0.0, 0.0, 0.0], [0.0, 0.0, 0.2, 0.1]])
-    chunks = list(rows.split(2, dim=1))
-    assert reduce_two_phase(NearestToAll(), chunks, [1, 1, 1]) == reduce_two_phase(NearestToAll(), [rows], [1, 1, 1])
-    assert reduce_two_phase(NearestToAll(), chunks, [1, 1, 1]).multipliers == (0.0, 1.0, 0.0)
 
 
 @given(st.lists(st.binary(min_size=32, max_size=32), max_size=20), st.integers(0, 19), st.integers(0, 255))

@@ -5,29 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from exchange_kit import LOG, Net, cid_of, decoded, make_plan, ref_decode, ref_encode, vector
+from exchange_kit import LOG, Net, cid_of, decoded, make_plan, ref_decode, ref_encode, start, vector
 
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.exchange import PeerFault
 from atoll.collectives.exchange import header as wire_header
-from atoll.collectives.group import Plan
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.reduce import REDUCERS, least_of
 from atoll.collectives.round.state import Shape
 from atoll.security.rule_names import BY_COORDINATE, MAX_F, parse_reducer
 from atoll.security.rules import aggregate
 from atoll.security.rules.reducers import find_reducer
-
-
-def start(net: Net, plan: Plan, vectors: dict[bytes, torch.Tensor]) -> None:
-    """Open the round, freeze and execute everywhere."""
-    for peer in net.peers:
-        node = net.nodes[peer]
-        node.open_round(plan.log, plan.round, net.peers, plan.numel, plan.chunk_elements, plan.codec)
-        for c in plan.contributors:
-            if c.member.peer == peer and c.cid in vectors:
-                node.freeze(plan.log, plan.round, c.cid, vectors[c.cid])
-        node.execute(plan, net.peers)
 
 
 def hostile(net: Net, numel: int, codec: str) -> tuple[list[tuple[PeerId, bytes, int]], dict[bytes, torch.Tensor], np.ndarray]:
@@ -94,8 +82,35 @@ def test_names() -> None:
             reducer = find_reducer(f"{rule}:{f}")
             assert reducer is not None
             assert (reducer.name, reducer.form, least_of(reducer)) == (f"{rule}:{f}", "rows", 2 * f + 1)
-            assert parse_reducer(reducer.name) == (rule, f)
-    for name in ("median", "median:", "median:-1", "median:01", "median:128", "median:1 ", "MEDIAN:1", "krum:1", "median:1\n", "median:१"):
+            assert parse_reducer(reducer.name) == (rule, f, ())
+    for name, least in {"krum:1": 5, "mda:2": 5, "nnm+median:1": 3, "bucketing2+krum:1": 9, "bucketing2+arc+nnm+meamed:2": 9}.items():
+        reducer = find_reducer(name)
+        assert reducer is not None
+        assert (reducer.name, reducer.form, least_of(reducer)) == (name, "two-phase", least)
+    assert parse_reducer("clipping0.5+flag:1") == ("flag", 1, (("clipping", 0.5),))
+    wrong = (
+        "median",
+        "median:",
+        "median:-1",
+        "median:01",
+        "median:128",
+        "median:1 ",
+        "MEDIAN:1",
+        "median:1\n",
+        "median:१",
+        "mda:3",
+        "monna:1",
+    )
+    for name in (
+        *wrong,
+        "nnm+nnm+krum:1",
+        "clipping0+krum:1",
+        "clipping1.50+krum:1",
+        "bucketing1+krum:1",
+        "bucketing17+krum:1",
+        "+krum:1",
+        "nnm:1",
+    ):
         assert find_reducer(name) is None
     assert all(find_reducer(name) is reducer for name, reducer in REDUCERS.items())
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Iterator
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,17 +17,18 @@ import torch
 from compiled_kit import compiled
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 from atoll.collectives.errors import ConfigError, NotEnoughPeersError
 from atoll.security.rules import RULES, STEPS, WorkerMomentum, aggregate
 from atoll.security.rules.aggregate import BY_COORDINATE, BY_GRAM
-from atoll.security.rules.before import arc, bucketing, clipping, nnm
+from atoll.security.rules.before import arc, bucketing, clip_in_place, clipping, nnm
 from atoll.security.rules.centre import Radius, centred_clip, clip_once, geometric_median
 from atoll.security.rules.coordinate import _sorted_mean
 from atoll.security.rules.gram import combine, distances, gram, mix, mixed_gram, squares
 from atoll.security.rules.native import Kernel, load
 from atoll.security.rules.networks import network
-from atoll.security.rules.numbers import eigen, top_direction
+from atoll.security.rules.numbers import eigen, product, top_direction
 from atoll.security.rules.selection import krum, mda, multi_krum
 
 EXACT = ("median", "trimmed_mean", "meamed", "krum", "multi_krum", "mda", "monna")  # the result is a known function of the rows
@@ -49,7 +52,10 @@ def make(kind: str, n: int, f: int, d: int, seed: int) -> torch.Tensor:
     return torch.from_numpy(rows.astype(np.float32))
 
 
-def cases() -> Iterator[tuple[str, int, int, int, int]]:
+Case = tuple[str, int, int, int, int]
+
+
+def cases() -> Iterator[Case]:
     """(kind, n, f, d, seed): six kinds; scalars and longer; no, some and as many hostile rows as can be."""
     seed = 0
     for kind in KINDS:
@@ -61,6 +67,13 @@ def cases() -> Iterator[tuple[str, int, int, int, int]]:
 
 
 CASES = list(cases())
+
+
+def share(step: int) -> pytest.MarkDecorator:
+    """Every ``step``-th case by default; all of them among the slow tests."""
+    return pytest.mark.parametrize(
+        "chosen", [pytest.param(CASES[::step], id="some"), pytest.param(CASES, id="all", marks=pytest.mark.slow)]
+    )
 
 
 def least_rows(rule: str, f: int) -> int:
@@ -93,8 +106,9 @@ def test_a_rule_agrees_with_its_reference(rule: str) -> None:
         assert np.abs(found.value.numpy() - expected).max() <= 2e-6 * unit, (kind, n, f, d, seed)
 
 
-def test_the_geometric_median_is_the_minimum() -> None:
-    for kind, n, f, d, seed in CASES[::4]:
+@share(4)
+def test_the_geometric_median_is_the_minimum(chosen: list[Case]) -> None:
+    for kind, n, f, d, seed in chosen:
         rows = make(kind, n, f, d, seed)
         x = rows.double().numpy()
         unit = size_of(rows, f)
@@ -111,20 +125,22 @@ def test_the_geometric_median_is_the_minimum() -> None:
         assert np.abs(mine).max() <= 30 * max(unit, float(np.abs(honest).max()))
 
 
-def test_centred_clipping_ends_at_its_fixed_point() -> None:
-    radius = 0.3
-    for kind, n, f, d, seed in CASES[::3]:
-        if kind in ("scales", "same"):
-            continue
+@share(3)
+def test_centred_clipping_ends_at_its_fixed_point(chosen: list[Case]) -> None:
+    for kind, n, f, d, seed in chosen:
         rows = make(kind, n, f, d, seed)
         x = rows.double().numpy()
+        radius = (
+            0.5 * float(np.linalg.norm(x, axis=1).max()) if kind == "scales" else 0.3
+        )  # in steps of far less than that it would not come far
         residual = np.abs(reference.clipping_residual(x, centred_clip(gram(rows), f, radius=radius) @ x, radius)).max()
         assert residual <= 1e-4 * radius * n + 1e-12 * np.abs(x[f:]).max(), (kind, n, f, d)
 
 
-def test_caf_agrees_with_its_reference() -> None:
-    compared = 0
-    for kind, n, f, d, seed in CASES[::2]:
+@share(2)
+def test_caf_agrees_with_its_reference(chosen: list[Case]) -> None:
+    compared, more = 0, [(kind, n, f, d, seed + 1000) for kind, n, f, d, seed in chosen]
+    for kind, n, f, d, seed in chosen if len(chosen) < len(CASES) else [*chosen, *more]:
         if kind in ("ties", "same", "scales"):
             continue  # several directions of one variance: any of them will do
         rows = make(kind, n, f, d, seed)
@@ -133,20 +149,20 @@ def test_caf_agrees_with_its_reference() -> None:
         expected = reference.caf(rows.double().numpy(), f)
         assert np.abs(aggregate(rows, "caf", f).value.numpy() - expected).max() <= 2e-3 * size_of(rows, f), (kind, n, f, d, seed)
         compared += 1
-    assert compared > 75
+    assert compared > (75 if len(chosen) < len(CASES) else 300)
 
 
-def test_flag_agrees_with_its_reference() -> None:
-    for kind, n, f, d, seed in CASES:
-        if kind != "normal" or d < 7 or n > 7 or f == 1:
-            continue
-        rows = make(kind, n, f, d, seed)
-        expected = reference.flag(rows.double().numpy(), f, (n + 1) // 2, 10)
-        assert np.abs(aggregate(rows, "flag", f).value.numpy() - expected).max() <= 2e-3 * size_of(rows, f), (n, f, d)
+@pytest.mark.parametrize("seeds", [pytest.param(2, id="some"), pytest.param(26, id="all", marks=pytest.mark.slow)])
+def test_flag_agrees_with_its_reference(seeds: int) -> None:
+    for seed, kind, n, d in itertools.product(range(seeds), ("normal", "outliers"), (4, 7), (1, 12, 40)):
+        rows = make(kind, n, 1, d, seed)
+        expected = reference.flag(rows.double().numpy(), 1, (n + 1) // 2, 10)
+        assert np.abs(aggregate(rows, "flag", 1).value.numpy() - expected).max() <= 2e-3 * size_of(rows, 1), (seed, kind, n, d)
 
 
-def test_steps_agree_with_their_references() -> None:
-    for kind, n, f, d, seed in CASES[::3]:
+@share(3)
+def test_steps_agree_with_their_references(chosen: list[Case]) -> None:
+    for kind, n, f, d, seed in chosen:
         rows = make(kind, n, f, d, seed)
         before, x, products = rows.clone(), rows.double().numpy(), gram(rows)
         norms = np.diagonal(products)
@@ -154,6 +170,7 @@ def test_steps_agree_with_their_references() -> None:
             (nnm(products, f), reference.nnm(x, f)),
             (clipping(norms, 0.7), reference.clip(x, 0.7)),
             (arc(norms, f), reference.arc(x, f)),
+            (bucketing(n, 2, random.Random(seed)), reference.bucketing(x, 2, seed)),
         ):
             found = mix(rows, mixing).double().numpy()
             unit = np.maximum(np.abs(expected).max(axis=1), np.finfo(np.float32).tiny)
@@ -223,6 +240,22 @@ def test_one_far_row_neither_hangs_nor_moves_a_rule(rule: str) -> None:
         for f in (1, 2):
             value = aggregate(rows, rule, f, mine=6).value
             assert value.abs().max() <= 6
+
+
+@given(
+    rule=st.sampled_from(RULES),
+    before=st.sampled_from([(), ("nnm",), ("arc",), ("clipping", "nnm")]),
+    rows=arrays(
+        np.float32, st.tuples(st.integers(5, 9), st.integers(1, 4)), elements=st.floats(width=32, allow_nan=False, allow_infinity=False)
+    ),
+)
+@settings(max_examples=100, deadline=None)
+def test_a_rule_ends_with_numbers_whatever_finite_rows_it_is_given(rule: str, before: tuple[str, ...], rows: Any) -> None:
+    given_, kept = torch.from_numpy(rows), rows.copy()
+    found = aggregate(given_, rule, 1, before=before, mine=1)
+    assert bool(found.value.isfinite().all())
+    assert found.weights is None or bool(np.isfinite(found.weights).all())
+    assert np.array_equal(rows.view(np.int32), kept.view(np.int32))
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -352,6 +385,16 @@ def test_compiled_or_not_the_bits_are_the_same(kernel: Kernel, n: int) -> None:
             for low, high, window in (((n - 1) // 2, n // 2 + 1, 0), (f, n - f, 0), (f, n - f, f)):
                 fast, plain = (_sorted_mean(rows, low, high, window, None, with_) for with_ in (kernel, None))
                 assert torch.equal(fast.view(torch.int32), plain.view(torch.int32))
+            for origin in (None, rows[n // 2]):
+                assert np.array_equal(squares(rows, origin, kernel), squares(rows, origin, None))
+            longest = float(np.sort(np.sqrt(squares(rows)))[n // 2])
+            clipped = [rows.clone(), rows.clone(), mix(rows, clipping(squares(rows), longest))]
+            clip_in_place(clipped[0], longest, kernel)
+            clip_in_place(clipped[1], longest, None)
+            assert all(torch.equal(one.view(torch.int32), clipped[2].view(torch.int32)) for one in clipped[:2])
+    a, b = np.random.default_rng(n).standard_normal((2, n, n))
+    for left, right in ((a, b), (a.T, b), (a[: n // 2], b), (a, b[:, :1])):
+        assert np.array_equal(product(left, right, kernel), product(left, right, None))
 
 
 def test_a_library_that_is_none_is_no_kernel(tmp_path: Path) -> None:

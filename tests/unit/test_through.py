@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from atoll.collectives.engine.meter import Reading
 from atoll.collectives.engine.settings import control, offers
 from atoll.collectives.identifiers import PeerId
 from atoll.node.net.through.punch import (
@@ -22,7 +23,7 @@ from atoll.node.net.through.punch import (
     is_symmetric,
     targets,
 )
-from atoll.node.net.through.splice import Splice
+from atoll.node.net.through.splice import CLEAN_SEGMENTS, Leg, Splice
 from atoll.node.net.through.vouchers import VOUCHER_BYTES, Limits, NoVoucherError, Vouchers
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
@@ -130,6 +131,21 @@ def test_a_relay_gives_so_many_circuits_and_no_more() -> None:
     assert vouchers.circuits == 2
     vouchers.issue(40.0, b"5" * 16, "run", (A, C))  # one was never used, one lasts
     assert vouchers.circuits == 2
+
+
+@pytest.mark.parametrize(
+    ("counters", "found"),
+    [
+        ([(CLEAN_SEGMENTS - 1, 1), (9999, 1)], [None, None]),  # something was lost: bbr for good
+        (
+            [(CLEAN_SEGMENTS - 1, 0), (CLEAN_SEGMENTS, 0), (9999, 1), (10_999, 11), (11_999, 21), (12_999, 31)],
+            [None, "cubic", None, None, "bbr", None],
+        ),
+    ],
+)
+def test_a_relays_leg_has_cubic_while_nothing_is_lost(counters: list[tuple[int, int]], found: list[str | None]) -> None:
+    leg = Leg()
+    assert [leg.read(Reading(0, 0, 0.0, 0.0, 0.05, 0.05, sent, again)) for sent, again in counters] == found
 
 
 def circuit(splice: Splice, nbytes: int = 1 << 30, seconds: float = 60.0) -> tuple[socket.socket, socket.socket, threading.Event]:

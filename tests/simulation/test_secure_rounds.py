@@ -1,0 +1,180 @@
+"""Secure rounds in sessions: sums are exact, bit-equal everywhere and of enough members, whoever dies in which phase; each vector in one."""
+
+from __future__ import annotations
+
+from random import Random
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from msgspec import structs
+from secure_kit import SECURE, TERMS, Sites
+from session_table import Peer, Table
+
+from atoll.collectives.errors import LocalProtocolError
+from atoll.collectives.identifiers import PeerId
+from atoll.collectives.swarm import PrivacySettings
+from atoll.node.secure.budget import epsilon_after, most_rounds
+from atoll.node.secure.rounds import threshold_of
+from atoll.node.secure.vectors import Vectors
+from atoll.node.session import events as ev
+
+PHASES = ("Keys", "Deal", "Fixed", "record", "Consent", "Reveal")
+
+
+@pytest.mark.parametrize("moment", PHASES)
+def test_a_site_that_dies_in_any_phase_costs_its_vector_at_most(moment: str) -> None:
+    sites = Sites(5)
+    sites.until(sites.committed(1))
+    struck = sites.kill_at(moment, lambda _: True)
+    sites.until(lambda: bool(struck) and sites.committed(4)())
+    sizes = {len(members) for members in sites.sums.values()}
+    assert sizes <= {4, 5}
+    assert 5 in sizes
+    assert 4 in sizes or moment in ("Consent", "Reveal")
+    assert {len(members) for key, members in sites.sums.items() if key[0] == max(sites.sums)[0]} == {4}
+    sites.table.end()
+
+
+@pytest.mark.parametrize("moment", ["Deal", "Consent"])
+def test_a_site_that_comes_back_takes_part_again_and_unmasks_nothing_twice(moment: str) -> None:
+    sites = Sites(4)
+    sites.until(sites.committed(1))
+    struck = sites.kill_at(moment, lambda _: True, lambda peer: sites.back_after(peer, 3.0))
+    sites.until(lambda: any(peer.node is None for peer in sites.peers))
+    before = set(sites.sums)
+    sites.until(lambda: sites.committed(4)() and any(struck[0] in members for key, members in sites.sums.items() if key not in before))
+    sites.until(lambda: all(peer.node is not None for peer in sites.peers))
+    sites.table.end()
+
+
+@pytest.mark.parametrize("secure", [True, False])
+def test_a_coordinator_adds_up_everything_until_it_dies_and_then_another_does(secure: bool) -> None:
+    """The organiser's member is killed as it sends what it added up: one round takes longer, no contribution of the others is lost."""
+    settings = structs.replace(SECURE, coordinator=True)
+    sites = Sites(5, settings if secure else structs.replace(settings, secure=None, codec="fp32", reducer="mean"))
+    sites.until(sites.committed(2))
+    first = sites.peers[0].name
+
+    def owners(of: list[Peer], since: int) -> set[PeerId]:
+        plans = [event.plan for peer in of for event in peer.heard[since:] if isinstance(event, ev.PlanTaken)]
+        assert all(len({part.owner for part in plan.parts}) == 1 for plan in plans)
+        return {part.owner for plan in plans for part in plan.parts}
+
+    assert owners(sites.peers, 0) == {first}
+    struck = sites.kill_at("record", lambda peer: peer == first)
+    sites.until(lambda: bool(struck))
+    rounds, seen = sites.peers[1].session.completed, len(sites.peers[1].heard)
+    sites.until(sites.committed(rounds + 3))
+    assert len(owners(sites.peers[1:2], seen) - {first}) == 1
+    sites.table.end()
+
+
+def test_below_the_threshold_nothing_is_unmasked_until_enough_are_back() -> None:
+    """Of four sites three are needed: with two the round stays open, though two are a quorum with the organiser; then one returns."""
+    sites = Sites(4)
+    sites.until(sites.committed(1))
+    for peer in sites.peers[2:]:
+        peer.kill()
+    before, rounds = len(sites.sums), sites.peers[0].session.completed
+    sites.table.wait(20.0)
+    sites.until(lambda: True)
+    assert all(len(members) == 4 for members in list(sites.sums.values())[before:])
+    assert sites.peers[0].session.completed <= rounds + 1
+    sites.peers[2].start()
+    sites.until(sites.committed(rounds + 3))
+    assert min(len(members) for members in sites.sums.values()) >= 3
+    sites.table.end()
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_sums_hold_through_loss_and_deaths(seed: int) -> None:
+    sites, chance = Sites(5), Random(seed)
+    sites.table.network.weather.loss = 0.1
+    for _ in range(3):
+        peer = chance.choice(sites.peers[1:])
+        sites.table.world.run(until=sites.table.world.now + chance.random())
+        sites.until(lambda: True)
+        if peer.node is not None:
+            peer.kill()
+            sites.back_after(peer, 2 + 2 * chance.random())
+        sites.until(lambda: all(peer.node is not None for peer in sites.peers))
+    rounds = max(peer.session.completed for peer in sites.peers)
+    sites.until(sites.committed(rounds + 3))
+    sites.table.end()
+
+
+def test_what_cannot_be_masked_is_refused_and_the_others_go_on() -> None:
+    """A value beyond the reach, and NaN: the script is told what to do, nobody waits for it."""
+    sites = Sites(4)
+    sites.until(sites.committed(1))
+    peer = sites.peers[2]
+    reach = TERMS.reach
+    for number, value in enumerate((2 * reach, float("nan")), 1):
+        sites.next[peer.name] = value
+        sites.until(lambda number=number: len(sites.refused) == number)
+        told = next(event for event in reversed(peer.heard) if isinstance(event, ev.ContributionRefused))
+        assert told.unfit
+        assert "[secure] reach is 16" in told.reason
+    rounds = peer.session.completed
+    sites.until(sites.committed(rounds + 2))
+    sites.table.end()
+
+
+def test_a_site_spends_no_more_than_its_privacy_over_all_its_lives() -> None:
+    """Each contribution counts before it is handed over, a killed process forgets none, and then the site's are refused."""
+    terms = PrivacySettings(noise=3.0, clip=1.0, delta=1e-5, stop_at_epsilon=4.0)
+    allowed = most_rounds(terms)
+    assert allowed == 6
+    sites = Sites(4, structs.replace(SECURE, privacy=terms))
+    sites.near = float("inf")  # what is added is noise
+    sites.until(sites.committed(1))
+    victim = sites.peers[2]
+    victim.kill()
+    sites.back_after(victim, 2.0)
+
+    def spent(peer: Peer) -> list[ev.PrivacySpent]:
+        return [event for event in peer.heard if isinstance(event, ev.PrivacySpent)]
+
+    sites.until(lambda: all(any(isinstance(e, ev.ContributionRefused) and "epsilon" in e.reason for e in p.heard) for p in sites.peers[:2]))
+    for peer in sites.peers:
+        told = spent(peer)
+        assert [event.steps for event in told] == list(range(1, len(told) + 1))
+        assert all(event.epsilon <= 4.0 for event in told)
+        assert peer.storage.noisy() == len(told) <= allowed
+    assert spent(sites.peers[0])[-1].left == 0
+    assert spent(sites.peers[0])[-1].epsilon == pytest.approx(epsilon_after(terms, allowed))
+    assert sites.peers[0].session.completed <= allowed
+    sites.table.end()
+
+
+def test_a_masked_vector_is_bounded_and_carries_its_part_of_the_noise() -> None:
+    """Over many elements the noise of a sum at the threshold, less what colluders know, has the variance that is accounted."""
+    terms, numel = PrivacySettings(noise=2.0, clip=1.0, delta=1e-5, stop_at_epsilon=9.0), 4000
+    vectors = Vectors(TERMS, terms, numel, 5, 4)
+    rows, chance = [torch.full((numel,), 5.0), torch.zeros(numel), torch.zeros(numel), torch.zeros(numel)], Random(1)
+    found = [vectors.words(row, 7, chance) for row in rows]
+    words = [each for each in found if not isinstance(each, str)]
+    assert len(words) == 4
+    assert all(int(each[-1]) == 1 for each in words)
+    values = [each[:-1].view(np.int32) * vectors.ring.step for each in words]
+    quiet = Vectors(TERMS, msgspec.structs.replace(terms, noise=0.02), numel, 5, 4)  # a deviation of the mean's norm of 0.01
+    bounded = quiet.words(rows[0], 7, chance)
+    assert not isinstance(bounded, str)
+    mean = float((bounded[:-1].view(np.int32) * quiet.ring.step).mean())
+    assert mean * numel**0.5 == pytest.approx(1.0, abs=0.1)
+    honest = values[1] + values[2] + values[3]
+    assert float(honest.std()) == pytest.approx(terms.noise * terms.clip, rel=0.05)
+    assert vectors.words(torch.full((numel,), float("nan")), 7, chance) == "it holds NaN or infinity"
+
+
+def test_a_threshold_is_more_than_two_thirds_and_what_the_manifest_asks_for() -> None:
+    assert [threshold_of(TERMS, members) for members in (3, 4, 5, 6, 7, 9, 12)] == [3, 3, 4, 5, 5, 7, 9]
+
+
+def test_a_secure_run_needs_an_identity() -> None:
+    table = Table(3, SECURE)
+    table.place.identities = {}
+    with pytest.raises(LocalProtocolError, match="takes an identity"):
+        table.peers[0].start()

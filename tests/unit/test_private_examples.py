@@ -1,0 +1,65 @@
+"""DP-SGD for a site's own steps: one example moves the sum by its bound at most, noise as accounted, and an end before epsilon is passed."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from atoll.collectives.errors import ConfigError
+from atoll.optim.federated.examples import PrivateExamples
+
+
+def model_of(inputs: int) -> nn.Linear:
+    model = nn.Linear(inputs, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    return model
+
+
+def gradient(model: nn.Linear) -> torch.Tensor:
+    assert model.weight.grad is not None
+    return model.weight.grad.view(-1)
+
+
+def private(**changes: Any) -> PrivateExamples:
+    settings: dict[str, Any] = {"rate": 0.1, "noise": 0.01, "bound": 1.0, "delta": 1e-5, "chance": Random(3)}
+    return PrivateExamples(100, **{**settings, **changes})
+
+
+def test_examples_are_clipped_one_by_one_and_divided_by_the_expected_batch() -> None:
+    model = model_of(4)
+    rows = [torch.tensor([30.0, 0.0, 0.0, 0.0]), torch.tensor([0.0, 0.5, 0.0, 0.0])]
+    private().step(model, rows, lambda row: model(row).sum())
+    assert torch.allclose(gradient(model), torch.tensor([0.1, 0.05, 0.0, 0.0]), atol=0.01)
+
+
+def test_the_noise_has_the_deviation_that_is_accounted_also_without_examples() -> None:
+    model = model_of(20_000)
+    private(noise=2.0).step(model, [], lambda row: model(row).sum())
+    assert float((gradient(model) * 10).std()) == pytest.approx(2.0, rel=0.03)
+
+
+def test_batches_are_poisson_samples_and_the_last_step_stays_within_epsilon() -> None:
+    examples, model = private(noise=1.0, stop_at_epsilon=3.0), model_of(2)
+    sizes = [len(examples.batch()) for _ in range(200)]
+    assert sum(sizes) / 200 == pytest.approx(10, abs=1)
+    assert len(set(sizes)) > 5
+    while examples.allows:
+        examples.step(model, [], lambda row: model(row).sum())
+    steps = examples.accountant.steps
+    assert 0 < examples.accountant.epsilon <= 3.0 < examples.accountant.after(0.1, 1.0)
+    with pytest.raises(ConfigError, match="is spent"):
+        examples.step(model, [], lambda row: model(row).sum())
+    assert not private(noise=1.0, stop_at_epsilon=3.0, steps=steps).allows
+
+
+def test_what_is_not_finite_or_promises_nothing_is_refused() -> None:
+    model = model_of(2)
+    with pytest.raises(ValueError, match="not finite"):
+        private().step(model, [torch.tensor([float("nan"), 1.0])], lambda row: model(row).sum())
+    for wrong in ({"rate": 0.0}, {"noise": 0.0}, {"bound": 0.0}, {"delta": 0.0}):
+        with pytest.raises(ConfigError):
+            private(**wrong)

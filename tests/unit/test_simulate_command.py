@@ -1,0 +1,116 @@
+"""`atoll simulate`: from a manifest and options to a table, a document and a picture."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll.node.cli import run
+
+RUN = 'schema = 1\nname = "tide"\n[model]\nentry = "local:blobs"\n[train]\nsync_every = 4\n[train.inner]\nbatch = 8\n'
+TASK = """
+import torch
+from torch import nn
+from atoll.optim.federated.simulation import Task
+
+def blobs():
+    chance = torch.Generator().manual_seed(0)
+    y = torch.arange(160) % 4
+    x = torch.eye(4)[y] * 3 + torch.randn(160, 4, generator=chance)
+    def model():
+        torch.manual_seed(0)
+        return nn.Linear(4, 4)
+    return Task(model, x[:120], y[:120], x[120:], y[120:])
+
+nothing = dict
+"""
+
+
+@pytest.fixture
+def folder(atoll_home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.toml").write_text(RUN)
+    (tmp_path / "blobs.py").write_text(TASK)
+    return tmp_path
+
+
+def simulated(capsys: pytest.CaptureFixture[str], *options: str, status: int = 0) -> dict[str, Any]:
+    assert run(["simulate", "run.toml", *options, "--json"]) == status
+    return json.loads(capsys.readouterr().out)
+
+
+def test_methods_are_compared_and_written(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "trace.json").write_text('{"period_s": 100, "clients": [[[0, 90]], [[10, 100]]]}')
+    options = ["--task", "blobs.py:blobs", "--clients", "5", "--speeds", "1,1.5,2,4,5", "--rounds", "6", "--seeds", "2", "--out", "found"]
+    options += ["--methods", "fedavg, scaffold,fedcompass", "--dropout", "0.1", "--trace", "trace.json", "--personal", "ditto"]
+    found = simulated(capsys, *options)
+    assert list(found["table"]) == list(found["curves"]) == ["fedavg", "scaffold", "fedcompass"]
+    assert found["table"]["fedavg"]["rounds"] == 6
+    assert found["table"]["scaffold"]["bytes"] == 2 * found["table"]["fedavg"]["bytes"]  # the same clients were asked, and dropped
+    assert found["table"]["fedcompass"]["idle_share"] < found["table"]["fedavg"]["idle_share"]
+    assert all(len(found["curves"][name]) == 2 for name in found["table"])
+    assert [(name, len(sites["own"])) for name, sites in found["sites"].items()] == [("fedavg", 5), ("scaffold", 5)]
+    assert all(len(accuracies) == 5 for accuracies in found["by_site"].values())
+    written = json.loads((folder / "found" / "simulation.json").read_text())
+    assert written["table"] == found["table"]
+    drawn = folder / "found" / "curves.png"
+    assert drawn.exists() == (importlib.util.find_spec("matplotlib") is not None)
+    if drawn.exists():
+        assert drawn.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_built_in_model_is_simulated_as_it_is(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = "config = { width = 8, layers = 1, heads = 1, context = 8 }"
+    (folder / "run.toml").write_text(f'schema = 1\nname = "text"\n[model]\n{config}\n[train]\nrounds = 2\nsync_every = 2\n')
+    found = simulated(capsys, "--clients", "30", "--asked", "3", "--shards", "2")
+    assert (found["table"]["fedavg"]["rounds"], found["table"]["fedavg"]["turns"]) == (2, 6)
+
+
+def test_the_manifests_rule_holds_against_an_attack(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = [
+        "--task",
+        "blobs.py:blobs",
+        "--clients",
+        "6",
+        "--alpha",
+        "100",
+        "--rounds",
+        "8",
+        "--attack",
+        "sign_flip_1000",
+        "--hostile",
+        "2",
+    ]
+    plain = simulated(capsys, *options)["table"]["fedavg"]["accuracy"]
+    (folder / "run.toml").write_text(RUN + '[robust]\nrule = "median"\nf = 2\n')
+    assert simulated(capsys, *options)["table"]["fedavg"]["accuracy"] > plain + 0.2
+
+
+def test_the_manifests_method_and_outer_step_are_simulated(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--task", "blobs.py:blobs", "--clients", "4", "--rounds", "3"]
+    plain = simulated(capsys, *options)["curves"]["fedavg"][0][-1]["loss"]
+    (folder / "run.toml").write_text(RUN.replace("[model]", 'mode = "federated"\n[federated]\nmethod = "fedavg"\nlr = 0.01\n[model]', 1))
+    slow = simulated(capsys, *options)["curves"]["fedavg"][0]
+    assert plain < slow[-1]["loss"] < slow[0]["loss"]
+    assert simulated(capsys, *options, "--server-lr", "1")["curves"]["fedavg"][0][-1]["loss"] == plain
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ([], "task"),
+        (["--task", "blobs.py"], "task"),
+        (["--task", "none.py:blobs"], "task"),
+        (["--task", "blobs.py:nothing"], "task"),
+        (["--task", "blobs.py:blobs", "--methods", "fed"], "methods"),
+        (["--task", "blobs.py:blobs", "--speeds", "1,x"], "speeds"),
+        (["--task", "blobs.py:blobs", "--trace", "run.toml"], "trace"),
+        (["--task", "blobs.py:blobs", "--attack", "storm", "--hostile", "1"], "attack"),
+    ],
+)
+def test_what_cannot_be_simulated_is_a_coded_error(folder: Path, capsys: pytest.CaptureFixture[str], options: list[str], key: str) -> None:
+    assert simulated(capsys, *options, status=78)["error"]["key"].endswith(key)
