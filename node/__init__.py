@@ -1,10 +1,11 @@
 """The node: your machine in a swarm. A daemon (`atoll up`) or the private child of a script; and what scripts use of it.
 
-    from atoll.node import join
+    from atoll.node import join, site_data
 
 loads neither trio nor libp2p nor torch. Rooms, lowest first:
 
     paths, bandwidth, config   where files lie, and settings
+    own_data           a site's own data, by a function in a file of its own
     strict_toml, manifest, manifest_checks, manifest_form, manifest_gpt, manifest_presets, manifest_federated   what a run is
     invite, banning    how one gets into it, or not
     shared_memory      contribution and anchor, between node and script
@@ -31,14 +32,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .client import NodeClient, RunSwarm, join
+    from .own_data import SiteData, site_data
 
-__all__ = ["join", "NodeClient", "RunSwarm"]
+__all__ = ["join", "site_data", "NodeClient", "RunSwarm", "SiteData"]
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(".client", __name__), name)
+    value = getattr(import_module(".own_data" if name in ("site_data", "SiteData") else ".client", __name__), name)
     globals()[name] = value
     return value
 

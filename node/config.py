@@ -47,11 +47,22 @@ class NetworkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     port_guessing: bool = False  # behind a symmetric router, or towards one: find a port for a direct lane by guessing, where both ends do
 
 
+class DataTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[data]``: what this machine has to train on. Of the machine, never of a run: no manifest has such a key."""
+
+    # FILE.py:NAME, a function that returns a torch Dataset (`site_data`)
+    factory: Annotated[
+        str,
+        msgspec.Meta(pattern=r"^(.+\.py:[A-Za-z_]\w*)?$", max_length=4096, description="FILE.py:NAME, a function that returns a Dataset"),
+    ] = ""
+
+
 class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All settings of a node."""
 
     node: NodeTable = NodeTable()
     network: NetworkTable = NetworkTable()
+    data: DataTable = DataTable()
 
     @property
     def listen_addresses(self) -> tuple[str, ...]:

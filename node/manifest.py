@@ -21,9 +21,9 @@ from ..collectives.identifiers import PeerId, RunId
 from ..collectives.layout import MAX_FRAGMENTS
 from ..collectives.swarm import OuterSettings, RunSettings
 from ..security.rule_names import MAX_F, CoordinateRule, GramRule, reducer_name
-from .manifest_checks import check_exchange, check_fragments, check_join, check_robust, check_schedule, check_train
+from .manifest_checks import check_exchange, check_fragments, check_join, check_places, check_robust, check_schedule, check_train
 from .manifest_federated import FederatedTable, PrivacyTable, SecureTable, check_budget, check_federated, rounds_of
-from .manifest_form import canonical, stands_for
+from .manifest_form import canonical, schema_of, stands_for
 from .manifest_gpt import gpt_config
 from .manifest_presets import take_wish, with_preset
 from .paths import Paths, make_private, storage_error, write_atomic
@@ -273,6 +273,7 @@ def is_run_id(text: str) -> bool:
 def parse_manifest(text: str, name: str = "manifest") -> Manifest:
     """The manifest of a TOML text, checked. Raises ConfigError with the path of the offending key."""
     table = parse_toml(text, name)
+    check_places(table, name)
     wish = take_wish(table, name)
     manifest = convert(table, Manifest, name)
     if manifest.schema != SCHEMA:
@@ -330,7 +331,7 @@ def decode_manifest(data: bytes) -> Manifest:
     try:
         manifest = _decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        if _schema_of(data) > SCHEMA or "unknown field" in str(error) or "Invalid enum value" in str(error):
+        if schema_of(data) > SCHEMA or "unknown field" in str(error) or "Invalid enum value" in str(error):
             raise VersionMismatchError(
                 "the run's manifest was written for a newer atoll", why=str(error), hint="pip install -U atoll"
             ) from None
@@ -345,16 +346,6 @@ def decode_manifest(data: bytes) -> Manifest:
         )
     _check(manifest, "manifest")
     return manifest
-
-
-def _schema_of(data: bytes) -> int:
-    class Head(msgspec.Struct):
-        schema: int = 0
-
-    try:
-        return msgspec.msgpack.decode(data, type=Head).schema
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        return 0
 
 
 def _check(manifest: Manifest, name: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..collectives.codecs.names import RESULTS
 from ..collectives.errors import ConfigError
@@ -11,6 +11,18 @@ from ..security.rule_names import MAX_F_MDA, parse_reducer, parse_step
 
 if TYPE_CHECKING:
     from .manifest import ExchangeTable, JoinTable, Manifest, NoQuorumTable, TrainTable
+
+
+def check_places(table: dict[str, Any], name: str) -> None:
+    """Settings of a machine that somebody has written into a run's manifest."""
+    data: Any = table.get("data")
+    if isinstance(data, dict) and "factory" in data:
+        raise ConfigError(
+            f"{name} has $.data.factory",
+            key="$.data.factory",
+            why="Where a site's data lie, and what reads them, is that site's to say: a manifest comes from somebody else, and names no code to run.",
+            hint="Leave it out; each site types  atoll config set data.factory /path/site.py:make  or gives it to atoll join --data",
+        )
 
 
 def check_train(train: TrainTable, no_quorum: NoQuorumTable, name: str) -> None:

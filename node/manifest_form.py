@@ -27,6 +27,18 @@ def stands_for(data: bytes, table: msgspec.Struct) -> bool:
     return _encode(plain) == data and _says(plain, table)
 
 
+def schema_of(data: bytes) -> int:
+    """The schema that a manifest's bytes name; 0 where they name none."""
+
+    class Head(msgspec.Struct):
+        schema: int = 0
+
+    try:
+        return msgspec.msgpack.decode(data, type=Head).schema
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return 0
+
+
 def _sparse(table: msgspec.Struct) -> dict[str, Any]:
     held = [(field.encode_name, getattr(table, field.name)) for field in msgspec.structs.fields(table) if not _at_default(table, field)]
     return {name: _sparse(value) if isinstance(value, msgspec.Struct) else msgspec.Raw(_sorted(value)) for name, value in held}

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import click
 
 from ...collectives.errors import AtollError, ConfigError
+from ..own_data import factory_of, is_factory
 from .daemon import connect, running
-from .options import GIVEN, asking_options, shared_options
+from .options import DATA, GIVEN, asking_options, shared_options
 from .output import Terminal, as_json, bytes_text, current, short_peer, span_text
 
 if TYPE_CHECKING:
@@ -36,7 +37,12 @@ STATUS_S = 0.5  # how often the node is asked
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Train with your own script instead of the built-in recipe; ARGS go to it.",
 )
-@click.option("--data", type=click.Path(exists=True), help="Text file or folder to train on, for the built-in recipe.")
+@click.option(
+    "--data",
+    type=DATA,
+    metavar="PATH|FILE.py:NAME",
+    help="What to train on: a function of yours that returns a Dataset; or, for the built-in recipe, a text file or folder.",
+)
 @click.option("--steps", type=click.IntRange(1), help="Leave after so many inner steps of your own.")
 @click.option("--threads", type=click.IntRange(1), help="Threads of torch, for the built-in recipe.")
 @click.option("--max-up", metavar="RATE", type=GIVEN, help="Limit of what it sends, such as 20Mbit/s; for a node of this run's own.")
@@ -66,7 +72,7 @@ def join_command(
             if dry_run:
                 _describe(terminal, info, manifest, invite)
             else:
-                _check_fit(manifest, script, data)
+                _check_fit(manifest, script, data or factory_of(terminal.paths, terminal.environ))
                 go = _consent(terminal, info, manifest, invite)
         finally:
             if not go and info.run_id not in known:
@@ -82,6 +88,8 @@ def join_command(
         ]
         command = recipe if script is None else [sys.executable, "-m", "atoll.node.cli.run_script", str(script), *arguments]
         environment = {**terminal.environ, "ATOLL_RUN": info.run_id, "ATOLL_INVITE": str(invite or ""), "PYTHONUNBUFFERED": "1"}
+        if data is not None and is_factory(data):
+            environment["ATOLL_DATA__FACTORY"] = data
         if terminal.home:
             environment["ATOLL_HOME"] = str(Path(terminal.home).expanduser().absolute())
         if mine:
@@ -148,7 +156,7 @@ def _enter(terminal: Terminal, client: NodeClient, request: JoinRequest) -> tupl
     return info, load_run(terminal.paths, info.run_id).open()
 
 
-def _check_fit(manifest: Manifest, script: Path | None, data: str | None) -> None:
+def _check_fit(manifest: Manifest, script: Path | None, data: str) -> None:
     """Raise ConfigError when the run cannot be trained with what was given."""
     if script is None and manifest.model.entry.startswith("local:"):
         raise ConfigError(
@@ -157,12 +165,12 @@ def _check_fit(manifest: Manifest, script: Path | None, data: str | None) -> Non
             why="Every member brings the model in her own script.",
             hint="--script train.py",
         )
-    if script is None and manifest.data.source == "local" and data is None:
+    if script is None and manifest.data.source == "local" and not data:
         raise ConfigError(
             "this run trains on every member's own text",
             key="$.data.source",
             why='Its manifest says data.source = "local".',
-            hint="--data FILE_OR_FOLDER",
+            hint="--data FILE_OR_FOLDER, or FILE.py:NAME, a function that returns a Dataset",
         )
 
 

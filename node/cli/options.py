@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -29,7 +30,25 @@ class GivenPath(click.Path):
         return super().convert(value, param, ctx) if str(value).strip() else self.fail(_EMPTY, param, ctx)
 
 
+class _Data(click.Path):
+    """A file or folder that exists, or FILE.py:NAME of a file that does."""
+
+    name = "path or factory"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path, or the file's absolute path with the name: whoever reads it may run in another folder."""
+        from ..own_data import is_factory
+
+        if not is_factory(str(value)):
+            return super().convert(value, param, ctx)
+        file, _, name = str(value).rpartition(":")
+        path = Path(file).expanduser().absolute()
+        super().convert(str(path), param, ctx)
+        return f"{path}:{name}"
+
+
 GIVEN = _Given()
+DATA = _Data(exists=True)
 
 
 def _store(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 FEDERATED_HOSPITAL = """\
 # Several hospitals train one model; patients' data stay where they are.   atoll new run.toml
 # What members can see of each other:   atoll validate run.toml
+# A site takes part with:   atoll join INVITE --script train.py --data site.py:make   (docs/federated.md: "A site's data")
 schema = 1
 name = "hospitals"
 description = "say here what is trained, on what, and who answers for it"
@@ -15,7 +16,7 @@ mode = "federated"
 entry = "local:hospitals"          # every site runs the same script, with the same model, on its own data
 
 [data]
-source = "local"                   # read by the script only; no sample ever leaves the site
+source = "local"                   # what a function in a file of each site's own returns; no sample ever leaves the site
 
 [train]
 sync_every = 50                    # inner steps a round

@@ -1,4 +1,5 @@
-"""Text to train on, as bytes: the text that ships with Python, or a file or folder given by path. Nothing is downloaded."""
+"""Text to train on, as bytes: the text that ships with Python, a file or folder given by path, or the records of a data set of one's own.
+Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -7,12 +8,14 @@ import sysconfig
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...collectives.errors import ConfigError
 from ...collectives.identifiers import PeerId
+from ..own_data import KEY, is_factory, site_data
 
 BUILTIN = "builtin:stdlib-text"
 STDLIB_BYTES = 500_000  # English first; with it three peers beat one machine by most at equal steps (0.90 of its loss)
@@ -32,18 +35,21 @@ class Corpus:
 
 
 def load_corpus(source: str, context: int) -> Corpus:
-    """The corpus named ``builtin:stdlib-text``, or the text file or folder at a path.
+    """The corpus named ``builtin:stdlib-text``, the text file or folder at a path, or the records that FILE.py:NAME returns (`site_data`).
 
-    Raises ConfigError when the path cannot be read or holds less text than a few windows of ``context`` bytes.
+    Raises ConfigError when they cannot be read or hold less text than a few windows of ``context`` bytes.
     """
-    text = _stdlib_text() if source == BUILTIN else _path_text(Path(source).expanduser())
+    if source == BUILTIN:
+        text = _stdlib_text()
+    else:
+        text = _records(source, site_data(source)) if is_factory(source) else _path_text(Path(source).expanduser())
     training, held_out = split(text)
     need = 4 * (context + 1)
     if min(len(training), len(held_out)) < need:
         raise ConfigError(
             f"{source} holds {len(text):,} bytes of text",
             why=f"A context of {context} needs at least {HELD_OUT_EVERY * max(need, BLOCK_BYTES):,}.",
-            hint="Give a larger file or folder: --data PATH",
+            hint="Give more: --data FILE_OR_FOLDER, or FILE.py:NAME",
         )
     return Corpus(source, _tensor(training), _tensor(held_out))
 
@@ -88,6 +94,19 @@ def _stdlib_text() -> bytes:
         texts.append(file.read_text(encoding="utf-8", errors="replace"))
         size += len(texts[-1])
     return unique_paragraphs(texts).encode()[:STDLIB_BYTES]
+
+
+def _records(where: str, data: Any) -> bytes:
+    """All records of a data set, an empty line between two."""
+    texts: list[bytes] = []
+    for index in range(len(data)):
+        record = data[index]
+        if not isinstance(record, str | bytes):
+            why = "The built-in model reads text; what a script of your own trains on is up to that."
+            hint = f"Return a Dataset of str, or give a script: atoll join --script train.py --data {where}"
+            raise ConfigError(f"sample {index} of {where} is of type {type(record).__name__}, not text", key=KEY, why=why, hint=hint)
+        texts.append(record.encode() if isinstance(record, str) else record)
+    return b"\n\n".join(texts)
 
 
 def _path_text(path: Path) -> bytes:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import torch
 from torch import Tensor
 
@@ -12,6 +9,7 @@ from ...collectives.errors import ConfigError
 from ...optim.federated.simulation import Task
 from ..manifest import Manifest
 from ..manifest_gpt import gpt_config
+from ..own_data import made_in_file
 from .data import BUILTIN, load_corpus
 from .gpt import build
 
@@ -44,20 +42,7 @@ def _windows(tokens: Tensor, context: int, most: int) -> tuple[Tensor, Tensor]:
 
 
 def _from_file(where: str) -> Task:
-    path, _, name = where.rpartition(":")
-    if not path or not name:
-        raise ConfigError(f"--task {where!r} is not FILE.py:NAME", key="task", hint="For example --task digits.py:task")
-    found = importlib.util.spec_from_file_location("atoll_task", Path(path).expanduser())
-    try:
-        if found is None or found.loader is None:
-            raise OSError("it is no Python file")
-        module = importlib.util.module_from_spec(found)
-        found.loader.exec_module(module)
-        task = getattr(module, name)()
-    except (OSError, SyntaxError, AttributeError) as error:
-        raise ConfigError(
-            f"cannot take the task from {where}: {error}", key="task", hint="FILE.py:NAME, a function that returns a Task"
-        ) from None
+    task = made_in_file(where, "task", "For example --task digits.py:task, a function that returns a Task (docs/federated.md)")
     if not isinstance(task, Task):
         raise ConfigError(f"{where} returns a {type(task).__name__}", key="task", why="A Task is wanted.", hint="See docs/federated.md")
     return task

@@ -27,6 +27,7 @@ from ...optim import Attachment, attach
 from ..cli.output import Terminal, show_error
 from ..ending import interrupt_when_stdin_ends
 from ..manifest import Manifest, gpt_config, load_run
+from ..own_data import factory_of
 from ..paths import find_paths
 from .data import BUILTIN, Corpus, load_corpus, peer_generator
 from .gpt import GPT, build
@@ -40,14 +41,18 @@ Say = Callable[[dict[str, Any]], None]
 """Takes one progress record; its kind is under "event"."""
 
 
-def load_data(manifest: Manifest, path: str | None) -> Corpus:
-    """The text to train on: ``path``, or the manifest's built-in one. Raises ConfigError when one's own is asked for and not given."""
+def load_data(manifest: Manifest, path: str | None, home: str | None = None) -> Corpus:
+    """The text to train on: ``path``; or, where the manifest wants one's own, what this machine's settings name (`site_data`), else the built-in one.
+
+    Raises ConfigError when one's own is asked for and there is none."""
+    if path is None and manifest.data.source == "local":
+        path = factory_of(find_paths(home)) or None
     if path is None and manifest.data.source == "local":
         raise ConfigError(
             "this run trains on every member's own text",
             key="$.data.source",
             why='Its manifest says data.source = "local".',
-            hint="Give yours: --data FILE_OR_FOLDER",
+            hint="Give yours: --data FILE_OR_FOLDER, or FILE.py:NAME, a function that returns a Dataset",
         )
     return load_corpus(path or BUILTIN, gpt_config(manifest.model).context)
 
@@ -147,7 +152,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="atoll.node.recipes.train", description="Train a run's built-in recipe as one of its members.")
     parser.add_argument("run", nargs="?", default="", help="invite, or a run that the node is in (default: ATOLL_RUN, else ATOLL_INVITE)")
     parser.add_argument("--home", default=None, help="folder of the node (default: ATOLL_HOME)")
-    parser.add_argument("--data", default=None, help="text file or folder to train on")
+    parser.add_argument("--data", default=None, help="text file or folder to train on, or FILE.py:NAME, a function that returns a Dataset")
     parser.add_argument("--steps", type=int, default=None, help="own inner steps at most")
     parser.add_argument(
         "--threads", type=int, default=None, help="threads of torch; default: 1 for models below 10M parameters, else what torch chooses"
@@ -196,7 +201,7 @@ def run(options: argparse.Namespace, say: Say, stop: threading.Event) -> dict[st
         manifest = load_run(find_paths(options.home), swarm.run_id).open()
         if options.threads is not None or gpt_config(manifest.model).parameters < SMALL_PARAMETERS:
             torch.set_num_threads(options.threads or 1)
-        member = Member(swarm, manifest, load_data(manifest, options.data), say, options.anchors)
+        member = Member(swarm, manifest, load_data(manifest, options.data, options.home), say, options.anchors)
         member.train(steps=options.steps, stop=stop.is_set, evaluate_every=options.evaluate_every)
         final = member.finish()
         swarm.leave()

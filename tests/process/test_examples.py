@@ -20,19 +20,27 @@ EXAMPLES = {  # rounds, samples counted, loss at most: it starts at 4 to 5 (trai
     "trainer": (4, 4 * 5 * 8 * 2, 2.0),
     "lightning": (6, 6 * 10 * 32, 2.0),
     "fsdp2": (6, 6 * 10 * 32 * 2, 2.0),
+    "hospital/train": (8, 8 * 10 * 20, 0.5),  # it starts at 0.9
 }
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 EXAMPLE = str(ROOT / "scripts/examples/{}.py")
 
 
 def test_all_are_here() -> None:
-    assert {path.stem for path in (ROOT / "scripts/examples").glob("*.py")} == set(EXAMPLES)
+    folder = ROOT / "scripts/examples"
+    there = {path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.py")}
+    assert there == {*EXAMPLES, "hospital/site"}  # the data of the one beside it
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_example(name: str) -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "ATOLL_DATA__FACTORY": f"{EXAMPLE.format('hospital/site')}:make",
+    }
     command = [sys.executable, *(TORCHRUN if name == "fsdp2" else []), EXAMPLE.format(name)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,0 +1,39 @@
+"""The script that all sites of a run run: atoll join INVITE --script train.py --data site.py:make; or alone: python train.py."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from atoll.collectives.swarm import RunSettings
+from atoll.node import join, site_data
+from atoll.optim import SoloSwarm, attach
+
+run = sys.argv[1] if sys.argv[1:] else os.environ.get("ATOLL_RUN")
+swarm = join(run) if run else SoloSwarm(RunSettings(sync_every=10, rounds=8))
+
+torch.manual_seed(0)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+loader = DataLoader(site_data(), batch_size=20, shuffle=True)
+attachment = attach(model, optimizer, swarm)
+
+while not attachment.done:
+    for inputs, classes in loader:
+        loss = nn.functional.cross_entropy(model(inputs), classes)
+        loss.backward()
+        attachment.samples(len(inputs))
+        optimizer.step()
+        optimizer.zero_grad()
+        if attachment.done:
+            break
+
+with attachment.evaluate_anchor() as anchor, torch.no_grad():
+    held_out = torch.randn(512, 8, generator=torch.Generator().manual_seed(1))
+    loss = nn.functional.cross_entropy(model(held_out), (held_out.sum(1) > 0).long())
+print(f"round {anchor.round}, {attachment.stats['samples_counted']} samples counted, held-out loss {loss:.3f}")
+swarm.close()
