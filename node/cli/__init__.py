@@ -106,8 +106,17 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()], col_max=14)
 
 
+def _version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
+    if asked:
+        from .meta import version_command
+
+        ctx.invoke(version_command)
+        ctx.exit()
+
+
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @shared_options
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="As atoll version.")
 @click.pass_context
 def cli(ctx: click.Context) -> None:
     """Train PyTorch models together, peer to peer.

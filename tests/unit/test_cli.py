@@ -300,6 +300,7 @@ def test_version_and_completion(atoll: Cli) -> None:
     found = atoll.json("version")
     assert found["protocol"] == 1
     assert found["torch"]
+    assert atoll.json("--version") == found
     for shell in ("bash", "zsh", "fish"):
         assert "_ATOLL_COMPLETE" in atoll.json("completion", shell)["script"]
 
