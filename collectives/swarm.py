@@ -54,12 +54,14 @@ class SecureSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Secure aggregation of what members contribute: nobody sees more than a sum.
 
     ``threshold``: the fewest vectors that a sum may be of; more than two thirds of the members, if those are more. ``reach``: the largest absolute
-    value an element can have. ``max_weight``: what a member counts at most, by its samples; 1: all count the same.
+    value an element can have. ``max_weight``: what a member counts at most, by its samples; 1: all count the same. ``metrics``: what
+    scripts report of their training that is added up in the same sum; of a single member nobody else learns it.
     """
 
     threshold: Annotated[int, msgspec.Meta(ge=3, le=1024)] = 3  # of two, each would know the other's
     reach: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 16.0
     max_weight: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
+    metrics: Annotated[tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=64)], ...], msgspec.Meta(max_length=16)] = ()
 
 
 class PrivacySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

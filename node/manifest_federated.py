@@ -50,15 +50,22 @@ class FederatedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SecureTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[secure]``: contributions are masked, and nobody sees more than a sum of at least ``threshold`` of them (`SecureSettings`)."""
+    """``[secure]``: contributions are masked, and nobody sees more than a sum of at least ``threshold`` of them (`SecureSettings`).
+
+    ``metrics``: what sites report of their training (``attachment.log``) whose mean over a sum everybody may know, such as ``["loss"]``.
+    """
 
     threshold: Annotated[int, msgspec.Meta(ge=3, le=256)] = 3
     reach: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 16.0
     max_weight: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
+    metrics: Annotated[
+        tuple[Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z][A-Za-z0-9_.-]{0,63}$", description="a name, such as loss")], ...],
+        msgspec.Meta(max_length=16),
+    ] = ()
 
     def settings(self) -> SecureSettings:
         """As a session takes it."""
-        return SecureSettings(self.threshold, self.reach, self.max_weight)
+        return SecureSettings(self.threshold, self.reach, self.max_weight, self.metrics)
 
 
 class PrivacyTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -130,7 +137,8 @@ def _refuse(refused: list[Refusal], name: str, where: str) -> None:
 
 
 def _check_secure(manifest: Manifest, name: str) -> None:
-    exchange, train = manifest.exchange, manifest.train
+    exchange, train, secure = manifest.exchange, manifest.train, manifest.secure
+    assert secure is not None
     plain = type(exchange)()
     refused: list[Refusal] = [
         (
@@ -160,6 +168,7 @@ def _check_secure(manifest: Manifest, name: str) -> None:
             "Whoever may join as many members as he likes could be everybody in a sum but one.",
             'policy = "invite"',
         ),
+        (len(set(secure.metrics)) < len(secure.metrics), "$.secure.metrics", "A name is there twice.", 'metrics = ["loss"]'),
         (train.target_samples is not None, "$.train.target_samples", "How much each site has trained is not told.", "sync_every = 100"),
         (train.inner.samples is not None, "$.train.inner.samples", "How much each site has trained is not told.", "steps = 1000"),
         (train.share is not None, "$.train.share", "It follows what single members say of their time.", "Leave it out."),
@@ -179,6 +188,12 @@ def _check_privacy(manifest: Manifest, name: str) -> None:
         )
     refused: list[Refusal] = [
         (secure.max_weight != 1, "$.secure.max_weight", "A site of larger weight would need more noise than the others.", "Leave it out."),
+        (
+            bool(secure.metrics),
+            "$.secure.metrics",
+            "The mean of a metric is of the sites' data as the model is, and would go out without noise.",
+            "Leave it out: each site sees its own in atoll status.",
+        ),
         (secure.reach != SecureTable().reach, "$.secure.reach", "[privacy] clip bounds contributions.", "Leave it out."),
         (
             privacy.colluding >= secure.threshold,
@@ -240,9 +255,9 @@ def privacy_lines(manifest: Manifest) -> list[str]:
     ]
     secure = manifest.secure
     if secure is None:
-        what = "each member that adds up a part of the vector sees that part of your update in a round; all see how much you trained and your loss"
+        what = "each member that adds up a part of the vector sees that part of your update in a round; all see how much you trained"
         if manifest.federated.topology == "coordinator":
-            what = "the coordinator, which is the organiser's node or another member's, sees your updates; all see how much you trained and your loss"
+            what = "the coordinator, which is the organiser's node or another member's, sees your updates; all see how much you trained"
         return [what + "; an update can give away what it was trained on", *always]
     count = (
         "how much you trained is in the sum, too"
@@ -252,13 +267,20 @@ def privacy_lines(manifest: Manifest) -> list[str]:
     return [
         f"nobody sees your update, not even a part of it: it is masked, and the masks come off the sum of at least {secure.threshold} "
         f"sites (more than two thirds of the members); {count}",
-        "your loss is not told to other members",
+        _metrics_line(secure),
         "if all others in a sum work together against you, they can subtract their own updates and see yours; so may somebody who has been "
         "invited under many names",
         _privacy_line(manifest),
         "a site can spoil the sum by what it contributes, and nobody can see who did: take in only sites you trust to follow the rules",
         *always,
     ]
+
+
+def _metrics_line(secure: SecureTable) -> str:
+    if not secure.metrics:
+        return "your loss and other metrics are not told to anybody; atoll status shows yours to you"
+    names = ", ".join(secure.metrics)
+    return f"of {names} everybody sees the mean over the sites of a sum, never yours: it is masked as your update is; other metrics are not told at all"
 
 
 def _privacy_line(manifest: Manifest) -> str:

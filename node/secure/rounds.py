@@ -28,7 +28,7 @@ from ..session.naming import config_key
 from ..session.offering import Given
 from .budget import Budget
 from .masking import Masking, Step
-from .vectors import Vectors
+from .vectors import Summed, Vectors, length_of
 from .wire import Fixed, Pass, Said, Talk, Want, decode, encode
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ class SecureRounds:
         self.given: Given | None = None  # the script's vector, in the attempt
         self.vectors: Vectors | None = None  # how they lie on the ring, in the attempt
         self.mean: tuple[bytes, Tensor] | None = None  # what came out, for the log
+        self.metrics: dict[str, float] = {}  # what the script has reported last
         self.bad: set[PeerId] = set()  # whose words did not hold: left out of later attempts
         self._memory: Memory | None = None
         self._budget: Budget | None = None
@@ -170,7 +171,7 @@ class SecureRounds:
         threshold = threshold_of(self.terms, len(roster))
         if not machine.is_member or not LEAST_MEMBERS <= threshold <= len(roster):
             return None
-        binding = Binding(session.run, machine.round, number, roster, threshold, machine.shape.numel + 1, 32)
+        binding = Binding(session.run, machine.round, number, roster, threshold, length_of(self.terms, machine.shape.numel), 32)
         return Masking(binding, machine.convener_of(number).peer, session.me, config_key(machine.config))
 
     def _join(self, now: float) -> None:
@@ -342,10 +343,10 @@ class SecureRounds:
         cid, samples, vector, _ = given
         privacy, roster = self.session.settings.privacy, masking.binding.roster
         self.vectors = vectors = Vectors(self.terms, privacy, vector.numel(), len(roster), masking.binding.threshold)
-        self._busy = True
+        self._busy, metrics = True, dict(self.metrics)
 
         def work() -> Words | str | RemoteProtocolError:
-            words = vectors.words(vector, samples, self.chance)
+            words = vectors.words(vector, samples, self.chance, metrics)
             try:
                 if not isinstance(words, str):
                     client.mask(words, cid, masking.deals)
@@ -425,26 +426,27 @@ class SecureRounds:
         total, vectors, self._busy = self._total, self.vectors, True
         assert vectors is not None
 
-        def work() -> Tensor | RemoteProtocolError | SecurityError:
+        def work() -> Summed | RemoteProtocolError | SecurityError:
             try:
                 unmasking = Unmasking(masking.binding, masking.keys, masking.deals, masking.survivors or ())
                 for peer, reveal in reveals.items():
                     unmasking.add(peer, reveal)
                 unmasking.unmask(total)
-                return torch.from_numpy(vectors.ring.decode(total)[0].astype(np.float32))
+                return vectors.summed(total)
             except (RemoteProtocolError, SecurityError) as error:
                 return error
 
         self.session.ports.offload(work, lambda now, found: self._unmasked(now, masking, found))
 
-    def _unmasked(self, now: float, masking: Masking, found: Tensor | RemoteProtocolError | SecurityError) -> None:
+    def _unmasked(self, now: float, masking: Masking, found: Summed | RemoteProtocolError | SecurityError) -> None:
         self._busy, self._since = False, now
         if self.masking is masking:
-            if isinstance(found, Tensor):
+            if isinstance(found, Summed):
                 assert masking.digest is not None
                 own = blake3(masking.me.encode()).digest(CID_BYTES - KIN_BYTES)
-                self.mean, self._total = (masking.digest[:KIN_BYTES] + own, found), None
-                self.session.ports.emit(ev.Unmasked(*masking.key, masking.survivors or (), masking.binding.threshold))
+                self.mean, self._total = (masking.digest[:KIN_BYTES] + own, found.mean), None
+                terms = (masking.survivors or (), masking.binding.threshold, found.weight, found.metrics)
+                self.session.ports.emit(ev.Unmasked(*masking.key, *terms))
                 self._give(now)
             elif isinstance(found, RemoteProtocolError) and (peer := PeerId(found.peer)) in masking.said[3]:
                 del masking.said[3][peer]  # its shares are none; others may do

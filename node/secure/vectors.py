@@ -1,11 +1,19 @@
-"""A member's vector on its way into a masked sum: bounded, with noise where the manifest asks for it, as whole numbers. Heavy: run beside."""
+"""A member's vector on its way into a masked sum: bounded, with noise where the manifest asks for it, as whole numbers. Heavy: run beside.
+
+Metrics of the members travel in the same vector, behind the same masks: of each name two elements, the value and whether there is one, both times
+the member's weight. So what is known of them is their mean over the sum's members, and below the threshold nothing.
+"""
 
 from __future__ import annotations
 
+import math
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ...collectives.swarm import PrivacySettings, SecureSettings
@@ -14,6 +22,21 @@ from ...security.masking.keys import Words
 from ...security.privacy import NoisePlan, add_noise, clip
 
 ROOM = 0.5  # share of the ring's room that is left to noise: ten deviations of the sum's need a quarter of it
+
+
+@dataclass(frozen=True, slots=True)
+class Summed:
+    """What a sum without masks says. ``mean``: float32 (numel,). ``weight``: of all its members together. ``metrics``: the mean of each, by weight,
+    over the members that had it."""
+
+    mean: Tensor
+    weight: int
+    metrics: Mapping[str, float]
+
+
+def length_of(terms: SecureSettings, numel: int) -> int:
+    """Words of a masked vector of ``numel`` values."""
+    return numel + 2 * len(terms.metrics) + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +52,10 @@ class Vectors:
     @property
     def ring(self) -> Ring:
         """Steps fine enough for the values, and for the noise."""
+        length = length_of(self.terms, self.numel) - 1
         if self.privacy is None:
-            return Ring(self.numel, self.terms.reach, self.members, self.terms.max_weight)
-        return Ring(self.numel, self.privacy.clip * max(1.0, self.privacy.noise), self.members, 1, spare=ROOM)
+            return Ring(length, self.terms.reach, self.members, self.terms.max_weight)
+        return Ring(length, self.privacy.clip * max(1.0, self.privacy.noise), self.members, 1, spare=ROOM)
 
     @property
     def noise(self) -> NoisePlan | None:
@@ -41,20 +65,37 @@ class Vectors:
         honest = self.threshold - self.privacy.colluding
         return NoisePlan(self.privacy.noise, self.privacy.clip, self.ring.step, self.numel, honest)
 
-    def words(self, vector: Tensor, samples: int, chance: random.Random) -> Words | str:
+    def words(self, vector: Tensor, samples: int, chance: random.Random, metrics: Mapping[str, float] | None = None) -> Words | str:
         """What is masked; or why the vector (float32, (numel,), which stays as it is) cannot be."""
-        ring, noise = self.ring, self.noise
+        noise = self.noise
         if self.privacy is None or noise is None:
             largest = float(np.abs(vector.numpy()).max())
             if not largest <= self.terms.reach:  # NaN, too
                 what = f"a value of {largest:.3g}" if np.isfinite(largest) else "NaN or infinity"
                 return f"it holds {what}, and [secure] reach is {self.terms.reach:g}"
-            return ring.encode(ring.quantise(vector.numpy(), chance), min(samples, self.terms.max_weight))
+            values = np.concatenate([vector.numpy(), self._told(metrics or {})])
+            return self.ring.encode(self.ring.quantise(values, chance), min(samples, self.terms.max_weight))
         bounded = vector.clone()
         try:
             clip(bounded, self.privacy.clip)
         except ValueError:
             return "it holds NaN or infinity"
-        multiples = ring.quantise(bounded.numpy(), chance)
+        multiples = self.ring.quantise(bounded.numpy(), chance)
         add_noise(multiples, noise, chance)
-        return ring.encode(multiples, 1)
+        return self.ring.encode(multiples, 1)
+
+    def _told(self, metrics: Mapping[str, float]) -> NDArray[np.float32]:
+        """Of each metric, and whether it is here: one that is not finite, or beyond the reach, is not."""
+        reach, values = self.terms.reach, [metrics.get(name, math.nan) for name in self.terms.metrics]
+        there = [abs(value) <= reach for value in values]
+        rows = [(value if here else 0.0, reach if here else 0.0) for value, here in zip(values, there, strict=True)]
+        return np.array(rows, np.float32).reshape(-1)
+
+    def summed(self, total: Words) -> Summed:
+        """What a sum without masks says. Raises SecurityError for one that honest members cannot have."""
+        means, weight = self.ring.decode(total)
+        metrics = dict[str, float]()
+        for name, (value, there) in zip(self.terms.metrics, means[self.numel :].reshape(-1, 2), strict=True):
+            if there > 0:
+                metrics[name] = float(value / there * self.terms.reach)
+        return Summed(torch.from_numpy(means[: self.numel].astype(np.float32)), weight, metrics)

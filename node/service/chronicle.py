@@ -80,6 +80,7 @@ class Chronicle:
                 self._tell("branch.ended", fragment, adopted=event.adopted, lost=len(event.lost), lost_samples=event.samples)
             case ev.Unmasked():
                 self.unmasked = {"entry": event.round, "attempt": event.attempt, "members": list(event.members)}
+                self.unmasked |= {"weight": event.weight, "metrics": dict(event.metrics)}
                 self._tell("round.unmasked", fragment, **self.unmasked)
             case ev.PrivacySpent():
                 self._tell("privacy.spent", fragment, epsilon=event.epsilon, steps=event.steps, left=event.left)

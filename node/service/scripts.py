@@ -131,6 +131,8 @@ class AttachedScript:
     def report(self, metrics: Mapping[str, float]) -> None:
         """Training metrics."""
         self.run.metrics.update(metrics)
+        if self.run.session is not None and self.run.session.secure is not None:
+            self.run.session.secure.metrics.update(metrics)
         self.run.node.publish({"event": "script.report", "run": self.run.run_id, "metrics": dict(metrics)})
 
     async def leave(self) -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...collectives.group import Part, Plan
@@ -165,12 +166,16 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Unmasked:
-    """The masks are off a sum of ``members``' vectors; fewer than ``threshold`` would not have been unmasked. ``round`` is an entry's number."""
+    """The masks are off a sum of ``members``' vectors; fewer than ``threshold`` would not have been unmasked. ``round`` is an entry's number.
+
+    ``weight``: of all of them together; ``metrics``: the mean of each, by weight."""
 
     round: int
     attempt: int
     members: tuple[PeerId, ...]
     threshold: int
+    weight: int
+    metrics: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)

@@ -208,7 +208,7 @@ class Attachment:
         self._flat.follow()
         self._collect()
         if not only_settle:
-            loss = self._lookout.so_far("loss") if self.swarm.settings.outer.governor else None
+            loss = self._lookout.contributing()
             for strand in strands:
                 strand.collect(loss)
         turns: list[Turn] = []

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...collectives.errors import ConfigError
+from ...collectives.errors import AtollError, ConfigError
 from ...collectives.group import Reach, reach
 from ...collectives.swarm import PeerView, Swarm
 from ...collectives.telemetry import emit
@@ -42,6 +43,15 @@ class Lookout:
         """The mean of what was added of a metric since the last round; None where nothing was."""
         total, count = self._sums.get(name, (0.0, 0))
         return float(total) / count if count else None
+
+    def contributing(self) -> float | None:
+        """A contribution is about to be made. Returns the loss where a governor goes by it; tells the node what is added up with a masked vector."""
+        settings = self.swarm.settings
+        wanted = settings.secure.metrics if settings.secure else ()
+        if told := {name: value for name in wanted if (value := self.so_far(name)) is not None}:
+            with suppress(AtollError):  # without a node there is no contribution, either
+                self.swarm.report(told)
+        return self.so_far("loss") if settings.outer.governor else None
 
     def mean(self) -> None:
         """The metrics are the means of what was added since the last time."""

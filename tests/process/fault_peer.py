@@ -68,6 +68,7 @@ def offer(swarm: Any, earlier: Any, seed: int, weight: int, numel: int) -> Any:
         try:
             if earlier is not None:
                 earlier.wait(60)
+            swarm.report({"loss": seed / 64})
             return swarm.contribute(samples=weight, write=lambda out: contribution(seed, numel, out))
         except SwarmClosedError:
             continue

@@ -14,7 +14,9 @@ from atoll.node.paths import find_paths
 pytestmark = pytest.mark.slow
 
 NUMEL = 3_000
-SECURE = 'mode = "federated"\n' + MANIFEST.replace('method = "local_sgd"\n', "").replace('[exchange]\ncodec = "int8"\n', "[secure]\n")
+SECURE = 'mode = "federated"\n' + MANIFEST.replace('method = "local_sgd"\n', "").replace(
+    '[exchange]\ncodec = "int8"\n', '[secure]\nmetrics = ["loss"]\n'
+)
 
 
 def test_five_sites_of_which_one_is_killed(tmp_path: Path) -> None:
@@ -40,3 +42,4 @@ def test_five_sites_of_which_one_is_killed(tmp_path: Path) -> None:
             (run,) = client.status()["runs"]
         assert run["secure"]["threshold"] in (3, 4)
         assert {peer.peer for peer in rest} >= set(run["secure"]["last"]["members"])
+        assert run["secure"]["last"]["metrics"] == {"loss": pytest.approx(90 / 64, abs=0.1)}  # of seeds 90 to 94

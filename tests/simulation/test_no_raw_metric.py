@@ -1,0 +1,138 @@
+"""What a site measures stays there: every byte that it sends is searched for its loss, its accuracy and its number of samples."""
+
+from __future__ import annotations
+
+import random
+import struct
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from msgspec import structs
+from secure_kit import SECURE, TERMS
+from session_table import LAYOUT, SETTINGS, Peer, Table
+
+from atoll.collectives.identifiers import PeerId
+from atoll.node.secure.vectors import Vectors
+from atoll.node.session import events as ev
+
+MEASURED = structs.replace(SECURE, secure=structs.replace(TERMS, max_weight=1_000_000, metrics=("loss", "accuracy")))
+
+
+def metrics_of(number: int) -> dict[str, float]:
+    """Of a site; numbers that are nowhere else."""
+    return {"loss": 1.73205081 + number / 7, "accuracy": 0.141592653 + number / 11, "f1": 0.577215664 + number / 13}
+
+
+def samples_of(number: int) -> int:
+    """Of a site."""
+    return 700_123 + 1009 * number
+
+
+def traces(number: int) -> set[bytes]:
+    """The ways in which a site's numbers could stand in a message: msgpack, binary, text, and as they are before they are masked."""
+    found = set[bytes]()
+    for value in metrics_of(number).values():
+        found |= {msgspec.msgpack.encode(value), *(struct.pack(f"{order}{kind}", value) for order in "<>" for kind in "fd")}
+        found |= {f"{value:.{digits}g}".encode() for digits in (6, 8, 17)}
+    samples = samples_of(number)
+    found |= {
+        msgspec.msgpack.encode(samples),
+        *(struct.pack(f"{order}{kind}", samples) for order in "<>" for kind in "IQ"),
+        b"%d" % samples,
+    }
+    return found
+
+
+class Listener:
+    """Everything that goes out of each site."""
+
+    def __init__(self, table: Table) -> None:
+        self.sent: dict[PeerId, bytearray] = {peer.name: bytearray() for peer in table.peers}
+        table.network.tap = self._tap
+
+    def _tap(self, sender: PeerId, receiver: PeerId, channel: str, payload: Any) -> bool:
+        self.sent[sender] += payload if isinstance(payload, bytes) else b"".join(payload)
+        return False
+
+    def told(self, peers: list[Peer]) -> list[tuple[int, bytes]]:
+        """What of whom was found in what it, or another one, sent."""
+        return [
+            (number, trace)
+            for number, _ in enumerate(peers)
+            for trace in traces(number)
+            if any(trace in data for data in self.sent.values())
+        ]
+
+
+def contribute(peer: Peer, number: int, name: str) -> bytes:
+    """A vector of so many samples, after what was measured was told to its own node."""
+    cid = name.encode().ljust(16, b".")
+    vector = torch.full((LAYOUT.numel,), (number + 1) / 8)
+    if (secure := peer.session.secure) is not None:
+        secure.metrics.update(metrics_of(number))
+    peer.do(lambda session, now: session.contribute(now, cid, samples_of(number), vector))
+    return cid
+
+
+def test_only_means_over_a_sum_are_told() -> None:
+    table = Table(4, MEASURED)
+    listener, peers = Listener(table), table.all_in()
+    for number, peer in enumerate(peers):
+        contribute(peer, number, f"{number}")
+    table.until(lambda: all(peer.session.completed == 1 for peer in peers))
+    sums = [event for peer in peers for event in peer.heard if isinstance(event, ev.Unmasked)]
+    assert len(sums) == 4
+    weights = [samples_of(number) for number in range(4)]
+    for event in sums:
+        assert len(event.members) == 4
+        assert event.weight == sum(weights)
+        for name in ("loss", "accuracy"):
+            mean = np.average([metrics_of(number)[name] for number in range(4)], weights=weights)
+            assert event.metrics[name] == pytest.approx(mean, abs=0.05)
+    assert {name for event in sums for name in event.metrics} == {"loss", "accuracy"}  # what was not asked for is not in the sum
+    assert all(len(data) > 2_000 for data in listener.sent.values())
+    assert listener.told(peers) == []
+    for number, peer in enumerate(peers):
+        others = repr([other.heard for other in peers if other is not peer]).encode()
+        assert not any(trace in others for trace in traces(number))
+        assert all(share.samples == 1 for event in peer.rounds() for share in event.contributors)
+    table.end()
+
+
+def test_below_the_threshold_nothing_is_told() -> None:
+    """Three are needed, one is gone before the sum: the two that are left have begun, and nothing of theirs is known."""
+    table = Table(3, MEASURED)
+    listener, peers = Listener(table), table.all_in()
+    peers[2].kill()
+    for number, peer in enumerate(peers[:2]):
+        contribute(peer, number, f"{number}")
+    table.wait(30.0)
+    assert not any(isinstance(event, ev.Unmasked) for peer in peers for event in peer.heard)
+    assert listener.told(peers) == []
+    table.end()
+
+
+def test_the_search_finds_what_is_told_in_other_runs() -> None:
+    """Without secure aggregation the number of samples is a weight in the plan: the search is no blind one."""
+    table = Table(3, SETTINGS)
+    listener, peers = Listener(table), table.all_in()
+    for number, peer in enumerate(peers):
+        contribute(peer, number, f"{number}")
+    table.until(lambda: all(peer.session.completed == 1 for peer in peers))
+    assert {number for number, _ in listener.told(peers)} == {0, 1, 2}
+    table.end()
+
+
+def test_metrics_that_are_missing_or_out_of_range_are_left_out_of_their_mean() -> None:
+    vectors = Vectors(structs.replace(TERMS, metrics=("loss", "auc")), None, 5, 4, 3)
+    told = [{"loss": 2.0}, {"loss": float("nan")}, {"loss": 99.0, "auc": 0.5}, {"loss": 3.0}]
+    rows = [vectors.words(torch.full((5,), 0.25), 1, random.Random(number), metrics) for number, metrics in enumerate(told)]
+    total = np.sum([row for row in rows if not isinstance(row, str)], axis=0, dtype=np.uint32)
+    found = vectors.summed(total)
+    assert found.weight == 4
+    assert found.mean.tolist() == pytest.approx([0.25] * 5, abs=1e-4)
+    assert found.metrics == pytest.approx({"loss": 2.5, "auc": 0.5}, abs=1e-4)
+    assert Vectors(TERMS, None, 5, 4, 3).summed(np.array([1, 2, 3, 4, 5, 1], np.uint32)).metrics == {}
