@@ -16,8 +16,9 @@ MAX_FRAGMENTS = 16
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
 Dim = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 Shape = Annotated[tuple[Dim, ...], msgspec.Meta(max_length=MAX_DIMS)]
-Role = Literal["parameter", "mean", "variance"]
-"""How the outer step treats a tensor: parameters take the outer optimizer, running statistics are averaged (a variance stays >= 0)."""
+Role = Literal["parameter", "mean", "variance", "sum"]
+"""How the outer step treats a tensor: parameters take the outer optimizer, running statistics are averaged (a variance stays >= 0). A sum is what
+members add to and no model has: each gives a change over its weight, and the changes of all that are counted are added up."""
 
 
 class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
@@ -42,6 +43,11 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
 
     tensors: Annotated[tuple[TensorSpec, ...], msgspec.Meta(min_length=1, max_length=MAX_TENSORS)]
     numel: Annotated[int, msgspec.Meta(ge=1)]
+
+    @property
+    def model_numel(self) -> int:
+        """Number of elements that a model has: all but sums."""
+        return sum(spec.numel for spec in self.tensors if spec.role != "sum")
 
     def digest(self) -> bytes:
         """blake3 of the canonical encoding; equal digests mean the same model."""

@@ -78,6 +78,20 @@ class PrivacySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     colluding: Annotated[int, msgspec.Meta(ge=1, le=256)] = 1
 
 
+class SiteSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What members of a federated run do beside plain inner steps, and keep for themselves (`optim.federated.methods`, `optim.federated.personal`).
+
+    ``mu``: FedProx' pull to the anchor. ``beta``: the share of the own direction in those of FedAvg-M and SCAFFOLD-M. ``ahead``: Per-FedAvg's step
+    ahead. ``pull``: of a personal model beside the run's (Ditto) to the anchor; None: there is none.
+    """
+
+    method: Annotated[str, msgspec.Meta(max_length=32)] = "fedavg"
+    mu: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 0.01
+    beta: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.1
+    ahead: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 0.01
+    pull: Annotated[float, msgspec.Meta(ge=0, le=1e6)] | None = None
+
+
 class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The part of a run's manifest that governs rounds and optimizers. The manifest has authority over the script."""
 
@@ -104,6 +118,7 @@ class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     coordinator: bool = False  # one member adds up all of a round: the organiser's, or another while that is away
     secure: SecureSettings | None = None  # contributions are masked: ``reducer`` is then "copy", and ``codec`` "bits"
     privacy: PrivacySettings | None = None  # with ``secure``: they are bounded, and get noise
+    site: SiteSettings | None = None  # of a federated run: what members do beside plain inner steps; None: nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +208,28 @@ class PeerView:
     live: bool
     path: str = ""  # "self", "direct", "relay", "lan", "" when unknown
     organiser: bool = False  # its member counts double in a tie
+
+
+@runtime_checkable
+class Shelf(Protocol):
+    """Where a member keeps what is its own in one run and must outlive its processes: one value, of which a crash leaves the old or the new."""
+
+    def load(self) -> bytes | None:
+        """What was saved last, None where nothing was. Raises StorageError."""
+        ...
+
+    def save(self, data: bytes) -> None:
+        """Replace it; it is durable when this returns. Raises StorageError: then the old value is there."""
+        ...
+
+
+@runtime_checkable
+class Shelved(Protocol):
+    """A Swarm whose member has a shelf: all but those of a job of several ranks."""
+
+    def shelf(self) -> Shelf:
+        """This member's, in this run."""
+        ...
 
 
 class AnchorView(Protocol):

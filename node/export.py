@@ -86,6 +86,7 @@ def export_run(paths: Paths, signed: SignedManifest, folder: Path, *, force: boo
         spec.name: saved.anchor[spec.offset : spec.offset + spec.numel].reshape(spec.shape)
         for saved, info in zip(cut, infos, strict=True)
         for spec in info.layout.tensors
+        if spec.role != "sum"
     }
     rounds = min(saved.rounds for saved in cut)
     weights = save(tensors, metadata={"format": "pt"})
@@ -107,7 +108,7 @@ def export_run(paths: Paths, signed: SignedManifest, folder: Path, *, force: boo
         raise storage_error(f"cannot make {folder}", error) from None
     for name, data in contents.items():
         write_atomic(folder / name, data, _FILE_MODE)
-    return Exported(rounds, sum(info.layout.numel for info in infos), tuple(tensors), len(weights), tuple(contents))
+    return Exported(rounds, sum(info.layout.model_numel for info in infos), tuple(tensors), len(weights), tuple(contents))
 
 
 def verified_checkpoint(source: Path) -> Saved | None:

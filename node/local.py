@@ -30,6 +30,7 @@ from ..collectives.round import Timing
 from ..collectives.simulation import Network, World
 from ..collectives.swarm import RunSettings, Swarm
 from ..optim.outer import effective_outer
+from ..optim.solo import MemoryShelf
 from ..security.identity import Identity
 from .local_member import LocalMember
 from .session.memory_storage import MemoryStorage
@@ -46,6 +47,7 @@ class _Peer:
     def __init__(self, swarm: LocalSwarm, index: int) -> None:
         self.swarm, self.index, self.name = swarm, index, swarm.names[index]
         self.storages = [MemoryStorage(effective_outer(swarm.settings)) for _ in range(swarm.settings.fragments)]
+        self.shelf = MemoryShelf()  # outlives the script, as its disk does
         self.process: NodeProcess | None = None
         self.member: LocalMember | None = None
         self.actor: Actor | None = None
@@ -54,7 +56,7 @@ class _Peer:
     def boot(self, script: Script) -> None:
         swarm, self.life = self.swarm, self.life + 1
         rng = swarm.world.stream(f"{self.name}/{self.life}")
-        member = self.member = LocalMember(swarm.place, self.name, self.index, rng)
+        member = self.member = LocalMember(swarm.place, self.name, self.index, rng, self.shelf)
         storage, *others = self.storages
         process = self.process = NodeProcess(
             swarm.place, self.name, storage, rng, emit=member.hear, died=lambda _: self.crash(), others=others

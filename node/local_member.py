@@ -16,7 +16,7 @@ from ..collectives.errors import AtollError, LocalProtocolError, SwarmClosedErro
 from ..collectives.identifiers import PeerId, RunId
 from ..collectives.layout import Layout, cut
 from ..collectives.plain import placed
-from ..collectives.swarm import Call, Outcome, PeerView, RunSettings, Tally, sample_count
+from ..collectives.swarm import Call, Outcome, PeerView, RunSettings, Shelf, Tally, sample_count
 from ..optim.data.shard import Shard
 from ..optim.outer import effective_outer, reading_of
 from ..optim.solo import Lease
@@ -86,13 +86,13 @@ class LocalOperating(LocalPending):
 class LocalMember:
     """See `collectives.swarm.Swarm`. Beyond it: ``index``, `clock` and `sleep` in virtual seconds."""
 
-    def __init__(self, place: Place, peer: PeerId, index: int, rng: Random) -> None:
+    def __init__(self, place: Place, peer: PeerId, index: int, rng: Random, shelf: Shelf) -> None:
         self.peer, self.index = peer, index
         self.run_id: RunId = place.run_id
         self.settings: RunSettings = place.settings
         self._closing: dict[int, int] = {}  # by fragment
         self.reports: list[dict[str, float]] = []
-        self._place, self._rng = place, rng
+        self._place, self._rng, self._shelf = place, rng, shelf
         self._process: NodeProcess | None = None
         self._actor: Actor | None = None
         self._layout: Layout | None = None
@@ -197,6 +197,10 @@ class LocalMember:
         return sent - before, received - earlier
 
     # ---- Swarm
+    def shelf(self) -> Shelf:
+        """See Shelved: it outlives this member's processes."""
+        return self._shelf
+
     def open(self, layout: Layout, initial: Callable[[Tensor], None]) -> Lease:
         """See Swarm."""
         node = self._node()

@@ -66,7 +66,7 @@ class DataTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class InnerTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``[train.inner]``: the built-in recipe's optimizer; a script of one's own may use another."""
 
-    optimizer: Literal["adamw"] = "adamw"
+    optimizer: Literal["adamw", "sgd"] = "adamw"  # sgd: plain, of lr, schedule, batch and clip only
     lr: Positive = 2e-3  # best of the values tried for the 0.87M-parameter byte model
     steps: Natural | None = 700  # length of the schedule; None: no decay and no end
     warmup: Whole = 20

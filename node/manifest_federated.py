@@ -12,19 +12,10 @@ import msgspec
 from ..collectives.codecs.names import MASKED_CODEC
 from ..collectives.errors import ConfigError
 from ..collectives.swarm import OuterSettings, PrivacySettings, SecureSettings
+from .manifest_methods import OF_A_SERVER, READS, Method, Refusal, exact_codecs, refusals, site_of, unread
 
 if TYPE_CHECKING:
     from .manifest import Manifest
-
-Method = Literal["fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad"]
-READS: dict[Method, tuple[str, ...]] = {
-    "fedavg": ("lr",),
-    "fedavgm": ("lr", "momentum"),
-    "fedadam": ("lr", "momentum", "beta2", "epsilon", "bias_correction"),
-    "fedyogi": ("lr", "momentum", "beta2", "epsilon"),
-    "fedadagrad": ("lr", "epsilon"),
-}
-"""Which numbers of ``[federated]`` a method has."""
 
 
 class FederatedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -39,13 +30,23 @@ class FederatedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     beta2: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.99  # this and epsilon: arXiv 2003.00295
     epsilon: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1e-3
     bias_correction: bool = False
+    mu: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 0.01  # FedProx' pull to the anchor; usual are 0.001 to 1
+    beta: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.1  # share of the own direction in those of fedavg_m and scaffold_m
+    ahead: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 0.01  # per_fedavg's step ahead
+    personal: Literal["none", "ditto"] = "none"  # a model of each site's own beside the run's, which never leaves it
+    pull: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 0.1  # of that to the run's
     topology: Literal["serverless", "coordinator"] = "serverless"
+
+    @property
+    def own(self) -> Literal["ditto"] | None:
+        """What sites have for models of their own."""
+        return "ditto" if self.personal == "ditto" else None
 
     def settings(self) -> OuterSettings:
         """As the outer step takes it."""
         from ..optim.federated.methods import server_settings
 
-        numbers = {name: getattr(self, name) for name in READS[self.method]}
+        numbers = {name: getattr(self, name) for name in READS[self.method] if name in OF_A_SERVER}
         return server_settings(self.method, **numbers)
 
 
@@ -82,10 +83,6 @@ class PrivacyTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return PrivacySettings(self.noise, self.clip, self.delta, self.stop_at_epsilon, self.colluding)
 
 
-Refusal = tuple[bool, str, str, str]
-"""Whether it is so, the key, why that cannot be, a way out."""
-
-
 def check_federated(manifest: Manifest, name: str) -> None:
     """What a federated run must be, and what only such a run can have. Raises ConfigError."""
     federated = manifest.federated
@@ -99,12 +96,12 @@ def check_federated(manifest: Manifest, name: str) -> None:
                     hint='mode = "federated", at the top',
                 )
         return
-    unread = [key for key in READS["fedadam"] if key not in READS[federated.method] and getattr(federated, key) != _default(key)]
+    strange = unread(federated)
     train = manifest.train
     star = federated.topology == "coordinator"
     refused: list[Refusal] = [
         (star and manifest.exchange.plan != "butterfly", "$.exchange.plan", "The coordinator adds up everything.", "Leave it out."),
-        (bool(unread), f"$.federated.{unread[0] if unread else ''}", f"{federated.method} has no such number.", "Leave it out."),
+        (bool(strange), f"$.federated.{strange[0] if strange else ''}", f"{federated.method} has no such number.", "Leave it out."),
         (
             train.outer != type(train.outer)(),
             "$.train.outer",
@@ -120,14 +117,11 @@ def check_federated(manifest: Manifest, name: str) -> None:
         ),
     ]
     _refuse(refused, name, 'in a run with mode = "federated"')
+    _refuse(refusals(manifest), name, f"in a run with $.federated.method = {federated.method!r}")
     if manifest.secure is not None:
         _check_secure(manifest, name)
     if manifest.privacy is not None:
         _check_privacy(manifest, name)
-
-
-def _default(key: str) -> object:
-    return getattr(FederatedTable(), key)
 
 
 def _refuse(refused: list[Refusal], name: str, where: str) -> None:
@@ -233,6 +227,7 @@ def rounds_of(manifest: Manifest) -> dict[str, Any]:
     exchange, secure = manifest.exchange, manifest.secure
     outer = manifest.federated.settings() if manifest.mode == "federated" else manifest.train.outer.settings()
     star = manifest.federated.topology == "coordinator"
+    site = site_of(manifest.federated) if manifest.mode == "federated" else None
     if secure is not None:
         privacy = manifest.privacy.settings() if manifest.privacy is not None else None
         return {
@@ -242,8 +237,16 @@ def rounds_of(manifest: Manifest) -> dict[str, Any]:
             "coordinator": star,
             "secure": secure.settings(),
             "privacy": privacy,
+            "site": site,
         }
-    return {"codec": exchange.codec, "codecs": exchange.codecs, "reducer": manifest.robust.reducer, "outer": outer, "coordinator": star}
+    return {
+        "codec": exchange.codec,
+        "codecs": {**exchange.codecs, **exact_codecs(manifest.federated)},
+        "reducer": manifest.robust.reducer,
+        "outer": outer,
+        "coordinator": star,
+        "site": site,
+    }
 
 
 def privacy_lines(manifest: Manifest) -> list[str]:
@@ -258,6 +261,11 @@ def privacy_lines(manifest: Manifest) -> list[str]:
         what = "each member that adds up a part of the vector sees that part of your update in a round; all see how much you trained"
         if manifest.federated.topology == "coordinator":
             what = "the coordinator, which is the organiser's node or another member's, sees your updates; all see how much you trained"
+        if exact_codecs(manifest.federated):
+            always = [
+                "your control variate, a mean gradient of your data, travels beside your update and is seen by the same members",
+                *always,
+            ]
         return [what + "; an update can give away what it was trained on", *always]
     count = (
         "how much you trained is in the sum, too"

@@ -154,6 +154,21 @@ class AnchorStore:
             self._free.append(old)
 
 
+class MemoryShelf:
+    """A `collectives.swarm.Shelf` that ends with the process."""
+
+    def __init__(self) -> None:
+        self._data: bytes | None = None
+
+    def load(self) -> bytes | None:
+        """See `Shelf`."""
+        return self._data
+
+    def save(self, data: bytes) -> None:
+        """See `Shelf`."""
+        self._data = data
+
+
 class Alone:
     """An operation over one member. Implements `Operating`."""
 
@@ -190,9 +205,14 @@ class SoloSwarm:
         self.reported: dict[str, float] = {}
         self._store: AnchorStore | None = None
         self._frozen: Tensor | None = None
+        self._shelf = MemoryShelf()
         self._operations = set[str]()
         self._counted = array("Q", [0])  # samples in all rounds up to each
         self._closed = self._left = False
+
+    def shelf(self) -> MemoryShelf:
+        """See `Shelved`; it ends with this object."""
+        return self._shelf
 
     def open(self, layout: Layout, initial: Callable[[Tensor], None]) -> Lease:
         """See `Swarm`. The first call founds the run."""

@@ -59,8 +59,7 @@ def arranged(specs: Iterable[TensorSpec], default: str, patterns: Mapping[str, s
     for a codec that is none."""
     if unknown := [codec for codec in (default, *patterns.values()) if codec not in CODECS]:
         raise ConfigError(f"{unknown[0]!r} is no codec", key="$.exchange.codec", hint=f"Choose one of: {', '.join(CODECS)}")
-    roles = ("parameter", "mean", "variance")
-    ordered = sorted(specs, key=lambda spec: (roles.index(spec.role) > 0, CODECS.index(codec_of(spec.name, default, patterns))))
+    ordered = sorted(specs, key=lambda spec: (spec.role != "parameter", CODECS.index(codec_of(spec.name, default, patterns))))
     offset, found = 0, list[TensorSpec]()
     for spec in ordered:
         found.append(TensorSpec(spec.name, spec.shape, offset, spec.role))

@@ -7,8 +7,10 @@ from typing import Any
 import msgspec
 
 from ...collectives.codecs.names import MASKED_BYTES, round_bytes_per_value
+from ...optim.federated.methods import SUMS
 from ..manifest import Manifest
-from ..manifest_federated import READS, privacy_lines
+from ..manifest_federated import privacy_lines
+from ..manifest_methods import READS
 from .output import bytes_text, count_text, span_text
 from .views import rule_text
 
@@ -43,6 +45,7 @@ def describe(manifest: Manifest) -> dict[str, Any]:
     }
     if parameters is not None:
         value = MASKED_BYTES if settings.secure else round_bytes_per_value(settings.codec)
+        value += round_bytes_per_value("fp32") if SUMS[0] in settings.codecs else 0  # control variates travel beside the model
         one_way = round(2 * parameters * value)
         found |= {"bytes_up_per_round": one_way, "bytes_down_per_round": one_way, "disk_bytes": parameters * _STATE_BYTES}
         if settings.sync_every is not None:
@@ -61,7 +64,8 @@ def _steps_text(manifest: Manifest) -> str:
     settings = manifest.settings()
     if manifest.mode == "federated":
         table = manifest.federated
-        return ", ".join([table.method, *(f"{key} {getattr(table, key)}" for key in READS[table.method])])
+        own = [f"Ditto with pull {table.pull:g}"] if table.own else []
+        return ", ".join([table.method, *(f"{key} {getattr(table, key)}" for key in READS[table.method]), *own])
     return f"{settings.method}, outer {settings.outer.kind} lr {settings.outer.lr:g} momentum {settings.outer.momentum:g}"
 
 

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...collectives.errors import ConfigError, StorageError
+from ..manifest_methods import READS
 from .options import GIVEN, GivenPath, shared_options
 from .output import Terminal, bytes_text, current
 
 if TYPE_CHECKING:
+    from ...optim.federated.member import Knobs
     from ...optim.federated.simulation import Fleet, Settings, Sites
     from ..manifest import Manifest
 
@@ -35,7 +37,7 @@ MAX_CLIENTS = 10_000
 @click.option("--steps", type=click.IntRange(1, 1_000_000), help="Inner steps a turn (the manifest's sync_every, or 10).")
 @click.option("--asked", type=click.IntRange(1, MAX_CLIENTS), help="How many clients a synchronous round asks (all).")
 @click.option("--lr", type=float, default=0.1, show_default=True, help="Of inner steps, which are plain SGD.")
-@click.option("--beta", type=float, default=0.3, show_default=True, help="Of FedAvg-M and SCAFFOLD-M.")
+@click.option("--beta", type=float, help="Of FedAvg-M and SCAFFOLD-M (the manifest's, or 0.3).")
 @click.option("--server-lr", type=float, help="Of the outer step (1; of adaptive ones 0.03, of fedavgm 0.3).")
 @click.option("--dropout", type=float, default=0.0, show_default=True, help="How likely a client does not come back from a turn.")
 @click.option(
@@ -95,8 +97,8 @@ def _run(terminal: Terminal, recipe: Manifest, task: Any, given: dict[str, Any])
                 else dirichlet(task.labels, clients, given["alpha"], seed)
             )
             results.append(simulate(task, parts, devices, settings))
-            if given["personal"] and seed == 0 and name not in ARRIVING:
-                sites[name] = _sites(personalised(task, parts, devices, settings, given["personal"]))
+            if (how := given["personal"] or recipe.federated.own) and seed == 0 and name not in ARRIVING:
+                sites[name] = _sites(personalised(task, parts, devices, settings, how, pull=recipe.federated.pull))
         table[name], curves[name] = row(results), [curve(result) for result in results]
         by_site[name] = results[0].by_site
         terminal.say(f"{name}: {table[name]['accuracy']:.3f}")
@@ -111,7 +113,6 @@ def _run(terminal: Terminal, recipe: Manifest, task: Any, given: dict[str, Any])
 
 
 def _settings(recipe: Manifest, name: str, seed: int, given: dict[str, Any]) -> Settings:
-    from ...optim.federated.member import Knobs
     from ...optim.federated.simulation import NAMES, Settings
     from ...optim.federated.simulation.study import ARRIVING
 
@@ -119,7 +120,7 @@ def _settings(recipe: Manifest, name: str, seed: int, given: dict[str, Any]) -> 
     steps = given["steps"] or train.sync_every or 10
     server_lr = given["server_lr"] or {"fedadam": 0.03, "fedyogi": 0.03, "fedadagrad": 0.03, "fedavgm": 0.3}.get(name, 1.0)
     settings = Settings(
-        name, rounds=rounds, steps=steps, batch=train.inner.batch, asked=given["asked"], knobs=Knobs(lr=given["lr"], beta=given["beta"]),
+        name, rounds=rounds, steps=steps, batch=train.inner.batch, asked=given["asked"], knobs=_knobs(recipe, given),
         server_lr=server_lr, least=steps, most=5 * steps, first=steps, attack=given["attack"], hostile=given["hostile"], seed=seed,
         measure=max(1, rounds // 50),
     )  # fmt: skip
@@ -136,6 +137,14 @@ def _settings(recipe: Manifest, name: str, seed: int, given: dict[str, Any]) -> 
     elif recipe.robust.rule != "mean" and recipe.robust.f:
         settings = replace(settings, rule=recipe.robust.rule, f=recipe.robust.f)
     return settings
+
+
+def _knobs(recipe: Manifest, given: dict[str, Any]) -> Knobs:
+    from ...optim.federated.member import Knobs
+
+    table = recipe.federated
+    beta = table.beta if recipe.mode == "federated" and "beta" in READS[table.method] else 0.3
+    return Knobs(given["lr"], table.mu, beta if given["beta"] is None else given["beta"], table.ahead)
 
 
 def _fleet(given: dict[str, Any]) -> Fleet:

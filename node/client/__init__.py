@@ -5,6 +5,7 @@
 * find         the running node of a home, or a private one
 * memory       the mappings of an opened run, and the views of its anchor
 * shared       tensors that the node reads where they lie: `Swarm.buffer`
+* shelf        where a script keeps what is its own in a run
 * pending      what `contribute` and `all_reduce` return
 * manners      RunSwarm's methods that ask the node nothing
 * swarm        RunSwarm, the Swarm of a run; survives its node

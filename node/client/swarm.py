@@ -42,6 +42,7 @@ from .memory import Grid, ReductionMemory, RunMemory, SlotView, WholeView
 from .pending import Hooks, ReduceTicket, Ticket
 from .reattach import Entry, Reattach, open_session
 from .shared import Buffers, SharedFloats
+from .shelf import FileShelf
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -152,6 +153,10 @@ class RunSwarm(Manners):
         except BaseException:
             link.close()
             raise
+
+    def shelf(self) -> FileShelf:
+        """See Shelved: a file in the run's folder."""
+        return FileShelf(self._entry.dial.paths.run_dir(self.run_id))
 
     # ── rounds ──
 

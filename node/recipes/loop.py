@@ -18,8 +18,10 @@ EVALUATION_SIZE = 32
 SMALLEST_SHARE = 0.01  # of the learning rate, at the end of the cosine
 
 
-def make_optimizer(model: nn.Module, inner: InnerTable) -> torch.optim.AdamW:
+def make_optimizer(model: nn.Module, inner: InnerTable) -> torch.optim.Optimizer:
     """The inner optimizer."""
+    if inner.optimizer == "sgd":
+        return torch.optim.SGD(model.parameters(), lr=inner.lr)
     return torch.optim.AdamW(model.parameters(), lr=inner.lr, betas=(inner.beta1, inner.beta2), weight_decay=inner.weight_decay)
 
 
@@ -49,12 +51,16 @@ def train_step(
     """One inner step on a random batch of ``tokens`` (uint8, (bytes,)), at the rate of `lr_at`; returns its loss."""
     for group in optimizer.param_groups:
         group["lr"] = lr_at(position, inner, own)
-    loss = model.loss(*batch(tokens, model.config.context, inner.batch, generator))
-    optimizer.zero_grad()
-    loss.backward()
-    nn.utils.clip_grad_norm_(model.parameters(), inner.clip)
-    optimizer.step()
-    return float(loss.detach())
+    inputs, targets = batch(tokens, model.config.context, inner.batch, generator)
+
+    def closure() -> float:  # some methods want the gradient of this batch at other parameters, too
+        optimizer.zero_grad()
+        loss = model.loss(inputs, targets)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), inner.clip)
+        return float(loss.detach())
+
+    return optimizer.step(closure)
 
 
 def train(

@@ -30,9 +30,9 @@ LOOK_S = 0.5  # how often a script that leaves looks whether there still is a qu
 
 def check_size(manifest: Manifest, layout: Layout) -> None:
     """Raise ModelMismatchError when the model of a script that would found the run is not the one that the manifest promises."""
-    if manifest.parameters not in (None, layout.numel):
+    if manifest.parameters not in (None, layout.model_numel):
         raise ModelMismatchError(
-            f"your model has {layout.numel:,} parameters, the run's manifest promises {manifest.model.entry} with {manifest.parameters:,}",
+            f"your model has {layout.model_numel:,} parameters, the run's manifest promises {manifest.model.entry} with {manifest.parameters:,}",
             why="Whoever joins brings the model that the manifest names.",
             hint='For a model of your own: [model] entry = "local:NAME" in RUN.toml, then atoll new RUN.toml',
         )

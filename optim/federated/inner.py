@@ -49,6 +49,14 @@ def variance_reduced(direction: Tensor, before: Tensor, momentum: Tensor, beta: 
     return direction + (1 - beta) * (momentum - before)
 
 
+def met_ahead(live: Tensor, gradient: Tensor, ahead: float) -> Tensor:
+    """``y - ahead g``: where Per-FedAvg takes the gradient that it steps along, so that one step of fine-tuning does most (arXiv 2002.07948, first
+    order)."""
+    if not ahead > 0:
+        raise ConfigError(f"Per-FedAvg: a step of {ahead} ahead", key="ahead", why="it is a learning rate, above 0")
+    return live - ahead * gradient
+
+
 def _check_steps(steps: float, lr: float) -> None:
     if steps < 1 or not lr > 0:
         raise ConfigError(f"{steps} inner steps with learning rate {lr}", why="control variates are means over the steps of a round")

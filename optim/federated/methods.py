@@ -12,7 +12,7 @@ from ...collectives.swarm import OuterSettings
 class Method:
     """One row. ``down``, ``up``: vectors as long as the model that a member gets and sends in a round. ``kept``: vectors that a member keeps for itself
     (SCAFFOLD's c_i). ``momentum``, ``control``: which corrections its inner steps have (`inner`). ``proximal``: FedProx' mu applies. ``reduced``: two
-    gradients a step, the second at the anchor before."""
+    gradients a step, the second at the anchor before; ``ahead``: at a step further down."""
 
     name: str
     source: str
@@ -24,6 +24,12 @@ class Method:
     control: bool = False
     momentum: bool = False
     reduced: bool = False
+    ahead: bool = False
+
+    @property
+    def plain(self) -> bool:
+        """Whether its inner steps are anybody's, and nothing is kept: it is an outer step only."""
+        return not (self.proximal or self.control or self.momentum or self.ahead)
 
 
 METHODS: dict[str, Method] = {
@@ -40,9 +46,14 @@ METHODS: dict[str, Method] = {
         Method("scaffold_m", "arXiv 2306.16504", down=3, up=2, kept=1, control=True, momentum=True),
         Method("fedavg_m_vr", "arXiv 2306.16504: variance reduced", down=3, momentum=True, reduced=True),
         Method("scaffold_m_vr", "arXiv 2306.16504: variance reduced", down=4, up=2, kept=1, control=True, momentum=True, reduced=True),
+        Method("per_fedavg", "arXiv 2002.07948, first order: an anchor for being fine-tuned", ahead=True),
     )
 }
 """A name stands for one method for ever."""
+
+
+SUMS = ("atoll.controls", "atoll.clients")
+"""What travels beside the model in runs with control variates: the sum of all c_i, and how many members have one in it."""
 
 
 def server_settings(

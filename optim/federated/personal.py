@@ -11,7 +11,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from ...collectives.errors import ConfigError
-from .inner import proximal
+from .inner import met_ahead, proximal
 
 Gradient = Callable[[Tensor], Tensor]
 """Parameters -> the gradient there, of a batch that is another one in every call."""
@@ -29,8 +29,7 @@ def fine_tuned(anchor: Tensor, gradient: Gradient, steps: int, lr: float) -> Ten
 
 def per_fedavg(anchor: Tensor, gradient: Gradient, steps: int, lr: float, ahead: float) -> Tensor:
     """Each step goes along the gradient that is met ``ahead`` further down, on another batch: so that one step of fine-tuning does most."""
-    _check(steps, ahead, "ahead")
-    return _stepped(anchor, steps, lr, lambda y: gradient(y - ahead * gradient(y)))
+    return _stepped(anchor, steps, lr, lambda y: gradient(met_ahead(y, gradient(y), ahead)))
 
 
 def _stepped(start: Tensor, steps: int, lr: float, direction: Gradient) -> Tensor:

@@ -5,7 +5,8 @@ variances of normalisation layers that track them (BatchNorm, InstanceNorm, Sync
 parameters (every member must construct the same values), integer buffers such as ``num_batches_tracked``, and all other
 buffers, which are constants or a peer's own. A tensor used in several places (tied weights) is there once, under its first
 name. Later changes of ``requires_grad`` do not change the vector. Where the run's settings give tensors codecs of their own, those of one
-codec are neighbours, parameters and statistics each for themselves.
+codec are neighbours, parameters and statistics each for themselves. In a run whose method has them, sums that no model has come beside it
+(`optim.federated.site`).
 
 Values cross in segments through one small scratch, so no second copy of the model is made. Models
 of float16 and bfloat16 have a float32 vector: progress is measured against what the live tensors really started from, the
@@ -17,7 +18,8 @@ from __future__ import annotations
 import logging
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Protocol, Self, cast
@@ -29,6 +31,7 @@ from ...collectives.codecs.mixtures import arranged
 from ...collectives.errors import ConfigError
 from ...collectives.layout import MAX_DIMS, MAX_TENSORS, Layout, Role, TensorSpec, cut
 from ...collectives.swarm import RunSettings
+from ..federated.site import sums_beside
 
 logger = logging.getLogger("atoll")
 
@@ -101,8 +104,10 @@ class FlatVector:
             _check_tensor(name, tensor, sharded)
             specs.append(TensorSpec(name, tuple(tensor.shape), 0, role))
         settings = settings or RunSettings()
+        self._sums = sums_beside(settings, sum(spec.numel for spec in specs if spec.role == "parameter"))
+        specs += [TensorSpec(name, tuple(tensor.shape), 0, "sum") for name, tensor in self._sums.items()]
         specs = arranged(specs, settings.codec, settings.codecs)
-        live = {name: tensor for name, tensor, _ in named}
+        live = {name: tensor for name, tensor, _ in named} | self._sums
         offset = specs[-1].offset + specs[-1].numel
         if len(specs) > MAX_TENSORS or offset == 0:
             raise ConfigError(f"the model has {len(specs)} tensors of {offset} elements in all, limit {MAX_TENSORS} tensors", key="model")
@@ -118,6 +123,7 @@ class FlatVector:
 
     def _take(self, layout: Layout, tensors: list[Tensor]) -> None:
         self.layout, self.tensors, self.numel = layout, tensors, layout.numel
+        self.parameters = sum(spec.numel for spec in layout.tensors if spec.role == "parameter")  # they come first
         self._slots = (_Slot(), _Slot())
         self._parts: list[FlatVector] = []
         self._known = {spec.name for spec in layout.tensors}
@@ -136,7 +142,7 @@ class FlatVector:
             return
         inner = unwrap(model)
         named = chain(inner.named_parameters(remove_duplicate=False), inner.named_buffers(remove_duplicate=False))
-        live = {_clean(name): tensor for name, tensor in named}
+        live = {_clean(name): tensor for name, tensor in named} | self._sums
         for spec in self.layout.tensors:
             shape = tuple(live[spec.name].shape) if spec.name in live else None
             if shape != spec.shape:
@@ -253,6 +259,21 @@ class FlatVector:
     def _settle(self) -> None:
         for slot in self._slots:
             slot.settle()
+
+
+@contextmanager
+def showing(flat: FlatVector, source: Source, replaced: Callable[[], None]) -> Generator[None]:
+    """The live values are those of ``source`` for a with block, and come back after it, bit for bit. ``replaced`` hears of both."""
+    live = [tensor.detach().to("cpu", copy=True) for tensor in flat.tensors]
+    try:
+        flat.read_from(source)
+        replaced()
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, saved in zip(flat.tensors, live, strict=True):
+                tensor.copy_(saved)
+        replaced()
 
 
 class _Slot:

@@ -48,6 +48,11 @@ def stretch(said: Said, norm: float) -> float:
     return min(max(1.0, typical / norm), math.sqrt(len(said)))
 
 
+def total(said: Said) -> int:
+    """The weight of all counted contributions; 1 where nobody says it."""
+    return sum(weight for weight, _ in said) or 1
+
+
 def median_loss(said: Said) -> float | None:
     """The median of the losses that were told."""
     losses = [reading.loss for _, reading in said if reading.loss is not None]

@@ -17,7 +17,7 @@ from ...collectives.layout import Layout, Role
 from ...collectives.swarm import OuterSettings, RunSettings
 from ...collectives.telemetry import emit
 from . import governor
-from .readings import Said, median_loss, stretch
+from .readings import Said, median_loss, stretch, total
 from .rules import RULES, as_float32, norm
 
 logger = logging.getLogger("atoll")
@@ -36,7 +36,8 @@ class OuterStep:
     """The rule of ``settings`` on the anchor (`rules.RULES`), on a mean that is stretched first and with a governor, where the settings say so.
 
     Ranges of running statistics (see `Layout`) take ``θ ← θ - g`` whatever the rule: they are averaged, since momentum would
-    carry a variance past zero. A variance is held at or above zero, which a lossy codec could miss.
+    carry a variance past zero. A variance is held at or above zero, which a lossy codec could miss. Sums take ``θ ← θ - W·g``, W being the weight of
+    all that were counted: each contributes minus its change over its own weight.
 
     **State** is one float32 vector of `state_numel` elements, zero at first: the rule's vectors one after another, then what is kept a
     tensor or a round. A rule without any still has one vector, which nothing reads or writes: so every state has room for momentum.
@@ -81,7 +82,7 @@ class OuterStep:
         contributors say."""
         if not self.whole:
             for start, mean in means:
-                self.apply_range(anchor_in, mean, state, anchor_out, start, start + mean.numel())
+                self.apply_range(anchor_in, mean, state, anchor_out, start, start + mean.numel(), said)
             return
         mean = torch.empty(anchor_in.numel(), dtype=torch.float32, device="cpu")
         for start, part in means:
@@ -94,7 +95,7 @@ class OuterStep:
         in place."""
         numel = anchor_in.numel()
         if not self.whole:
-            return self.apply_range(anchor_in, mean, state, anchor_out, 0, numel)
+            return self.apply_range(anchor_in, mean, state, anchor_out, 0, numel, said)
         assert state is not None
         lr, tail = self._lr, max(1, self._rule.vectors) * numel
         length = self._norm(mean) if self.settings.governor or self.settings.stretch else 0.0
@@ -112,10 +113,12 @@ class OuterStep:
                                event.what, event.value, event.median, governor.CALM_ROUNDS)  # fmt: skip
                 emit(event)
         if self._rule.whole:
-            return self._apply_tensors(anchor_in, mean, state, anchor_out, tail, lr)
-        return self._apply(anchor_in, mean, state, anchor_out, (0, numel), lr)
+            return self._apply_tensors(anchor_in, mean, state, anchor_out, tail, lr, total(said))
+        return self._apply(anchor_in, mean, state, anchor_out, (0, numel), lr, total(said))
 
-    def apply_range(self, anchor_in: Tensor, mean: Tensor, state: Tensor | None, anchor_out: Tensor, start: int, stop: int) -> None:
+    def apply_range(
+        self, anchor_in: Tensor, mean: Tensor, state: Tensor | None, anchor_out: Tensor, start: int, stop: int, said: Said = ()
+    ) -> None:  # fmt: skip
         """One step on elements [start, stop), where the step is not `whole`.
 
         ``anchor_in`` (read) and ``anchor_out`` (written) are whole vectors, float32, shape (numel,), ``state`` (updated in place; None
@@ -128,10 +131,12 @@ class OuterStep:
             raise ValueError(f"{self.settings.kind} needs a state")
         if self.whole:
             raise ValueError(f"{self.settings.kind} steps on all of the mean at once")
-        self._apply(anchor_in, mean, state, anchor_out, (start, stop), self._lr)
+        self._apply(anchor_in, mean, state, anchor_out, (start, stop), self._lr, total(said))
 
     @torch.no_grad()
-    def _apply(self, old: Tensor, mean: Tensor, state: Tensor | None, new: Tensor, bounds: tuple[int, int], lr: float) -> None:
+    def _apply(
+        self, old: Tensor, mean: Tensor, state: Tensor | None, new: Tensor, bounds: tuple[int, int], lr: float, weight: int
+    ) -> None:  # fmt: skip
         (start, stop), numel, rule = bounds, old.numel(), self._rule
         for first, last, role in self._pieces(start, stop):
             for a in range(first, last, BLOCK_ELEMENTS):
@@ -141,11 +146,11 @@ class OuterStep:
                     vectors = [state[i * numel + a : i * numel + b] for i in range(rule.vectors)] if state is not None else []
                     rule.step(old[a:b], g, vectors, new[a:b], lr, [each[: b - a] for each in self._scratch])
                 else:
-                    _average(old[a:b], g, new[a:b], role)
+                    _average(old[a:b], g, new[a:b], role, weight)
 
-    def _apply_tensors(self, old: Tensor, mean: Tensor, state: Tensor, new: Tensor, tail: int, lr: float) -> None:
+    def _apply_tensors(self, old: Tensor, mean: Tensor, state: Tensor, new: Tensor, tail: int, lr: float, weight: int) -> None:
         for first, last, role in self._special:
-            _average(old[first:last], mean[first:last], new[first:last], role)
+            _average(old[first:last], mean[first:last], new[first:last], role, weight)
         rule, numel = self._rule, old.numel()
         for index, (first, last) in enumerate(self._whole_tensors(numel)):
             vectors = [state[i * numel + first : i * numel + last] for i in range(rule.vectors)]
@@ -192,8 +197,8 @@ def check_outer(settings: OuterSettings) -> None:
         raise ConfigError(f"no outer optimizer {settings.kind!r}", key="$.train.outer.optimizer", hint=f"one of: {', '.join(RULES)}")
 
 
-def _average(old: Tensor, g: Tensor, new: Tensor, role: Role) -> None:
-    torch.sub(old, g, out=new)
+def _average(old: Tensor, g: Tensor, new: Tensor, role: Role, weight: int) -> None:
+    torch.sub(old, g * as_float32(weight) if role == "sum" else g, out=new)
     if role == "variance":
         new.clamp_(min=0.0)
 

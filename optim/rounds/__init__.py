@@ -4,5 +4,6 @@ schedule   when a round ends, what counts as a step, how long a script waits
 events     what attach tells telemetry
 replica    live parameters between two anchors: freeze, wait, adopt, or train on meanwhile
 gradients  a replica that contributes gradients instead of progress
+site       a replica whose method corrects inner steps, or whose member keeps something for itself
 strand     a replica with its schedule; one a fragment of the model
 """

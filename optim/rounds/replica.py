@@ -13,16 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from ...collectives.errors import SwarmClosedError
+from ...collectives.errors import ConfigError, SwarmClosedError
 from ...collectives.layout import Layout
 from ...collectives.swarm import AnchorView, Outcome, Pending, RunSettings
 from ..model.feedback import Feedback, has_feedback
-from ..model.flat import FlatTensor, FlatVector
+from ..model.flat import FlatTensor, FlatVector, Source
 from ..model.pseudograd import write_pseudo_gradient
 from ..model.reconcile import LOST_SHARE, adopt, expect, mix, rebase
 from ..outer import effective_outer
@@ -72,6 +72,7 @@ class Replica:
     """The member's copy of the model. Methods raise what the swarm raises; the replica stays consistent when they do."""
 
     base: AnchorView
+    resumes = True  # whether a saved attachment's progress since the anchor can be gone on from
 
     def __init__(
         self,
@@ -121,7 +122,7 @@ class Replica:
         try:
             outcome = frozen.pending.wait(0.0)
         except SwarmClosedError:
-            self._adopt(frozen, True, new)
+            self._adopt(frozen, self._fate(), new)
             self._dropped(frozen.samples, "the node was lost while they were being exchanged; they may or may not have been counted")
             return None
         if outcome.status == "open":
@@ -145,8 +146,15 @@ class Replica:
         else:
             yield self._offer(deadline_s, decidable)
 
+    def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        """An inner step is about to be made. Returns other arguments of ``optimizer.step`` in its place (args, kwargs), None: these."""
+
     def stepped(self, samples: int) -> None:
         """An inner step on ``samples`` samples was made."""
+
+    def own_model(self) -> Source:
+        """This member's personal model. Raises ConfigError in a run without."""
+        raise ConfigError("this run has no personal models", key="own", hint='[federated] personal = "ditto"')
 
     def not_finite(self) -> str:
         """What of the next contribution holds NaN or infinity, "" when nothing does."""
@@ -186,7 +194,7 @@ class Replica:
 
     def at_base(self) -> bool:
         """Whether the live parameters are bit for bit those of ``base`` (running statistics aside)."""
-        parameters = sum(spec.numel for spec in self.flat.layout.tensors if spec.role == "parameter")
+        parameters = self.flat.parameters
         moved = ""
         for segment, live in self.flat.pull():
             anchor = torch.empty(segment.numel, dtype=torch.float32, device="cpu")
@@ -251,6 +259,10 @@ class Replica:
         self._spare += [tensor for tensor in (frozen.snapshot, frozen.own) if tensor is not None]
         self.frozen = None
         self._take(new)
+
+    def _fate(self) -> bool:
+        """Whether a contribution was counted that the node cannot tell of."""
+        return True
 
     def _restore(self, frozen: Frozen) -> None:
         """Take back what was expected of a round: the progress that was not counted is the live parameters' again."""

@@ -18,6 +18,7 @@ from ..planning import Lag, Pace, again
 from .gradients import GradientReplica
 from .replica import Replica, Turn
 from .schedule import Counted, Schedule, Since, StepCounter
+from .site import SiteReplica
 
 
 class FragmentLog:
@@ -153,6 +154,9 @@ def make_strands(
     """One strand a fragment of the run, over the parts of ``flat``."""
     settings = swarm.settings
     kind = GradientReplica if settings.method == "gradient_averaging" else Replica
+    if settings.site is not None:
+        replica = SiteReplica(flat, swarm, clock, dropped, settings)
+        return [Strand(replica, lambda: swarm.closing, counter, clock, 0.0)]
     if settings.fragments == 1:
         return [Strand(kind(flat, swarm, clock, dropped, settings), lambda: swarm.closing, counter, clock, 0.0)]
     cut, strands = cast("FragmentSwarm", swarm), list[Strand]()

@@ -27,12 +27,12 @@ from ...collectives.errors import AtollError, ConfigError, DeadlineExceededError
 from ...collectives.swarm import AnchorView, Outcome, Swarm, sample_count
 from ...collectives.telemetry import emit
 from ..data.ledger import Ledger
-from ..model.flat import FlatVector
+from ..model.flat import FlatVector, showing
 from ..rounds.events import ProgressDropped, Reentered, RoundSeen, TrainingAlone
 from ..rounds.replica import Turn
 from ..rounds.schedule import Since, StepCounter, WaitBudget
 from ..rounds.strand import Bases, Strand, enter, make_strands
-from .checks import check_arguments, check_capture, check_method, check_optimizer, check_swarm, in_job, innermost, moves_nothing
+from .checks import check_arguments, check_capture, check_method, check_optimizer, check_site, check_swarm, in_job, innermost, moves_nothing
 from .lookout import Lookout, reached
 from .resume import Resume, save
 from .state import Totals
@@ -84,10 +84,10 @@ def attach(
         check_swarm(swarm)
     assert swarm is not None
     check_arguments(swarm.settings, {"sync_every": sync_every, "round_s": round_s})
-    inner = None
-    if optimizer is not None:
+    inner = None if optimizer is None else innermost(optimizer)
+    check_site(swarm, inner)
+    if inner is not None:
         check_method(swarm.settings)
-        inner = innermost(optimizer)
         check_optimizer(model, inner)
     for thing, key in ((model, "model"), (inner, "optimizer"), (swarm, "swarm")):
         if thing is not None and (found := _attached.get(thing)) is not None and found() is not None:
@@ -156,10 +156,11 @@ class Attachment:
         self._finish_resume()
         self._count(None)
 
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         check_capture(optimizer)
         self._stateless = not optimizer.state
         self._outside("optimizer.step()")
+        return self._strands[0].replica.before_step(optimizer, args, kwargs)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not (self._stateless and moves_nothing(optimizer)):
@@ -404,25 +405,21 @@ class Attachment:
             self._lookout.add(name, value)
 
     @contextmanager
-    def evaluate_anchor(self) -> Generator[AnchorView]:
+    def evaluate_anchor(self, *, own: bool = False) -> Generator[AnchorView]:
         """Put the newest anchor into the model for a with block; the live values come back after it, bit for bit.
 
-        Yields the anchor's view (round, digest). Costs a copy of the model in host memory. optimizer.step() inside raises ConfigError.
+        Yields the anchor's view (round, digest). ``own``: put this member's personal model there, in a run that has them (ConfigError else). Costs a
+        copy of the model in host memory. optimizer.step() inside raises ConfigError.
         """
         self._outside("evaluate_anchor()")
-        (flat := self._flat).follow()
+        source = self._strands[0].replica.own_model() if own else None
+        self._flat.follow()
         view, leased = self._newest()
-        live = [tensor.detach().to("cpu", copy=True) for tensor in flat.tensors]
         self._evaluating = True
         try:
-            flat.read_from(view)
-            self._replaced()
-            yield view
+            with showing(self._flat, source or view, self._replaced):
+                yield view
         finally:
-            with torch.no_grad():
-                for tensor, saved in zip(flat.tensors, live, strict=True):
-                    tensor.copy_(saved)
-            self._replaced()
             self._evaluating = False
             if leased:
                 view.release()

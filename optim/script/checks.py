@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...collectives.errors import ConfigError
-from ...collectives.swarm import FragmentSwarm, RunSettings, Swarm
+from ...collectives.swarm import FragmentSwarm, RunSettings, Shelved, Swarm
 from ..model.flat import unwrap
 
 BY_HAND = "attach(model, None, swarm), then call attachment.step() after each optimizer step (or attachment.sync() yourself)."
@@ -97,6 +97,36 @@ def check_method(settings: RunSettings) -> None:
             'the run\'s method is "gradient_averaging": it has one optimizer, in the nodes',
             key="$.train.method",
             hint="opt = GradientAveraging(model.parameters(), swarm=swarm, model=model), in place of your optimizer",
+        )
+
+
+def check_site(swarm: Swarm, optimizer: Optimizer | None) -> None:
+    """Raise ConfigError where the run's federated method cannot have its part of the inner steps."""
+    site = swarm.settings.site
+    if site is None:
+        return
+    from ..federated.site import method_of
+
+    method = method_of(site)
+    if optimizer is None or not isinstance(swarm, Shelved):
+        raise ConfigError(
+            f"the run's method {method.name} needs the optimizer's steps"
+            if optimizer is None
+            else "a member of this run keeps something for itself",
+            key="optimizer" if optimizer is None else "swarm",
+            why="It corrects each gradient before the step." if optimizer is None else "A job of several ranks has no place for that.",
+            hint="attach(model, optimizer, swarm) with a torch optimizer, in one process",
+        )
+    groups = optimizer.param_groups
+    plain = type(optimizer) is torch.optim.SGD and not any(
+        group["momentum"] or group["weight_decay"] or group["maximize"] for group in groups
+    )
+    if (method.control or method.momentum) and (not plain or len({float(group["lr"]) for group in groups}) > 1):
+        raise ConfigError(
+            f"the run's method {method.name} with {type(optimizer).__name__} as it is",
+            key="optimizer",
+            why="Its formulas take a round's way for a sum of gradients times one learning rate.",
+            hint="torch.optim.SGD(model.parameters(), lr=0.1), without momentum and weight decay",
         )
 
 

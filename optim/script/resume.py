@@ -14,6 +14,7 @@ from .state import Saved, SavedStrand, Totals, is_current, unpack
 
 MOVED = "the run has moved on since it was saved"
 UNDECIDED = "a contribution was undecided when it was saved"
+BEGINS = "each round of the run's method begins at the anchor"
 NOT_LOADED = "the model was not loaded after attach(), so the progress is not in it"
 
 
@@ -77,7 +78,7 @@ class Resume:
         replica.take(view)
         replica.forget()
         strand.schedule.restart(old.elapsed_s)
-        exact = current and not old.frozen
+        exact = current and not old.frozen and replica.resumes
         if current and replica.feedback is not None and residual is not None:
             if residual.shape != replica.feedback.residual.shape:
                 raise StateError(f"a residual of {residual.numel()} elements, for {replica.feedback.residual.numel()}")
@@ -91,7 +92,7 @@ class Resume:
             self._left.append((strand, old.progress, ""))
         else:
             strand.since.clear()
-            self._left.append((strand, old.progress + old.frozen, UNDECIDED if current else MOVED))
+            self._left.append((strand, old.progress + old.frozen, (UNDECIDED if replica.resumes else BEGINS) if current else MOVED))
 
     def finish(self, drop: Callable[[int, str], None]) -> None:
         """The part that needs the model."""

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.collectives.errors import BadSignatureError, ConfigError, StorageError, VersionMismatchError
-from atoll.collectives.swarm import OuterSettings, PrivacySettings, RunSettings, SecureSettings
+from atoll.collectives.swarm import OuterSettings, PrivacySettings, RunSettings, SecureSettings, SiteSettings
 from atoll.node import manifest as m
 from atoll.node.cli.costs import describe_lines
 from atoll.node.paths import find_paths
@@ -90,6 +90,7 @@ def test_defaults_and_settings() -> None:
     assert adam.outer == OuterSettings("adam", 0.1, 0.9, 0.5, governor=True, stretch=True)
 
 
+SCAFFOLD = "mode = 'federated'\nfederated = { method = 'scaffold' }\nmodel = { entry = 'local:x' }\n"
 PRIVATE = "mode = 'federated'\nsecure = {}\nprivacy = { noise = 4.0, clip = 1.0, delta = 1e-5, stop_at_epsilon = 9.0 }\n"
 
 
@@ -180,10 +181,36 @@ def test_a_robust_rule_names_the_runs_reducer_and_leaves_other_runs_as_they_are(
     assert any("bucketing 2, arc, krum, f = 1" in line and "needs 9" in line for line in describe_lines(steps))
 
 
+def test_what_members_do_beside_plain_steps_is_the_manifests() -> None:
+    def settings(text: str) -> RunSettings:
+        return m.parse_manifest(
+            f'schema = 1\nname = "x"\nmode = "federated"\nmodel = {{ entry = "local:x" }}\nfederated = {{ {text} }}'
+        ).settings()
+
+    for name in ("fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad"):
+        assert settings(f'method = "{name}"').site is None
+    assert settings('method = "fedprox", mu = 0.5').site == SiteSettings("fedprox", mu=0.5)
+    assert settings('personal = "ditto", pull = 0.3').site == SiteSettings("fedavg", pull=0.3)
+    scaffold = settings('method = "scaffold_m", beta = 0.25')
+    assert scaffold.site == SiteSettings("scaffold_m", beta=0.25)
+    assert (scaffold.codec, scaffold.codecs) == ("int8", {"atoll.controls": "fp32", "atoll.clients": "fp32"})
+    told = m.parse_manifest(f'schema = 1\nname = "x"\n{SCAFFOLD}')
+    assert any("control variate" in line for line in describe_lines(told))
+    assert scaffold.outer == OuterSettings("sgd", 1.0, 0.9, 0.99, 1e-3)
+
+
 @pytest.mark.parametrize(("text", "key"), [
     ("federated = { method = 'fedadam' }", "$.federated"),
     ("secure = {}", "$.secure"),
-    ("mode = 'federated'\nfederated = { method = 'scaffold' }", "$.federated.method"),
+    ("mode = 'federated'\nfederated = { method = 'fedcompass' }", "$.federated.method"),
+    ("mode = 'federated'\nfederated = { method = 'scaffold' }", "$.train.inner.optimizer"),
+    (f"{SCAFFOLD}secure = {{}}", "$.secure"),
+    (f"{SCAFFOLD}robust = {{ rule = 'median', f = 1 }}", "$.robust.rule"),
+    (f"{SCAFFOLD}no_quorum = {{ policy = 'branch' }}", "$.no_quorum.policy"),
+    (f"{SCAFFOLD}exchange = {{ fragments = 2 }}", "$.exchange.fragments"),
+    ("mode = 'federated'\nfederated = { method = 'scaffold', beta = 0.3 }\nmodel = { entry = 'local:x' }", "$.federated.beta"),
+    ("mode = 'federated'\nfederated = { pull = 0.3 }", "$.federated.pull"),
+    ("mode = 'federated'\nfederated = { method = 'fedprox', mu = -1.0 }", "$.federated.mu"),
     ("mode = 'federated'\nfederated = { momentum = 0.5 }", "$.federated.momentum"),
     ("mode = 'federated'\nfederated = { method = 'fedyogi', bias_correction = true }", "$.federated.bias_correction"),
     ("mode = 'federated'\ntrain = { outer = { lr = 0.5 } }", "$.train.outer"),

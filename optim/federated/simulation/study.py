@@ -189,13 +189,13 @@ class Study:
         learner.live.copy_(served.anchor)
         key = (self.settings.seed, client, self._turns[client])
         for rows in map(torch.from_numpy, islice(endless(len(y), self.settings.batch, key), steps)):
-            before = None
-            if served.before is not None:
-                kept = learner.live.clone()
-                live.copy_(served.before)
-                before = learner.backward(x[rows], y[rows]).clone()
+            gradient, second = learner.backward(x[rows], y[rows]), None
+            if (at := turn.second_at(gradient, live)) is not None:
+                gradient, kept = gradient.clone(), learner.live.clone()
+                live.copy_(at)
+                second = learner.backward(x[rows], y[rows])
                 learner.live.copy_(kept)
-            live.sub_(turn.direction(learner.backward(x[rows], y[rows]), live, before), alpha=lr)
+            live.sub_(turn.direction(gradient, live, second), alpha=lr)
         pseudo = served.anchor - learner.live
         own, control = self._own[client], turn.control(pseudo[: learner.parameters], steps)
         self._turns[client] += 1

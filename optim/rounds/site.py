@@ -1,0 +1,307 @@
+"""A replica of a federated run whose method corrects inner steps, or whose members keep something for themselves.
+
+Each round begins at the anchor: what SCAFFOLD's and FedAvg-M's formulas say of a round's steps holds of no others. So work that was not counted is
+given up, unlike in `replica`, and so is what was trained while a contribution was undecided. The corrections are those of `federated.member.Turn`,
+which simulations use, too; what is kept is `federated.site.Kept`, saved before each contribution.
+
+Corrections need the optimizer's hook: `before_step` changes the gradients at the parameters. Methods with more than one gradient a step need the
+closure that ``optimizer.step(closure)`` takes: it clears gradients, computes the loss of one batch, calls backward and returns the loss.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from ...collectives.errors import ConfigError
+from ...collectives.swarm import AnchorView, RunSettings, Shelved, Swarm
+from ..federated.inner import mean_direction
+from ..federated.member import Served, Turn, first_control
+from ..federated.personal import ditto
+from ..federated.site import CLIENTS, CONTROLS, Kept, knobs_of, method_of, unpack
+from ..model.flat import FlatTensor, FlatVector, Source
+from ..model.pseudograd import write_pseudo_gradient
+from ..model.reconcile import adopt
+from .replica import Frozen, Replica
+from .replica import Turn as Look
+
+logger = logging.getLogger("atoll")
+
+LOST = "the round went on without them; each round of this method begins at the anchor"
+MEANWHILE = "they were trained while the round before was being decided"
+BEHIND = "this node is behind what this member has contributed to already"
+
+Closure = Callable[[], Any]
+
+
+class SiteReplica(Replica):
+    """See the module. float32 vectors as long as the parameters, on their device: the anchor, and what the method has (docs/federated.md)."""
+
+    resumes = False
+
+    def __init__(
+        self,
+        flat: FlatVector,
+        swarm: Swarm,
+        clock: Callable[[], float],
+        dropped: Callable[[int, str], None],
+        settings: RunSettings,
+    ) -> None:
+        """As for Replica. Raises ConfigError for a swarm without a shelf, StateError and StorageError for what lies on it."""
+        super().__init__(flat, swarm, clock, dropped, settings)
+        if settings.site is None or not isinstance(swarm, Shelved):
+            raise ConfigError("this swarm has no shelf for a member's own state", key="swarm", hint="Use atoll.node.join(INVITE).")
+        self._run: Swarm = swarm
+        self._site, self.method = settings.site, method_of(settings.site)
+        self._shelf = swarm.shelf()
+        saved = self._shelf.load()
+        self.kept = Kept(own=first_control(self.method, flat.parameters)) if saved is None else unpack(saved, flat.parameters)
+        self._ranges = {spec.name: slice(spec.offset, spec.offset + spec.numel) for spec in flat.layout.tensors}
+        self._steps, self._rates = 0, 0.0  # of the turn under way, and the sum of their learning rates
+        self._inner: Turn | None = None
+        self._anchor = self._personal = torch.empty(0, dtype=torch.float32, device="cpu")
+        known = {self.kept.round: self.kept.anchor, self.kept.round - 1: self.kept.before}
+        self._anchors = {round_: anchor for round_, anchor in known.items() if anchor is not None}  # parameters of the last two
+
+    # ---- a turn
+    def enter(self) -> None:
+        """See Replica."""
+        super().enter()
+        if self.kept.own is not None and not self.kept.member and self.base.round and self._was_counted():
+            logger.warning("this member was in the run before, and what it kept is gone: its old control variate stays in the run's sum")
+        self._begin()
+
+    def _begin(self) -> None:
+        """A turn begins at the anchor."""
+        kept, base, device = self.kept, self.base, self._device
+        if kept.open and base.round > kept.round:
+            kept.resolve(self.method.control and self._counted_in(kept.round + 1))
+        self._anchor = self._vector(base, 0, self.flat.parameters)
+        common, own = None, None
+        if self.method.control:
+            clients = round(float(self._vector(base, self._ranges[CLIENTS].start, 1)))
+            common = self._vector(base, self._ranges[CONTROLS].start, self.flat.parameters).div_(max(1, clients))
+            assert kept.own is not None
+            own = kept.own.to(device)
+        momentum = before = None
+        if self.method.momentum:
+            self._anchors = {round_: each for round_, each in self._anchors.items() if round_ == base.round - 1}
+            momentum, before = self._direction(self._anchors.get(base.round - 1))
+            self._anchors[base.round] = self._anchor.cpu()
+        self._inner = Turn(self.method, knobs_of(self._site), Served(self._anchor, common, momentum, before, base.round), own)
+        self._steps, self._rates = 0, 0.0
+        if self._site.pull is not None and not self._personal.numel():
+            self._personal = self._anchor if kept.personal is None else kept.personal.to(device)
+
+    def _direction(self, before: Tensor | None) -> tuple[Tensor, Tensor]:
+        """What an inner step was on average in the round that led here, the server's step taken out of it, and the anchor before. Where that is not
+        known (at first, or after an absence) it is this anchor, and the direction 0."""
+        if before is None or not self.kept.rate:
+            return torch.zeros_like(self._anchor), self._anchor
+        before = before.to(self._device)
+        return mean_direction((before - self._anchor) / self.settings.outer.lr, 1, self.kept.rate), before
+
+    @property
+    def _device(self) -> torch.device:
+        return self.flat.tensors[0].device
+
+    def _vector(self, base: Source, start: int, numel: int) -> Tensor:
+        host = torch.empty(numel, dtype=torch.float32, device="cpu")
+        base.copy_into(host, start)
+        return host.to(self._device)
+
+    # ---- inner steps
+    def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        """See Replica: the gradients are corrected, now or in the closure."""
+        rate = float(optimizer.param_groups[0]["lr"])
+        closure = cast("Closure | None", args[1] if len(args) > 1 else kwargs.get("closure"))
+        if closure is None:
+            if self._needs_closure:
+                what = "Ditto" if self._site.pull is not None else self.method.name
+                raise ConfigError(
+                    f"{what} takes more than one gradient a step",
+                    key="optimizer",
+                    why="Each is one of the same batch, at other parameters.",
+                    hint="optimizer.step(closure), where closure clears the gradients, computes the loss, calls backward and returns the loss",
+                )
+            self._corrected(None, rate)
+            return None
+
+        def corrected() -> Any:
+            loss = closure()
+            self._corrected(closure, rate)
+            return loss
+
+        rest = {key: value for key, value in kwargs.items() if key != "closure"}
+        return (args[0], corrected), rest
+
+    @property
+    def _needs_closure(self) -> bool:
+        return self.method.reduced or self.method.ahead or self._site.pull is not None
+
+    @torch.no_grad()
+    def _corrected(self, closure: Closure | None, rate: float) -> None:
+        turn = self._inner
+        assert turn is not None
+        gradient, live = self._gradient(), self._live()
+        second = None
+        if closure is not None and self._needs_closure:
+            kept = self._snapshot()
+            if (at := turn.second_at(gradient, live)) is not None:
+                second = self._gradient_at(at, closure)
+            if self._site.pull is not None:
+                self._personal = ditto(self._personal, self._anchor, lambda v: self._gradient_at(v, closure), 1, rate, self._site.pull)
+            self.flat.read_from(FlatTensor(kept))
+            self._spare.append(kept)
+        self._steps, self._rates = self._steps + 1, self._rates + rate
+        self._write_gradient(turn.direction(gradient, live, second))
+
+    def _gradient_at(self, parameters: Tensor, closure: Closure) -> Tensor:
+        """That of the closure's batch. Leaves the model with these parameters."""
+        self._load(parameters)
+        with torch.enable_grad():
+            closure()
+        return self._gradient()
+
+    def _live(self) -> Tensor:
+        return torch.cat([tensor.detach().reshape(-1).float() for tensor in self._parameters()])
+
+    def _gradient(self) -> Tensor:
+        parts = [t.grad if t.grad is not None else torch.zeros_like(t) for t in self._parameters()]
+        return torch.cat([part.detach().reshape(-1).float() for part in parts])
+
+    def _write_gradient(self, values: Tensor) -> None:
+        start = 0
+        for tensor in self._parameters():
+            part = values[start : start + tensor.numel()].view(tensor.shape)
+            if tensor.grad is None:
+                tensor.grad = torch.empty_like(tensor)
+            tensor.grad.copy_(part)
+            start += tensor.numel()
+
+    def _load(self, parameters: Tensor) -> None:
+        start = 0
+        for tensor in self._parameters():
+            tensor.copy_(parameters[start : start + tensor.numel()].view(tensor.shape))
+            start += tensor.numel()
+
+    def _parameters(self) -> list[Tensor]:
+        return [t for spec, t in zip(self.flat.layout.tensors, self.flat.tensors, strict=True) if spec.role == "parameter"]
+
+    def own_model(self) -> Source:
+        """The personal model, with the anchor's running statistics. Raises ConfigError in a run without."""
+        if self._site.pull is None:
+            return super().own_model()
+        return _Personal(self._personal.to("cpu"), self.base)
+
+    # ---- rounds
+    def turn(self, deadline_s: float, decidable: Callable[[], bool] = lambda: True) -> Iterator[Look]:
+        """See Replica."""
+        if self.frozen is None and self.kept.round > self.base.round:
+            new = self.swarm.anchor()
+            if self.kept.round > new.round:
+                return self.drop(new, BEHIND)
+            new.release()
+        yield from super().turn(deadline_s, decidable)
+
+    def _offer(self, deadline_s: float, decidable: Callable[[], bool]) -> Look:
+        self._keep()
+        return super()._offer(deadline_s, decidable)
+
+    @torch.no_grad()
+    def _keep(self) -> None:
+        """Save what is kept, with the contribution that is about to be made and without. Raises StorageError: then nothing has changed."""
+        kept, turn, base = self.kept, self._inner, self.base
+        assert turn is not None
+        new = Kept(base.round, True, kept.member, kept.rate, kept.own)
+        if self.method.momentum:
+            new.anchor, new.before = self._anchors[base.round], self._anchors.get(base.round - 1)
+            new.rate = self._rates * (self.settings.sync_every or self._steps) / max(1, self._steps)  # the same at all whose lr is the same
+        if self.method.control:
+            again = kept.round == base.round and kept.next is not None  # the same change, whichever of the two contributions is counted
+            control = turn.control(self._anchor - self._live(), self._steps, self._rates / max(1, self._steps))
+            new.next = kept.next if again or control is None else control.cpu()
+        if self._site.pull is not None:
+            new.personal = self._personal.cpu()
+        self._shelf.save(new.pack())
+        self.kept = new
+
+    def _write(self, out: Tensor) -> None:
+        write_pseudo_gradient(self.flat, self.base, out)
+        kept = self.kept
+        if kept.own is not None and kept.next is not None:
+            weight = float(self.unsent)
+            out[self._ranges[CONTROLS]].copy_(kept.own - kept.next).div_(weight)
+            out[self._ranges[CLIENTS]].fill_((kept.member - 1) / weight)
+        if self.feedback is not None:
+            self.feedback.add_to(out)
+
+    def _fate(self) -> bool:
+        """See Replica: the log knows."""
+        return self._counted_in(self.kept.round + 1)
+
+    def _counted_in(self, round_: int) -> bool:
+        """Whether this member is among those that this round counted. Its entry's number is not below the round's."""
+        return any(tally.round == round_ and self._in(tally.shares) for tally in self._tallies(round_, round_))
+
+    def _was_counted(self) -> bool:
+        return any(self._in(tally.shares) for tally in self._tallies(1, self.base.round))
+
+    def _in(self, shares: Any) -> bool:
+        return any(member.peer == self._run.peer for member, _ in shares)
+
+    def _tallies(self, first: int, round_: int) -> Iterator[Any]:
+        """The log's entries from number ``first`` to those of that round."""
+        while told := self._run.tallies(first):
+            yield from told
+            first = told[-1].entry + 1
+            if told[-1].round > round_:
+                return
+
+    def _adopt(self, frozen: Frozen, counted: bool, new: AnchorView) -> None:
+        if self.feedback is not None:
+            self.feedback.settle(counted)
+        self.kept.resolve(counted)
+        self.frozen = None
+        if not counted:
+            self._dropped(frozen.samples, LOST)
+        self._move(new, MEANWHILE)
+
+    def _rebase(self, new: AnchorView) -> None:
+        if self._is_base(new):
+            new.release()
+        else:
+            self._move(new, LOST)
+
+    def _move(self, new: AnchorView, why: str) -> None:
+        lost, self.unsent = self.unsent, 0
+        adopt(self.flat, new)
+        self._take(new)
+        self._begin()
+        if lost:
+            self._dropped(lost, why)
+
+    def forget(self) -> None:
+        """See Replica."""
+        super().forget()
+        self._begin()
+
+    def _remember(self, frozen: Frozen) -> None:
+        """Nothing: what is trained meanwhile is given up."""
+
+
+class _Personal:
+    """Own parameters, float32 (parameters,), and for the rest a base's."""
+
+    def __init__(self, parameters: Tensor, base: Source) -> None:
+        self._parameters, self._base = parameters, base
+
+    def copy_into(self, destination: Tensor, start: int = 0) -> None:
+        """See Source."""
+        self._base.copy_into(destination, start)
+        own = self._parameters[start : start + destination.numel()]
+        destination[: own.numel()].copy_(own)

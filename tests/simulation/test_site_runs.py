@@ -1,0 +1,251 @@
+"""Federated methods whose members keep something, in runs of the real session: what they end with, what adds up, what survives a crash."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from atoll.collectives.errors import ConfigError, StateError, StorageError
+from atoll.collectives.identifiers import PeerId
+from atoll.collectives.swarm import Outcome, OuterSettings, RunSettings, SiteSettings
+from atoll.node.client.shelf import FileShelf
+from atoll.node.local import LocalSwarm
+from atoll.node.local_member import LocalMember
+from atoll.optim import SoloSwarm, attach
+from atoll.optim.federated.member import Turn, first_control
+from atoll.optim.federated.methods import SUMS
+from atoll.optim.federated.server import Server
+from atoll.optim.federated.site import Kept, knobs_of, method_of, unpack
+
+N, D, K, LR = 4, 5, 6, 0.1
+CHANCE = torch.Generator().manual_seed(0)
+A, B = torch.rand(N, D, generator=CHANCE) * 1.5 + 0.5, torch.randn(N, D, generator=CHANCE) * 3
+OPTIMUM = (A * B).sum(0) / A.sum(0)
+WITH_CONTROL = ("scaffold", "scaffold_m", "scaffold_m_vr")
+
+
+class Model(nn.Module):
+    """A point; a site's loss is a_i/2 (w - b_i)², element by element."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(D))
+
+    def loss(self, site: int) -> Tensor:
+        return (A[site] / 2 * (self.w - B[site]) ** 2).sum()
+
+
+@dataclass
+class Seen:
+    """What a site saw."""
+
+    outcomes: list[Outcome] = field(default_factory=list[Outcome])
+    kept: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict[int, tuple[Tensor, Tensor]])  # by round: c_i, all of the anchor
+    anchor: Tensor = field(default_factory=lambda: torch.zeros(0))
+    own: Tensor = field(default_factory=lambda: torch.zeros(0))
+
+
+def settings(name: str, rounds: int = 8, **more: float) -> RunSettings:
+    site = SiteSettings(name, **more)  # type: ignore[arg-type]
+    exact = dict.fromkeys(SUMS, "fp32")
+    outer = OuterSettings(kind="sgd", lr=0.8, momentum=0.0)
+    return RunSettings(sync_every=K, rounds=rounds, codec="fp32", codecs=exact, outer=outer, site=site)
+
+
+def play(swarm: LocalSwarm, seen: dict[int, Seen], step_s: Sequence[float] | float = (0.1, 0.11, 0.12, 0.1)) -> None:
+    """Every site trains to the end of the run. A slower one makes fewer steps a round."""
+
+    def script(member: LocalMember) -> None:
+        found, model = seen.setdefault(member.index, Seen()), Model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+
+        def heard(outcome: Outcome) -> None:
+            found.outcomes.append(outcome)
+            replica = attachment._strands[0].replica
+            kept: Kept = replica.kept  # type: ignore[attr-defined]
+            anchor = torch.zeros(replica.flat.numel)
+            replica.base.copy_into(anchor)
+            if kept.own is not None and not kept.open:
+                found.kept[replica.base.round] = (kept.own.clone(), anchor)
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = model.loss(member.index)
+            loss.backward()
+            return loss
+
+        attachment = attach(model, optimizer, member, clock=member.clock, on_round=heard)
+        while not attachment.done:
+            optimizer.step(closure)
+        view = member.anchor()
+        found.anchor = torch.zeros(view.numel)
+        view.copy_into(found.anchor)
+        with attachment.evaluate_anchor(own=member.settings.site is not None and member.settings.site.pull is not None):
+            found.own = model.w.detach().clone()
+
+    swarm.run(script, step_s=step_s)
+
+
+def reference(run: RunSettings, rounds: list[list[int]]) -> tuple[Server, list[Tensor]]:
+    """The rounds of all sites, of so many steps each, by what `atoll simulate` is made of; and the c_i."""
+    assert run.site is not None
+    method, model = method_of(run.site), Model()
+    server = Server(method, run.outer, torch.zeros(D))
+    own = [torch.zeros(0) if (first := first_control(method, D)) is None else first for _ in range(N)]
+    knobs = knobs_of(run.site)
+
+    def gradient(site: int, at: Tensor) -> Tensor:
+        with torch.no_grad():
+            model.w.copy_(at)
+        model.zero_grad()
+        model.loss(site).backward()
+        assert model.w.grad is not None
+        return model.w.grad.clone()
+
+    for steps in rounds:
+        served = server.served()
+        for site in range(N):
+            turn, y = Turn(method, knobs, served, own[site] if method.control else None), served.anchor.clone()
+            for _ in range(steps[site]):
+                g = gradient(site, y)
+                at = turn.second_at(g, y)
+                y = y - LR * turn.direction(g, y, None if at is None else gradient(site, at))
+            server.add(served.anchor - y, steps[site])
+            control = turn.control(served.anchor - y, steps[site], LR)
+            if control is not None:
+                server.note(control - own[site], 1 / N)
+                own[site] = control
+        server.step(K, LR)
+    return server, own
+
+
+@pytest.mark.parametrize("name", ["fedprox", "fedavg_m", "fedavg_m_vr", "per_fedavg", *WITH_CONTROL])
+def test_a_real_run_is_the_simulated_one(name: str) -> None:
+    """Round by round through the same classes: the same anchor, and the same control variates."""
+    run, seen = settings(name, mu=0.7, beta=0.4, ahead=0.2), dict[int, Seen]()
+    play(LocalSwarm(N, settings=run, latency_s=0.02), seen, 0.1)
+    assert all(torch.equal(found.anchor, seen[0].anchor) for found in seen.values())
+    steps = {o.round: {share.peer: share.samples for share in o.contributors} for found in seen.values() for o in found.outcomes}
+    server, own = reference(run, [[steps[round_][PeerId(f"p{site}")] for site in range(N)] for round_ in range(1, 9)])
+    assert torch.allclose(seen[0].anchor[:D], server.anchor, atol=2e-5)
+    if name in WITH_CONTROL:
+        assert all(torch.allclose(seen[site].kept[8][0], own[site], atol=1e-4) for site in range(N))
+        assert server.common is not None
+        assert torch.allclose(seen[0].anchor[D : 2 * D] / N, server.common, atol=1e-4)
+
+
+def adds_up(seen: dict[int, Seen], rounds: int) -> int:
+    """In how many rounds all sites' c_i are known here; in each of them they add up to what the anchor has."""
+    checked = 0
+    for round_ in range(1, rounds + 1):
+        known = [found.kept[round_] for found in seen.values() if round_ in found.kept]
+        if len(known) == N:
+            anchors = [anchor for _, anchor in known]
+            assert all(torch.equal(anchor, anchors[0]) for anchor in anchors)
+            assert (torch.stack([own for own, _ in known]).sum(0) - anchors[0][D : 2 * D]).abs().max() < 1e-5
+            assert anchors[0][-1].round() == sum(bool(own.any()) for own, _ in known)
+            checked += 1
+    return checked
+
+
+def test_control_variates_add_up_after_every_round_and_the_optimum_is_reached() -> None:
+    seen = dict[int, Seen]()
+    play(LocalSwarm(N, settings=settings("scaffold", 40), latency_s=0.02), seen)
+    assert adds_up(seen, 40) == 40
+    assert (seen[0].anchor[:D] - OPTIMUM).abs().max() < 1e-4
+    assert seen[0].anchor[D : 2 * D].abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("when_s", [2.0 + 0.07 * step for step in range(11)])
+def test_a_control_variate_is_in_the_sum_once_whenever_its_site_is_killed(when_s: float) -> None:
+    """Node and script are killed: while training, between saving and being counted, after that and before the script hears of it. A round takes 0.8 s.
+    The site is back on its disk a little later."""
+    seen = dict[int, Seen]()
+    play(LocalSwarm(N, settings=settings("scaffold", 12), latency_s=0.03).crash_at(2, when_s, back_after_s=0.4), seen)
+    assert adds_up(seen, 12) >= 6
+    assert 12 in seen[2].kept
+
+
+def test_a_lost_contribution_leaves_its_sites_control_variate_as_it_was() -> None:
+    """Two of four do not hear the others for a while: their contributions are not counted, or nobody's are."""
+    seen = dict[int, Seen]()
+    play(LocalSwarm(N, settings=settings("scaffold", 14), latency_s=0.02).partition_at([[0, 1, 3], [2]], 2.5, 3.0), seen)
+    lost = [o for o in seen[2].outcomes if o.status == "committed" and not o.counted]
+    missed = set(range(1, 15)) - {o.round for o in seen[2].outcomes if o.counted}
+    assert missed
+    assert lost or missed
+    assert adds_up(seen, 14) >= 6
+
+
+def test_a_personal_model_is_nearer_to_its_site_and_travels_nowhere() -> None:
+    """Ditto: between the site's own optimum and the run's, by what the pull says."""
+    seen = dict[int, Seen]()
+    play(LocalSwarm(N, settings=settings("fedavg", 30, pull=0.5), latency_s=0.02).crash_at(1, 9.0, back_after_s=0.5), seen)
+    assert seen[0].anchor.numel() == D
+    for site, found in seen.items():
+        between = (A[site] * B[site] + 0.5 * found.anchor) / (A[site] + 0.5)
+        assert (found.own - between).abs().max() < 0.1, site
+        assert (found.own - B[site]).norm() < (found.anchor - B[site]).norm()
+
+
+def test_what_is_kept_is_whole_or_refused() -> None:
+    kept = Kept(7, True, True, 0.6, torch.arange(3.0), torch.ones(3))
+    again = unpack(kept.pack(), 3)
+    assert (again.round, again.open, again.member, again.rate) == (7, True, True, 0.6)
+    assert again.own is not None
+    assert again.next is not None
+    assert torch.equal(again.own, torch.arange(3.0))
+    assert again.personal is None
+    again.resolve(True)
+    assert torch.equal(again.own, torch.ones(3))
+    again.resolve(True)  # once
+    assert torch.equal(again.own, torch.ones(3))
+    assert unpack(Kept(0).pack(), 3).own is None
+    data = kept.pack()
+    for wrong in (data[:-1], data[:20], b"", b"\xff" * 64, data.replace(b"round", b"sound")):
+        with pytest.raises(StateError):
+            unpack(wrong, 3)
+    with pytest.raises(StateError, match="another model"):
+        unpack(data, 4)
+
+
+def test_a_shelf_keeps_what_was_saved_last(tmp_path: Path) -> None:
+    shelf = FileShelf(tmp_path)
+    assert shelf.load() is None
+    shelf.save(b"one")
+    shelf.save(b"two")
+    assert FileShelf(tmp_path).load() == b"two"
+    assert [file.name for file in tmp_path.iterdir()] == ["site"]
+    with pytest.raises(StorageError):
+        FileShelf(tmp_path / "nowhere").save(b"three")
+
+
+def test_an_optimizer_whose_steps_are_not_the_methods_is_refused() -> None:
+    def attached(name: str, optimizer: type[torch.optim.Optimizer] | None, **options: float) -> None:
+        model = Model()
+        made = optimizer(model.parameters(), lr=0.1, **options) if optimizer else None  # type: ignore[call-arg]
+        attachment = attach(model, made, SoloSwarm(settings(name)))
+        if made is not None:
+            model.loss(0).backward()
+            made.step()
+        attachment.detach()
+
+    attached("scaffold", torch.optim.SGD)
+    attached("fedprox", torch.optim.Adam)
+    for name, optimizer, options, key in (
+        ("scaffold", torch.optim.SGD, {"momentum": 0.9}, "optimizer"),
+        ("scaffold_m", torch.optim.SGD, {"weight_decay": 0.1}, "optimizer"),
+        ("fedavg_m", torch.optim.Adam, {}, "optimizer"),
+        ("fedprox", None, {}, "optimizer"),
+        ("per_fedavg", torch.optim.SGD, {}, "optimizer"),  # without a closure
+    ):
+        with pytest.raises(ConfigError) as caught:
+            attached(name, optimizer, **options)
+        assert caught.value.key == key
+    with pytest.raises(ConfigError, match="no personal models"), attach(Model(), None, SoloSwarm()).evaluate_anchor(own=True):
+        pass
