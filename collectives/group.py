@@ -39,7 +39,8 @@ class Member(msgspec.Struct, frozen=True, array_like=True, order=True):
 class Reading(msgspec.Struct, frozen=True, array_like=True):
     """What a member says of its contribution beside the vector: its own word, which the entry records. None: it does not say.
 
-    ``loss``: the mean loss of the inner steps in it; ``norm``: that of the vector, without running statistics; ``lag``: how many inner steps
+    ``loss``: the mean loss of the inner steps in it; ``norm``: that of the vector, without running statistics, or, of the mean
+    of a masked sum, the bound on the next vectors'; ``lag``: how many inner steps
     its rounds last took to be decided.
     """
 

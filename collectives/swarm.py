@@ -69,6 +69,9 @@ class PrivacySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     ``noise``: its standard deviation in units of ``clip``, the largest Euclidean norm of a contribution. ``delta``, ``stop_at_epsilon``: what a
     member spends at most. ``colluding``: how many members of a sum may tell each other the noise they added (each knows its own).
+
+    ``quantile``: ``clip`` is only the first bound, which then follows this quantile of the contributions' norms, by ``clip_rate`` (arXiv 1905.03871);
+    ``count_noise``: the deviation of the noise on how many were within it (None: twice ``noise``). ``noise`` is what both together cost.
     """
 
     noise: Annotated[float, msgspec.Meta(ge=0.1, le=100)]
@@ -76,6 +79,9 @@ class PrivacySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     delta: Annotated[float, msgspec.Meta(gt=0, lt=0.1)]
     stop_at_epsilon: Annotated[float, msgspec.Meta(gt=0, le=1e6)]
     colluding: Annotated[int, msgspec.Meta(ge=1, le=256)] = 1
+    quantile: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
+    clip_rate: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.2
+    count_noise: Annotated[float, msgspec.Meta(gt=0, le=1000)] | None = None
 
 
 class SiteSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -70,17 +70,23 @@ class SecureTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PrivacyTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[privacy]``: each contribution is bounded and gets noise, and a site stops before it has spent ``stop_at_epsilon`` (`PrivacySettings`)."""
+    """``[privacy]``: each contribution is bounded and gets noise, and a site stops before it has spent ``stop_at_epsilon`` (`PrivacySettings`).
+
+    ``quantile``: the bound begins at ``clip`` and follows this quantile of the norms, by ``clip_rate``, with ``count_noise`` on the count.
+    """
 
     noise: Annotated[float, msgspec.Meta(ge=0.1, le=100)]
     clip: Annotated[float, msgspec.Meta(gt=0, le=1e6)]
     delta: Annotated[float, msgspec.Meta(gt=0, lt=0.1)]
     stop_at_epsilon: Annotated[float, msgspec.Meta(gt=0, le=1e6)]
     colluding: Annotated[int, msgspec.Meta(ge=1, le=256)] = 1
+    quantile: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
+    clip_rate: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.2  # this and quantile 0.5: arXiv 1905.03871
+    count_noise: Annotated[float, msgspec.Meta(gt=0, le=1000)] | None = None  # None: twice noise
 
     def settings(self) -> PrivacySettings:
         """As a session takes it."""
-        return PrivacySettings(self.noise, self.clip, self.delta, self.stop_at_epsilon, self.colluding)
+        return PrivacySettings(*msgspec.structs.astuple(self))
 
 
 def check_federated(manifest: Manifest, name: str) -> None:
@@ -202,6 +208,14 @@ def _check_privacy(manifest: Manifest, name: str) -> None:
             "rounds = 100, under [train]",
         ),
     ]
+    if privacy.quantile is None:
+        fixed = PrivacyTable(privacy.noise, privacy.clip, privacy.delta, privacy.stop_at_epsilon)
+        unread = [key for key in ("clip_rate", "count_noise") if getattr(privacy, key) != getattr(fixed, key)]
+        refused.append((bool(unread), f"$.privacy.{unread[0] if unread else ''}", "The bound is fixed.", "quantile = 0.5, or leave it out"))
+    elif privacy.count_noise is not None:
+        few = privacy.count_noise <= privacy.noise / 2
+        why = "So little noise on the count alone would cost more than noise allows for both."
+        refused.append((few, "$.privacy.count_noise", why, f"count_noise = {2 * privacy.noise:g}, or leave it out"))
     _refuse(refused, name, "in a run with [privacy]")
 
 
@@ -300,8 +314,11 @@ def _privacy_line(manifest: Manifest) -> str:
     from .secure.budget import epsilon_after
 
     spent = epsilon_after(privacy.settings(), rounds)
+    moving = (
+        f"; the bound on an update's length follows the quantile {privacy.quantile:g} of all sites', of which only a noisy count is known"
+    )
     return (
         f"what the sums and the model can give away of all data of one site together is bounded: a site that takes part in all {rounds} rounds spends "
         f"epsilon {spent:.3g} at delta {privacy.delta:g} (smaller is safer; above 10 it says little), against members too, as long as no more than "
         f"{privacy.colluding} of those in a sum tell the others their noise; a site stops by itself before {privacy.stop_at_epsilon:g}"
-    )
+    ) + (moving if privacy.quantile is not None else "")

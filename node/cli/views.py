@@ -99,7 +99,8 @@ def secure_text(secure: Mapping[str, Any]) -> str:
 def privacy_text(privacy: Mapping[str, Any]) -> str:
     """What this site has spent of its privacy."""
     spent = f"epsilon {privacy.get('epsilon', 0.0):.3g} of {privacy.get('stop_at_epsilon', 0.0):g} spent here at delta {privacy.get('delta', 0.0):g}"
-    return f"{spent}, in {privacy.get('steps')} contributions; {privacy.get('left')} more are allowed"
+    clip = f"; bound {privacy.get('clip', 0.0):.3g}" + (f", by quantile {privacy['quantile']:g}" if privacy.get("quantile") else "")
+    return f"{spent}, in {privacy.get('steps')} contributions; {privacy.get('left')} more are allowed{clip}"
 
 
 def trouble_lines(terminal: Terminal, trouble: Any) -> list[str]:

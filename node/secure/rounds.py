@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...collectives.codec import Grid
 from ...collectives.errors import GroupError, LocalProtocolError, RemoteProtocolError, SecurityError, StorageError
-from ...collectives.group import CID_BYTES, Entry
+from ...collectives.group import CID_BYTES, Entry, Reading
 from ...collectives.identifiers import PeerId
 from ...collectives.round import KIN_BYTES
 from ...collectives.swarm import Call, SecureSettings
@@ -26,6 +26,7 @@ from ...security.masking.keys import Words
 from ..session import events as ev
 from ..session.naming import config_key
 from ..session.offering import Given
+from .bound import bound_at
 from .budget import Budget
 from .masking import Masking, Step
 from .vectors import Summed, Vectors, length_of
@@ -56,7 +57,7 @@ class SecureRounds:
         self.masking: Masking | None = None
         self.given: Given | None = None  # the script's vector, in the attempt
         self.vectors: Vectors | None = None  # how they lie on the ring, in the attempt
-        self.mean: tuple[bytes, Tensor] | None = None  # what came out, for the log
+        self.mean: tuple[bytes, Tensor, Reading] | None = None  # what came out, for the log
         self.metrics: dict[str, float] = {}  # what the script has reported last
         self.bad: set[PeerId] = set()  # whose words did not hold: left out of later attempts
         self._memory: Memory | None = None
@@ -124,9 +125,9 @@ class SecureRounds:
         assert machine is not None
         assert self.mean is not None
         if machine.contribution is None and not machine.open.applying:
-            cid, mean = self.mean
+            cid, mean, reading = self.mean
             session.ports.exchange.freeze(session.log, machine.round, cid, mean)
-            machine.contribute(now, cid, 1)
+            machine.contribute(now, cid, 1, reading)
 
     def decided(self, entry: Entry) -> tuple[bytes | None, bool]:
         """A round is over: the script's cid, if one is free again, and whether its vector is in the result."""
@@ -171,7 +172,9 @@ class SecureRounds:
         threshold = threshold_of(self.terms, len(roster))
         if not machine.is_member or not LEAST_MEMBERS <= threshold <= len(roster):
             return None
-        binding = Binding(session.run, machine.round, number, roster, threshold, length_of(self.terms, machine.shape.numel), 32)
+        binding = Binding(
+            session.run, machine.round, number, roster, threshold, length_of(self.terms, session.settings.privacy, machine.shape.numel), 32
+        )
         return Masking(binding, machine.convener_of(number).peer, session.me, config_key(machine.config))
 
     def _join(self, now: float) -> None:
@@ -342,7 +345,8 @@ class SecureRounds:
         assert client is not None
         cid, samples, vector, _ = given
         privacy, roster = self.session.settings.privacy, masking.binding.roster
-        self.vectors = vectors = Vectors(self.terms, privacy, vector.numel(), len(roster), masking.binding.threshold)
+        bound = bound_at(self.session, privacy, masking.binding.round) if privacy is not None else 0.0
+        self.vectors = vectors = Vectors(self.terms, privacy, vector.numel(), len(roster), masking.binding.threshold, bound)
         self._busy, metrics = True, dict(self.metrics)
 
         def work() -> Words | str | RemoteProtocolError:
@@ -444,8 +448,10 @@ class SecureRounds:
             if isinstance(found, Summed):
                 assert masking.digest is not None
                 own = blake3(masking.me.encode()).digest(CID_BYTES - KIN_BYTES)
-                self.mean, self._total = (masking.digest[:KIN_BYTES] + own, found.mean), None
-                terms = (masking.survivors or (), masking.binding.threshold, found.weight, found.metrics)
+                survivors, moving = masking.survivors or (), self.vectors.moving if self.vectors else None
+                bound = moving.next(found.within, len(survivors)).bound if moving and found.within is not None else None
+                self.mean, self._total = (masking.digest[:KIN_BYTES] + own, found.mean, Reading(norm=bound)), None
+                terms = (survivors, masking.binding.threshold, found.weight, found.metrics, bound)
                 self.session.ports.emit(ev.Unmasked(*masking.key, *terms))
                 self._give(now)
             elif isinstance(found, RemoteProtocolError) and (peer := PeerId(found.peer)) in masking.said[3]:

@@ -1,7 +1,8 @@
 """A member's vector on its way into a masked sum: bounded, with noise where the manifest asks for it, as whole numbers. Heavy: run beside.
 
 Metrics of the members travel in the same vector, behind the same masks: of each name two elements, the value and whether there is one, both times
-the member's weight. So what is known of them is their mean over the sum's members, and below the threshold nothing.
+the member's weight. So what is known of them is their mean over the sum's members, and below the threshold nothing. Where the bound follows a quantile,
+one more element says whether the vector was within it, half a unit up or down, with noise of its own.
 """
 
 from __future__ import annotations
@@ -19,43 +20,58 @@ from torch import Tensor
 from ...collectives.swarm import PrivacySettings, SecureSettings
 from ...security.masking import Ring
 from ...security.masking.keys import Words
-from ...security.privacy import NoisePlan, add_noise, clip
+from ...security.privacy import AdaptiveBound, NoisePlan, add_noise, clip
+from .bound import rule
 
+HALF = 1 << 16  # steps in the half by which the count of those within the bound moves
 ROOM = 0.5  # share of the ring's room that is left to noise: ten deviations of the sum's need a quarter of it
 
 
 @dataclass(frozen=True, slots=True)
 class Summed:
     """What a sum without masks says. ``mean``: float32 (numel,). ``weight``: of all its members together. ``metrics``: the mean of each, by weight,
-    over the members that had it."""
+    over the members that had it. ``within``: the noisy sum of (1 if within the bound else 0) - ½, of a bound that moves."""
 
     mean: Tensor
     weight: int
     metrics: Mapping[str, float]
+    within: float | None = None
 
 
-def length_of(terms: SecureSettings, numel: int) -> int:
+def length_of(terms: SecureSettings, privacy: PrivacySettings | None, numel: int) -> int:
     """Words of a masked vector of ``numel`` values."""
-    return numel + 2 * len(terms.metrics) + 1
+    return numel + 2 * len(terms.metrics) + (privacy is not None and privacy.quantile is not None) + 1
 
 
 @dataclass(frozen=True, slots=True)
 class Vectors:
-    """How the vectors of one attempt lie on their ring: the same at all members. ``threshold``: of the attempt."""
+    """How the vectors of one attempt lie on their ring: the same at all members. ``threshold``: of the attempt. ``bound``: of a run with privacy."""
 
     terms: SecureSettings
     privacy: PrivacySettings | None
     numel: int
     members: int
     threshold: int
+    bound: float = 0.0
+
+    @property
+    def moving(self) -> AdaptiveBound | None:
+        """The bound, where it follows a quantile."""
+        return rule(self.privacy, self.bound) if self.privacy is not None else None
+
+    @property
+    def multiplier(self) -> float:
+        """Of the noise on the vectors: more than is accounted, where the count costs a part of that."""
+        assert self.privacy is not None
+        return self.moving.vector_noise(self.privacy.noise) if self.moving else self.privacy.noise
 
     @property
     def ring(self) -> Ring:
         """Steps fine enough for the values, and for the noise."""
-        length = length_of(self.terms, self.numel) - 1
+        length = length_of(self.terms, self.privacy, self.numel) - 1
         if self.privacy is None:
             return Ring(length, self.terms.reach, self.members, self.terms.max_weight)
-        return Ring(length, self.privacy.clip * max(1.0, self.privacy.noise), self.members, 1, spare=ROOM)
+        return Ring(length, self.bound * max(1.0, self.multiplier), self.members, 1, spare=ROOM)
 
     @property
     def noise(self) -> NoisePlan | None:
@@ -63,7 +79,13 @@ class Vectors:
         if self.privacy is None:
             return None
         honest = self.threshold - self.privacy.colluding
-        return NoisePlan(self.privacy.noise, self.privacy.clip, self.ring.step, self.numel, honest)
+        return NoisePlan(self.multiplier, self.bound, self.ring.step, self.numel, honest)
+
+    @property
+    def count_noise(self) -> NoisePlan | None:
+        """What each member adds to the count."""
+        moving, noise = self.moving, self.noise
+        return NoisePlan(2 * moving.count_noise, 0.5, 0.5 / HALF, 1, noise.honest) if moving and noise else None
 
     def words(self, vector: Tensor, samples: int, chance: random.Random, metrics: Mapping[str, float] | None = None) -> Words | str:
         """What is masked; or why the vector (float32, (numel,), which stays as it is) cannot be."""
@@ -77,11 +99,15 @@ class Vectors:
             return self.ring.encode(self.ring.quantise(values, chance), min(samples, self.terms.max_weight))
         bounded = vector.clone()
         try:
-            clip(bounded, self.privacy.clip)
+            within = clip(bounded, self.bound)
         except ValueError:
             return "it holds NaN or infinity"
-        multiples = self.ring.quantise(bounded.numpy(), chance)
-        add_noise(multiples, noise, chance)
+        plan = self.count_noise
+        multiples = self.ring.quantise(np.append(bounded.numpy(), np.zeros(1 if plan else 0, np.float32)), chance)
+        add_noise(multiples[: self.numel], noise, chance)
+        if plan is not None:
+            multiples[self.numel] = HALF if within else -HALF
+            add_noise(multiples[self.numel :], plan, chance)
         return self.ring.encode(multiples, 1)
 
     def _told(self, metrics: Mapping[str, float]) -> NDArray[np.float32]:
@@ -94,8 +120,11 @@ class Vectors:
     def summed(self, total: Words) -> Summed:
         """What a sum without masks says. Raises SecurityError for one that honest members cannot have."""
         means, weight = self.ring.decode(total)
+        mean = torch.from_numpy(means[: self.numel].astype(np.float32))
+        if self.moving is not None:
+            return Summed(mean, weight, {}, int(total[self.numel :].view("<i4")[0]) / (2 * HALF))
         metrics = dict[str, float]()
         for name, (value, there) in zip(self.terms.metrics, means[self.numel :].reshape(-1, 2), strict=True):
             if there > 0:
                 metrics[name] = float(value / there * self.terms.reach)
-        return Summed(torch.from_numpy(means[: self.numel].astype(np.float32)), weight, metrics)
+        return Summed(mean, weight, metrics)

@@ -81,6 +81,7 @@ class Chronicle:
             case ev.Unmasked():
                 self.unmasked = {"entry": event.round, "attempt": event.attempt, "members": list(event.members)}
                 self.unmasked |= {"weight": event.weight, "metrics": dict(event.metrics)}
+                self.unmasked |= {"next_clip": event.bound} if event.bound is not None else {}
                 self._tell("round.unmasked", fragment, **self.unmasked)
             case ev.PrivacySpent():
                 self._tell("privacy.spent", fragment, epsilon=event.epsilon, steps=event.steps, left=event.left)

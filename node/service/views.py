@@ -11,6 +11,7 @@ import trio
 from ...collectives.errors import StorageError
 from ...collectives.identifiers import PeerId
 from ..quorum import quorum_of
+from ..secure.bound import bound_at
 from ..secure.rounds import threshold_of
 from .chronicle import SEEKING
 from .troubles import described, founded_twice
@@ -75,8 +76,11 @@ def _privacy(run: RunService) -> dict[str, Any] | None:
             budget = run.session.secure.budget
     if budget is None:
         return None
-    terms = budget.terms
+    terms, session = budget.terms, run.session
+    assert session is not None
     return {
+        "clip": bound_at(session, terms, session.machine.round) if session.machine else terms.clip,
+        "quantile": terms.quantile,
         "epsilon": budget.epsilon,
         "delta": terms.delta,
         "stop_at_epsilon": terms.stop_at_epsilon,

@@ -168,7 +168,7 @@ class Timed:
 class Unmasked:
     """The masks are off a sum of ``members``' vectors; fewer than ``threshold`` would not have been unmasked. ``round`` is an entry's number.
 
-    ``weight``: of all of them together; ``metrics``: the mean of each, by weight."""
+    ``weight``: of all of them together; ``metrics``: the mean of each, by weight; ``bound``: on the norms of the next vectors, if it moves."""
 
     round: int
     attempt: int
@@ -176,6 +176,7 @@ class Unmasked:
     threshold: int
     weight: int
     metrics: Mapping[str, float]
+    bound: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from ...collectives.group import Contributor, Member
+from ...collectives.group import Contributor, Member, Reading
 from ...collectives.round import rounds_in
 from ...collectives.swarm import Share, Tally
 from ...optim.outer.readings import median_lag
@@ -39,15 +39,20 @@ def tallies(session: Session, first: int) -> list[Tally]:
     return told
 
 
-def lag(session: Session, entry: int) -> float:
-    """How many inner steps the newest round took to be decided that is in the state after log entry ``entry``: the median of what its
-    contributors say, 0 where none does. That of the last certified one on a branch."""
+def newest_readings(session: Session, entry: int) -> list[Reading]:
+    """What contributors say of the newest round that is in the state after log entry ``entry``; empty before the first. That of the last
+    certified one on a branch."""
     if session.machine is None:
-        return 0.0
+        return []
     entries = session.machine.journal.entries
     ahead = {certified.entry.round: certified for certified in session.machine.frontier}
     for number in range(min(entry, max([len(entries) - 1, *ahead])), 0, -1):
         found = entries[number] if number < len(entries) else ahead[number]
         if found.entry.contributors:
-            return median_lag([contributor.reading for contributor in found.entry.contributors])
-    return 0.0
+            return [contributor.reading for contributor in found.entry.contributors]
+    return []
+
+
+def lag(session: Session, entry: int) -> float:
+    """How many inner steps that round took to be decided: the median of what its contributors say, 0 where none does."""
+    return median_lag(newest_readings(session, entry))

@@ -38,6 +38,9 @@ def _check_bound(bound: float) -> None:
         raise ConfigError(f"privacy: the clipping bound is {bound}", key="clip", why="it is a norm above 0")
 
 
+FARTHEST = 2.0  # from the quantile that a noisy share may be
+
+
 @dataclass(frozen=True, slots=True)
 class AdaptiveBound:
     """``C ← C · exp(-rate · (b - quantile))``, b being the share of the clients whose vectors were within C. Immutable: `next` makes another.
@@ -60,11 +63,12 @@ class AdaptiveBound:
     def next(self, within: float, expected: float) -> AdaptiveBound:
         """The next round's. ``within``: the noisy sum of (1 if within the bound else 0) - ½ over the clients that took part (centring halves
         what one client changes); ``expected``: how many take part on average, a constant, as the true number would tell something."""
-        share = min(1.0, max(0.0, within / expected + 0.5))
-        return AdaptiveBound(self.bound * _exp(-self.rate * (share - self.quantile)), self.quantile, self.rate, self.count_noise)
+        off = min(FARTHEST, max(-FARTHEST, within / expected + 0.5 - self.quantile))  # evenly: at 0 and 1 noise would pull it to the middle
+        return AdaptiveBound(self.bound * _exp(-self.rate * off), self.quantile, self.rate, self.count_noise)
 
     def vector_noise(self, noise: float) -> float:
-        """The multiplier for the vectors that, together with the noisy count, costs as much as ``noise`` on the vectors alone (theorem 1).
+        """The multiplier for the vectors that, together with the noisy count, costs as much as ``noise`` on the vectors alone
+        (theorem 1: both Gaussians at once cost the sum of their 1 / 2z², and the count changes by a half at most).
 
         Raises ConfigError where the count alone costs more.
         """
@@ -76,9 +80,9 @@ class AdaptiveBound:
 
 
 def _exp(x: float) -> float:
-    """exp of -1 to 1 by its series: IEEE operations only, so the same bits everywhere, which a library's does not promise."""
+    """exp of -2 to 2 by its series: IEEE operations only, so the same bits everywhere, which a library's does not promise."""
     term = total = 1.0
-    for n in range(1, 25):
+    for n in range(1, 31):
         term = term * x / n
         total = total + term
     return total

@@ -152,14 +152,14 @@ def test_a_site_spends_no_more_than_its_privacy_over_all_its_lives() -> None:
 def test_a_masked_vector_is_bounded_and_carries_its_part_of_the_noise() -> None:
     """Over many elements the noise of a sum at the threshold, less what colluders know, has the variance that is accounted."""
     terms, numel = PrivacySettings(noise=2.0, clip=1.0, delta=1e-5, stop_at_epsilon=9.0), 4000
-    vectors = Vectors(TERMS, terms, numel, 5, 4)
+    vectors = Vectors(TERMS, terms, numel, 5, 4, terms.clip)
     rows, chance = [torch.full((numel,), 5.0), torch.zeros(numel), torch.zeros(numel), torch.zeros(numel)], Random(1)
     found = [vectors.words(row, 7, chance) for row in rows]
     words = [each for each in found if not isinstance(each, str)]
     assert len(words) == 4
     assert all(int(each[-1]) == 1 for each in words)
     values = [each[:-1].view(np.int32) * vectors.ring.step for each in words]
-    quiet = Vectors(TERMS, msgspec.structs.replace(terms, noise=0.02), numel, 5, 4)  # a deviation of the mean's norm of 0.01
+    quiet = Vectors(TERMS, msgspec.structs.replace(terms, noise=0.02), numel, 5, 4, terms.clip)  # a deviation of the mean's norm of 0.01
     bounded = quiet.words(rows[0], 7, chance)
     assert not isinstance(bounded, str)
     mean = float((bounded[:-1].view(np.int32) * quiet.ring.step).mean())
