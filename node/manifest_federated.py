@@ -321,4 +321,5 @@ def _privacy_line(manifest: Manifest) -> str:
         f"what the sums and the model can give away of all data of one site together is bounded: a site that takes part in all {rounds} rounds spends "
         f"epsilon {spent:.3g} at delta {privacy.delta:g} (smaller is safer; above 10 it says little), against members too, as long as no more than "
         f"{privacy.colluding} of those in a sum tell the others their noise; a site stops by itself before {privacy.stop_at_epsilon:g}"
-    ) + (moving if privacy.quantile is not None else "")
+        + moving
+    )
