@@ -315,7 +315,9 @@ def _privacy_line(manifest: Manifest) -> str:
 
     spent = epsilon_after(privacy.settings(), rounds)
     moving = (
-        f"; the bound on an update's length follows the quantile {privacy.quantile:g} of all sites', of which only a noisy count is known"
+        ""
+        if privacy.quantile is None
+        else f"; the bound on an update's length follows the quantile {privacy.quantile:g} of all sites', of which only a noisy count is known"
     )
     return (
         f"what the sums and the model can give away of all data of one site together is bounded: a site that takes part in all {rounds} rounds spends "
