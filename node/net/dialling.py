@@ -161,6 +161,11 @@ class Dialler:
         raw = _raw(connection)
         return self._ways.get(raw, "") if raw is not None else ""
 
+    def accepted(self, connection: Any) -> bool:
+        """Whether the other end has the opening part in a connection."""
+        raw = _raw(connection)
+        return raw is not None and not raw.is_initiator
+
     def ends(self, connection: Any) -> tuple[str, str] | None:
         """Our host and the other's, of a connection that is no relayed one; None where they cannot be told."""
         try:

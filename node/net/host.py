@@ -186,12 +186,16 @@ class Host:
                 await self._arrival.wait()
         return self.connected(peer)
 
+    async def wait_path(self, peer: PeerId, holds: Callable[[str], bool], patience_s: float) -> bool:
+        """Whether that ``holds`` of the `path` to ``peer`` within ``patience_s``."""
+        with trio.move_on_after(patience_s):
+            while not holds(self.path(peer)):
+                await self._arrival.wait()
+        return holds(self.path(peer))
+
     async def wait_direct(self, peer: PeerId, patience_s: float) -> bool:
         """Whether there is a connection to ``peer`` that goes through no relay, within ``patience_s``."""
-        with trio.move_on_after(patience_s):
-            while self.path(peer) in ("", "relay"):
-                await self._arrival.wait()
-        return self.path(peer) not in ("", "relay")
+        return await self.wait_path(peer, lambda path: path not in ("", "relay"), patience_s)
 
     def path(self, peer: PeerId) -> str:
         """How ``peer`` is connected: "lan", "direct", "punched" or "relay", the best there is; "" when it is not."""
@@ -202,6 +206,12 @@ class Host:
                 return "punched" if way == "punched" else "lan" if ends and is_private(ends[1]) else "direct"
             found = "relay"
         return found
+
+    def called(self, peer: PeerId) -> bool:
+        """Whether ``peer`` called us through a relay, on a connection that is there."""
+        return any(
+            self.dialler.way(connection) == "relay" and self.dialler.accepted(connection) for connection in self._open_connections(peer)
+        )
 
     def ends(self, peer: PeerId, *, from_listen: bool = False) -> tuple[str, str] | None:
         """Our host and the peer's, of a connection without a relay; ``from_listen``: of one that left from our listen port."""

@@ -15,6 +15,8 @@ from types import TracebackType
 from typing import Any, ClassVar, Protocol
 
 PATIENCE_S = 240.0  # a bound for hangs: a machine with a lot to do needs a minute for what takes a second
+POLL_S = 0.05
+"""Between two questions for a status: what answers has something to do as well."""
 STORY_LINES = 60
 PROGRAM = Path(__file__).with_name("reach_peer.py")
 
@@ -105,6 +107,7 @@ class Node:
                 return found
             if time.monotonic() > end:
                 raise AssertionError(f"{self.name}: not within {patience_s:g} s: {found}\n" + self.stories())
+            time.sleep(POLL_S)
 
     @property
     def peer(self) -> str:

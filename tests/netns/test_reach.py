@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
-from netns.lab import Lab
+from netns.lab import Lab, run
 from netns.meet_kit import Meetings
 from netns.nat import Kind, Router
 from netns.reach_kit import Node
@@ -44,8 +44,20 @@ def town() -> Iterator[Town]:
 
 @pytest.fixture(scope="module")
 def hidden(town: Town) -> list[Node]:
-    """One peer behind each router, in the order of `Town.kinds`."""
-    return [town.add(home.hosts[0]) for home in town.homes]
+    """One peer behind each router, in the order of `Town.kinds`. They ask nobody for a sign of life: what they notice, they were told."""
+    return [town.add(home.hosts[0], silent_s=600) for home in town.homes]
+
+
+@contextmanager
+def apart(lab: Lab, one: str, other: str) -> Generator[None]:
+    """Nothing passes between these hosts of the internet."""
+    rules = "\n".join(f"ip saddr {source} ip daddr {target} drop" for source, target in ((one, other), (other, one)))
+    nft = ["ip", "netns", "exec", lab.hub, "nft", "-f", "-"]
+    run(nft, f"table inet apart {{ chain c {{ type filter hook forward priority 0;\n{rules}\n}}\n}}\n")
+    try:
+        yield
+    finally:
+        run(nft, "delete table inet apart\n")
 
 
 def circuits(addresses: list[str]) -> set[str]:
@@ -136,6 +148,21 @@ def test_two_symmetric_routers_leave_the_relay(hidden: list[Node]) -> None:
     other.until("got", lambda got: got == [one.peer, "hello"])
     other.until("path", lambda path: path == [one.peer, "relay"])
     assert other.status_when(lambda found: True)["paths"][one.peer] == "relay"
+
+
+def test_a_direct_path_comes_back_though_a_relayed_one_was_there_before_it_broke(town: Town, hidden: list[Node]) -> None:
+    """The public end loses the connection, calls through a relay, and the one that it calls has not noticed yet."""
+    public, node = town.public[0], hidden[0]
+    node.status_when(lambda found: len(found["reach"]["relays"]) == 2 and found["paths"].get(public.peer) == "direct")
+    with apart(town.lab, town.lab.hosts[0].address, town.homes[0].address):
+        run(town.lab.hosts[0].command(["ss", "-K", "-t", "-n", "-H", "dst", town.homes[0].address]))
+        public.tell(send=node.peer)
+        public.status_when(lambda found: found["paths"].get(node.peer) == "relay")
+        assert node.status_when(lambda found: True)["paths"][public.peer] == "direct"
+    node.tell(send=public.peer)  # and is told that there is no such connection
+    for one, other in ((node, public), (public, node)):
+        one.status_when(lambda found, peer=other.peer: found["paths"].get(peer) == "direct")
+    node.until("path", lambda path: path == [public.peer, "relay"])
 
 
 def test_strangers_are_not_relayed(town: Town, hidden: list[Node]) -> None:

@@ -13,7 +13,7 @@ import trio
 from atoll.collectives.errors import NetworkError, PeerLostError, PeerUnreachableError
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.node.net.network import PeerNetwork
-from atoll.node.net.reach import circuit, protobuf
+from atoll.node.net.reach import circuit, protobuf, punch
 from atoll.node.net.reach.ledger import RelayLimits
 from atoll.node.net.reach.reach import ReachSettings
 from atoll.security.identity import Identity
@@ -79,6 +79,31 @@ def test_a_peer_is_reached_through_a_relay_and_two_circuits_end_by_themselves() 
         other.send(RUN, hidden.peer, b"still here")
         await until(lambda: (other.peer, b"still here") in got)
         assert hidden.path(other.peer) == "relay"
+
+    run(main)
+
+
+def test_who_called_through_a_relay_dials_once_nothing_else_connects_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The circuit stands beside a direct connection that breaks later; then the direct one comes back, and the circuit goes."""
+    monkeypatch.setattr(punch, "AGAIN_FIRST_S", 0.05)
+    monkeypatch.setattr(punch, "SETTLE_S", 0.05)
+
+    async def main(nursery: trio.Nursery) -> None:
+        relay = await start(nursery, announce=True)
+        hidden, caller = [await start(nursery, relay) for _ in range(2)]
+        listening = hidden.addresses()
+        circuits = await place(hidden, relay)
+        caller.add_addresses(hidden.peer, listening)
+        await caller.connect(hidden.peer)
+        await caller.reach.circuits.dial(relay.peer, circuits[0].split("/p2p/")[0], hidden.peer)
+        await until(lambda: hidden._host.called(caller.peer))
+        assert caller.path(hidden.peer) == "lan"
+        direct = [one for one in hidden._host._open_connections(caller.peer) if hidden._host.dialler.ends(one)]
+        await direct[0].close()
+        await until(lambda: {caller.path(hidden.peer), hidden.path(caller.peer)} == {"relay"})
+        await until(lambda: {caller.path(hidden.peer), hidden.path(caller.peer)} == {"lan"})
+        await until(lambda: relay.reach.relay.ledger.open == 0)
+        assert caller.path(hidden.peer) == "lan"
 
     run(main)
 

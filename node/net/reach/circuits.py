@@ -49,12 +49,11 @@ class Circuits:
         wanted: Callable[[], bool],
         candidates: Callable[[], list[PeerId]],
         changed: Callable[[], None],
-        arrived: Callable[[PeerId], None],
     ) -> None:
         """``wanted()``: whether we need places; ``candidates()``: peers that may have some, best first; ``changed()`` is called when the places
-        are others; ``arrived(peer)`` when somebody is about to be connected through a relay."""
+        are others."""
         self._host, self._faults, self._rng = host, faults, rng
-        self._wanted, self._candidates, self._changed, self._arrived = wanted, candidates, changed, arrived
+        self._wanted, self._candidates, self._changed = wanted, candidates, changed
         self.held: dict[PeerId, Held] = {}
         self.refused: dict[PeerId, str] = {}
         self._again: dict[PeerId, float] = {}
@@ -186,5 +185,4 @@ class Circuits:
             if circuit.kind_of(request, relay) != circuit.STOP_CONNECT or caller == self._host.peer:
                 raise RemoteProtocolError("a relay calls with CONNECT", peer=relay)
             await circuit.answer(stream, circuit.OK, hop=False)
-        self._arrived(caller)
         await self._host.join(stream, circuit_address(relay, make_address(*ends)), caller, initiator=False)

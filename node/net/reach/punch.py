@@ -2,7 +2,11 @@
 
 Who was called through a relay drives. It dials what the other announces; if nobody answers there, both tell each other at which addresses public
 peers see them, and open a TCP connection to each other at the same moment, from their listen ports: each one's first packet opens its NAT for the
-other's. TCP makes one connection of two simultaneous opens, with equal ends: the caller plays the opening part in the handshake.
+other's. TCP makes one connection of two simultaneous opens, with equal ends: the caller plays the opening part in the handshake. The caller goes on
+to dial what the other announces, a while later: both at once, from their listen ports, would be such a connection with two beginnings.
+
+That goes on for as long as nothing but relays connects the two, and begins whenever that comes to be: a relayed connection may be there before the
+direct one has broken, or before this end has noticed that it had.
 
 py-libp2p 0.8.1 has this, too. What is wrong with it: it first dials every address it knows of the peer, private ones as well, and waits 10 s for
 them (relay/circuit_v2/dcutr.py:488); it tells a guess in place of the observed address (:1118), which no port-shifting NAT honours; both sides
@@ -35,8 +39,6 @@ from .circuit import kind_of
 PROTOCOL = "/libp2p/dcutr"
 CONNECT, SYNC = 100, 300
 ANSWER_S = 5.0
-CALL_S = 30.0
-"""So long a caller may take for the handshakes of a relayed connection: on a busy machine they wait for the processor."""
 DIAL_S = 2.0
 LAN_S = 1.0
 PUNCH_S = 4.0
@@ -50,7 +52,7 @@ SETTLE_S = 5.0
 MAX_ADDRESSES = 4
 SERVED_PER_MINUTE = 12
 MAX_DRIVEN = 256
-"""Peers at a time: a relay may say that anybody calls."""
+"""Peers at a time: anybody may call through a relay."""
 
 log = logging.getLogger("atoll.net")
 
@@ -83,24 +85,28 @@ class Puncher:
             self._nursery = nursery
             await trio.sleep_forever()
 
-    def arrived(self, peer: PeerId) -> None:
-        """Somebody calls us through a relay."""
-        if self._nursery is not None and peer not in self._driving and len(self._driving) < MAX_DRIVEN:
+    def path_changed(self, peer: PeerId) -> None:
+        """Connections of ``peer`` came or went."""
+        if self._host.path(peer) == "relay" and self._nursery is not None and peer not in self._driving and len(self._driving) < MAX_DRIVEN:
             self._driving.add(peer)
             self._nursery.start_soon(self._drive, peer)
 
     async def _drive(self, peer: PeerId) -> None:
+        pauses, turn = Backoff(AGAIN_FIRST_S, AGAIN_MAX_S, self._rng), self._host.called(peer)
         try:
-            if not await self._host.wait_connected(peer, CALL_S):
-                return
-            pauses = Backoff(AGAIN_FIRST_S, AGAIN_MAX_S, self._rng)
             while self._host.path(peer) == "relay":
-                if await self._host.dial_direct(peer, self._known(peer), DIAL_S) or await self._attempts(peer):
-                    await self._settle(peer)
-                else:
-                    await trio.sleep(pauses.next_s())
+                if not (turn and await self._once(peer)):
+                    await self._host.wait_path(peer, lambda path: path != "relay", pauses.next_s())
+                turn = True
+                await self._settle(peer)
         finally:
             self._driving.discard(peer)
+
+    async def _once(self, peer: PeerId) -> bool:
+        """Whether there is a direct connection after everything was tried that is ours to try."""
+        if await self._host.dial_direct(peer, self._known(peer), DIAL_S):
+            return True
+        return self._host.called(peer) and await self._attempts(peer)
 
     async def _attempts(self, peer: PeerId) -> bool:
         for _ in range(ATTEMPTS):

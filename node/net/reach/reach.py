@@ -80,15 +80,7 @@ class Reach:
             knows=lambda peer: bool(runs_of(peer)),
             related=lambda a, b: not set(runs_of(a)).isdisjoint(runs_of(b)),
         )  # fmt: skip
-        self.circuits = Circuits(
-            host,
-            faults,
-            rng,
-            wanted=self._wants_relays,
-            candidates=self._relays,
-            changed=self._update,
-            arrived=lambda peer: self.puncher.arrived(peer),
-        )
+        self.circuits = Circuits(host, faults, rng, wanted=self._wants_relays, candidates=self._relays, changed=self._update)
         self.puncher = Puncher(
             host, faults, rng,
             seen_at=lambda: self.manager.seen_at(trio.current_time()),
@@ -156,6 +148,7 @@ class Reach:
             if not path:
                 del self._paths[peer]
             self.on_path(peer, path)
+        self.puncher.path_changed(peer)
 
     # ---- our own addresses
     def _update(self) -> None:
