@@ -1,0 +1,374 @@
+"""Everything that reads foreign bytes, as functions of bytes alone: each takes them, or refuses with the error that callers catch.
+
+Anything else is a defect: another exception, more memory than a bound allows, no end. `scripts/fuzz.py` looks for such bytes; those in ``tests/corpus``
+are read again by every run of the tests. What is signed is signed here by whom it should be, so that what lies behind the signature is read too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import random
+import struct
+import tempfile
+from collections.abc import Callable, Coroutine, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+import zstandard
+from session_table import LAYOUT, Table
+
+from atoll.collectives import messages as m
+from atoll.collectives.codec import Grid
+from atoll.collectives.codecs.mixtures import ranges_of
+from atoll.collectives.codecs.names import CODECS
+from atoll.collectives.engine.packing import full_length, unpack
+from atoll.collectives.errors import BadSignatureError, ConfigError, NotAdmittedError, RemoteProtocolError, StorageError
+from atoll.collectives.exchange import header
+from atoll.collectives.group import Certified, Contributor, Entry, Member, Part, Vote
+from atoll.collectives.identifiers import RunId
+from atoll.collectives.round.certificate import check_chain, check_genesis, genesis_payload, vote_payload
+from atoll.node import membership_records as records
+from atoll.node.banning import DOMAIN as BANS
+from atoll.node.banning import Ban, BanList, Bans, SignedBans
+from atoll.node.invite import check_token, inspect_invite, make_invite
+from atoll.node.manifest import DOMAIN as MANIFEST
+from atoll.node.manifest import SignedManifest, decode_signed, parse_manifest, sign_manifest
+from atoll.node.membership import Membership
+from atoll.node.net import announcements, greeting, lane_talk, rendezvous
+from atoll.node.net.dht import records as values
+from atoll.node.net.dht import wire as kad
+from atoll.node.net.framing import FrameReader, decode, frame
+from atoll.node.net.lan import mdns
+from atoll.node.net.reach import circuit, natpmp, protobuf, upnp
+from atoll.node.secure import wire as secure
+from atoll.node.session.naming import parse
+from atoll.node.session.session import MEMBERSHIP, ROUND
+from atoll.node.storage.frames import framed, read_frames
+from atoll.security.identity import Identity
+from atoll.security.masking import binding, messages
+from atoll.security.rules.reducers import find_reducer
+
+Target = Callable[[bytes], object]
+ME, OTHER = Identity(b"m" * 32), Identity(b"o" * 32)
+PEER, RUN, NOW_S = OTHER.peer, RunId("a" * 26), 1_800_000_000.0
+ELEMENTS, CHUNK = 5000, 2048
+CORPUS = Path(__file__).parent / "corpus"
+"""A file a target, an input a line, hexadecimal."""
+_encode = msgspec.msgpack.encode
+
+
+# ---- the data plane
+def lanes(data: bytes) -> None:
+    """The head of a record on a lane, and a payload that zstd has packed."""
+    with contextlib.suppress(RemoteProtocolError):
+        found = header.parse(data[: header.HEADER_BYTES], PEER, packed_too=True)
+        assert found.length <= header.MAX_PAYLOAD_BYTES
+        assert header.payload_length(memoryview(data), 0, PEER) == found.length
+    with contextlib.suppress(RemoteProtocolError):
+        room = bytearray(full_length(memoryview(data), PEER))
+        assert len(room) <= header.MAX_PAYLOAD_BYTES
+        unpack(memoryview(data), memoryview(room), PEER)
+
+
+@cache
+def _grids() -> list[Grid]:
+    return [Grid(name, ELEMENTS, CHUNK) for name in (*CODECS, "fp16:1000+int8", "int4:100+stat2")]
+
+
+def codec_payloads(data: bytes) -> None:
+    """A contribution as each codec has it: any bytes of the right length decode, and are added up, or are refused as no numbers."""
+    grid = _grids()[data[0] % len(_grids())] if data else _grids()[0]
+    body = bytearray(data[1:].ljust(grid.nbytes, b"\0")[: grid.nbytes])
+    for chunk, view in enumerate(grid.views(memoryview(body))):
+        codec, wire, values_ = grid.codec(chunk), grid.wire(view, chunk), torch.empty(grid.elements(chunk))
+        codec.decode(wire, values_)
+        assert values_.numel() == grid.elements(chunk)
+
+
+def statements(data: bytes) -> None:
+    """What an owner says of distances: impossible, or it comes to weights."""
+    rules = ("krum:1", "multi_krum:1", "geometric_median:1", "centred_clip:1", "caf:1", "flag:1", "nnm+trimmed_mean:1", "arc+nnm+krum:1")
+    reducer: Any = find_reducer(rules[data[0] % len(rules)] if data else rules[0])
+    count = 6
+    said = np.frombuffer(data[1:].ljust(8 * reducer.length(count), b"\0")[: 8 * reducer.length(count)], "<f8").astype(np.float64)
+    if reducer.impossible(said, count) is None:
+        reducer.weigh(said, [bytes([index]) * 16 for index in range(count)])
+
+
+# ---- the round
+def round_messages(data: bytes) -> None:
+    """A message of the round; and names in it, of codecs, reducers, operations."""
+    text = data.decode("utf-8", "replace")
+    find_reducer(text)
+    parse(text)
+    with contextlib.suppress(ConfigError):
+        ranges_of(text, ELEMENTS)
+    with contextlib.suppress(RemoteProtocolError):
+        envelope = m.decode(data, PEER)
+        parse(envelope.log)
+        if isinstance(envelope.body, m.Offer) and envelope.body.layout is not None:
+            envelope.body.layout.check()
+        m.encode(envelope)
+
+
+def sessions(data: bytes) -> None:
+    """Messages of a member to one that is in a round: two bytes of length before each. Whatever they are, the session goes on."""
+    table = Table(3)
+    first, liar, _ = table.all_in()
+    first.contribute("mine")
+    for body in list(_pieces(data))[:8]:
+        first.do(lambda session, now, body=body: session.on_message(now, liar.name, body))
+        table.world.run(until=table.world.now + 0.3)
+    assert first.node is not None
+    assert first.session.phase == "running"
+
+
+def entries(data: bytes) -> None:
+    """Entries of the log, as they are received: signed, where the first byte says so, by whom they name."""
+    body, signs = data[1:], bool(data) and bool(data[0] & 1)
+    with contextlib.suppress(RemoteProtocolError, msgspec.MsgspecError, ValueError, RecursionError):
+        certified = msgspec.msgpack.decode(body, type=Certified)
+        entry = certified.entry
+        verify = (lambda peer, payload, signature: True) if signs else (lambda peer, payload, signature: False)
+        if entry.round == 0:
+            check_genesis(certified, run=RUN, organiser=ME.peer, verify=verify, peer=PEER)
+        config = tuple(vote.member for vote in certified.votes)
+        check_chain([certified], run=RUN, log=entry.log, base=entry.base, config=config, organiser=ME.peer, verify=verify, peer=PEER)
+
+
+def archives(data: bytes) -> None:
+    """A file of entries, in their frames, that somebody hands over; and one entry."""
+    entries(data)
+    with contextlib.suppress(StorageError):
+        for body in read_frames(io.BytesIO(data), Path("archive")):
+            entries(b"\1" + body)
+
+
+# ---- who may enter
+def invites(data: bytes) -> None:
+    """An invite's line, and a token that a newcomer shows."""
+    for read in (
+        lambda: inspect_invite(data.decode("utf-8", "replace")),
+        lambda: check_token(data, run_id=RUN, organiser=ME.peer, now_s=NOW_S, peer=PEER),
+    ):
+        with contextlib.suppress(NotAdmittedError):
+            read()
+
+
+def manifests(data: bytes) -> None:
+    """A manifest, as a member sends it; signed by its organiser; and a user's TOML."""
+    for read in (
+        lambda: decode_signed(data).open(),
+        lambda: SignedManifest(data, ME.peer, ME.sign(MANIFEST, data)).open(),
+        lambda: parse_manifest(data.decode("utf-8", "replace")),
+    ):
+        with contextlib.suppress(ConfigError, BadSignatureError):  # a version mismatch is a ConfigError
+            read()
+
+
+def bans(data: bytes) -> None:
+    """The organiser's list, as somebody hands it on; and what it would have signed."""
+    for body in (data, _encode(SignedBans(data, ME.sign(BANS, data)))):
+        with contextlib.suppress(RemoteProtocolError):
+            Bans(_folder(), RUN, ME.peer).take(body, PEER)
+
+
+@cache
+def _folder() -> Path:
+    return Path(tempfile.mkdtemp(prefix="atoll-fuzz-"))
+
+
+# ---- who is there
+def membership(data: bytes) -> None:
+    """Messages about members: two bytes of length before each; and a record that its member has signed."""
+    state = Membership(ME.peer, RUN, sign=lambda _: bytes(64), verify=lambda *_: True, rng=random.Random(0), unix_offset_s=NOW_S)
+    state.announce(0.0, addresses=())
+    for number, body in enumerate(list(_pieces(data))[:8]):
+        with contextlib.suppress(RemoteProtocolError):
+            state.on_message(number / 10, PEER, body)
+    state.learn(1.0, [records.SignedRecord(data[:4096], bytes(64))], PEER)
+    state.tick(2.0)
+    state.drain()
+    state.records()
+
+
+def announced(data: bytes) -> None:
+    """What is passed on of who takes part in a run."""
+    with contextlib.suppress(RemoteProtocolError):
+        news = decode(rendezvous._decoder, data, PEER)
+        registry = announcements.Registry()
+        for each in news.announcements:
+            registry.accept(each, PEER, 0.0, NOW_S)
+
+
+def dht(data: bytes) -> None:
+    """A message of the DHT, and a value in it."""
+    with contextlib.suppress(RemoteProtocolError):
+        kad.encode(kad.decode(data, PEER))
+    with contextlib.suppress(RemoteProtocolError):
+        reader = kad.MessageReader(_stream(data), PEER)
+        while _now(reader.next()) is not None:
+            pass
+    with contextlib.suppress(ValueError):
+        values.check(data[:100], data[100:], NOW_S)
+    key = values.owner_key(ME.peer, "name")
+    with contextlib.suppress(ValueError):
+        values.check(key, data, NOW_S)
+
+
+# ---- streams
+def streams(data: bytes) -> None:
+    """Frames on a stream, and what is said when one opens, and about a lane."""
+    reader = FrameReader(_stream(data), PEER)
+    with contextlib.suppress(RemoteProtocolError):
+        while (payload := _now(reader.next())) is not None:
+            assert len(payload) <= len(data)
+    reader.rest()
+    decoders: list[Any] = [greeting.preface_decoder, greeting.hello_decoder, greeting.answer_decoder, lane_talk._decoder]
+    for decoder in decoders:
+        with contextlib.suppress(RemoteProtocolError):
+            decode(decoder, data, PEER)
+
+
+def masking(data: bytes) -> None:
+    """What members say of a masking."""
+    with contextlib.suppress(RemoteProtocolError, BadSignatureError):
+        talk = secure.decode(data, PEER)
+        if isinstance(talk.body, secure.Said):
+            bound = binding.Binding(RUN, 1, 0, tuple(sorted((ME.peer, PEER, Identity(b"t" * 32).peer))), 2, 100, 32)
+            messages.check(messages.signed(talk.body.message, bound, OTHER), bound, PEER)
+            messages.check(talk.body.message, bound, PEER)
+
+
+def relays(data: bytes) -> None:
+    """libp2p's small protocols: relays, their answers, hole punching, dialling back."""
+    with contextlib.suppress(ValueError):
+        fields = protobuf.decode(data)
+        circuit.status_in(fields, 5)
+        for read in (circuit.kind_of, circuit.peer_in, circuit.reservation_in):
+            with contextlib.suppress(RemoteProtocolError):
+                read(fields, PEER)
+
+
+def neighbours(data: bytes) -> None:
+    """Datagrams and answers of whoever is on the same network: multicast DNS, and routers that lead a port to us."""
+    with contextlib.suppress(ValueError):
+        mdns.read(data)
+    for read in (natpmp.address_in, lambda body: natpmp.mapping_in(body, 4150)):
+        with contextlib.suppress(ValueError):
+            read(data)
+    with contextlib.suppress(ValueError):
+        upnp.location_in(data, "192.168.1.1")
+    with contextlib.suppress(ValueError):
+        body = upnp.body_of(data)
+        upnp.external_in(body)
+        upnp.control_in(body, "http://192.168.1.1:5000/root.xml")
+
+
+TARGETS: dict[str, Target] = {
+    "streams": streams, "lanes": lanes, "codec_payloads": codec_payloads, "statements": statements, "round_messages": round_messages,
+    "sessions": sessions, "archives": archives, "invites": invites, "manifests": manifests, "bans": bans, "membership": membership,
+    "announced": announced, "dht": dht, "masking": masking, "relays": relays, "neighbours": neighbours,
+}  # fmt: skip
+
+
+# ---- where to start from
+def seeds() -> dict[str, list[bytes]]:
+    """Good bytes of every kind."""
+    member, hash_ = Member(ME.peer, 1), b"h" * 32
+    contributor = Contributor(member, b"c" * 16, 10)
+    parts = (Part(ME.peer, 0, 2),)
+    entry = Entry("main", 1, hash_, hash_, (contributor,), parts, (hash_,), LAYOUT.numel, 4, "fp32", "mean", (member,))
+    vote = Vote(member, 0, ME.sign("x", vote_payload(RUN, "main", 1, 0, entry.hash())))
+    certified = _encode(Certified(entry, (vote,)))
+    genesis = Entry("main", 0, bytes(32), hash_, (), (), (), 8, 4, "fp32", "mean", (member,))
+    founded = _encode(Certified(genesis, (Vote(member, 0, ME.sign("x", genesis_payload(RUN, genesis.hash()))),)))
+    invite = make_invite(RUN, ["/ip4/10.0.0.1/tcp/4150"], ME, now_s=NOW_S)
+    toml = 'schema = 1\nname = "a"\n[model]\nentry = "local:a"\n[robust]\nrule = "krum"\nf = 1\n[join]\npolicy = "open"\n'
+    signed = sign_manifest(parse_manifest(toml), ME)
+    listed = _encode(BanList(RUN, 1, (Ban(PEER, "why", 5),), (b"n" * 8,)))
+    record = records.Record(RUN, PEER, int(NOW_S * 1000), int((NOW_S + 30) * 1000), ("/ip4/10.0.0.1/tcp/4150",), 3)
+    said = [
+        records.Beat(True),
+        records.Probe(PEER),
+        records.TableHash(hash_),
+        records.Records((records.SignedRecord(_encode(record), bytes(64)),)),
+    ]
+    bodies: list[Any] = [
+        m.Ready(hash_, b"c" * 16, 1, False), m.Prepare(1), m.Accept(0, entry), m.Accepted(0, hash_, bytes(64)), m.Fetch(), m.Join(),
+        m.Catch((Certified(entry, (vote,)),), 2, 0), m.Get(hash_, ((0, 1),)), m.AskState(), m.Offer(hash_, hash_, LAYOUT), m.Gone(hash_),
+        m.Promise(1, m.Accepted1(0, entry), None), m.Missing(b"p" * 16, ((b"c" * 16, ((0, 1),)),)), m.Need(b"p" * 16, ((0, 1),)),
+        m.Seal(hash_, (member,), bytes(64)), m.Fork(genesis, None), m.Consent(hash_, bytes(64)),
+    ]  # fmt: skip
+    rounds = [m.encode(m.Envelope("main", 1, 1, body)) for body in bodies]
+    located = ((PEER, ("/ip4/10.0.0.1/tcp/4150",)),)
+    rpc = kad.encode(kad.Rpc(kad.FIND_NODE, b"k" * 32, b"v", located, located))
+    value = values.sign(ME, "name", b"payload", 1, int(NOW_S + 60))[1]
+    news = announcements.announce(OTHER, RUN, ["/ip4/10.0.0.1/tcp/4150"], NOW_S)
+    return {
+        "streams": [frame(b"hello") + frame(b"")] + [
+            _encode(x) for x in (greeting.Hello(1, RUN, b"token"), greeting.Answer("", ""), lane_talk.Ask(b"t" * 16, 0),
+                      lane_talk.Offer(b"t" * 16, b"s" * 32, ("/ip4/10.0.0.1/tcp/1",), 0, False), lane_talk.Met((), True))],
+        "lanes": [header.pack(header.PART, 100, 1, b"k" * 16, b"s" * 16), header.BEAT_HEADER, zstandard.ZstdCompressor().compress(b"abc" * 3000)],
+        "codec_payloads": [bytes([index]) + bytes(200) for index in range(len(CODECS))],
+        "statements": [bytes([index]) + struct.pack("<d", 1.0) * 21 for index in range(8)],
+        "round_messages": [*rounds, b"fp16:1000+int8", b"nnm+trimmed_mean:2", b"op/100/fp32/mean/all/key/config"],
+        "sessions": [_piece(ROUND + body) for body in rounds] + [_piece(MEMBERSHIP + records.encode(body)) for body in said],
+        "archives": [b"\1" + certified, b"\1" + founded, framed(certified) + framed(founded)],
+        "invites": [str(invite).encode(), invite.token_bytes()],
+        "manifests": [signed.encode(), signed.manifest, toml.encode()],
+        "bans": [_encode(SignedBans(listed, ME.sign(BANS, listed))), listed],
+        "membership": [b"".join(_piece(records.encode(body)) for body in said), _encode(record)],
+        "announced": [_encode(rendezvous._News(RUN, (news,), True))],
+        "dht": [rpc, rpc[1:], value],
+        "masking": [secure.encode(secure.Talk(1, 0, body))[1:] for body in (
+                    secure.Pass(), secure.Fixed(0, (1, 2)), secure.Want(1, (0,)), secure.Said(1, messages.Keys(b"k" * 32, b"p" * 32, hash_)),
+                    secure.Said(1, messages.Consent((0, 1))))],
+        "relays": [protobuf.encode({1: 0, 2: circuit.peer_field(PEER), 3: circuit.reservation_fields(5, ["/ip4/10.0.0.1/tcp/4150"]), 5: 100})],
+        "neighbours": [mdns.question(), mdns.answer("abc", [f"/ip4/10.0.0.1/tcp/4150/p2p/{PEER}"]), struct.pack(">BBHI4s", 0, 128, 0, 1, b"abcd"),
+                       b"HTTP/1.1 200 OK\r\nLOCATION: http://192.168.1.1:5000/root.xml\r\n\r\n<service><serviceType>x</serviceType></service>"],
+    }  # fmt: skip
+
+
+def corpus(target: str) -> list[bytes]:
+    """Good bytes, and all that was kept of what a fuzzer found: bytes that are read in ways of their own, or that were a defect."""
+    file = CORPUS / f"{target}.txt"
+    lines = file.read_text(encoding="ascii").split() if file.exists() else []
+    return seeds()[target] + [bytes.fromhex(line) for line in lines]
+
+
+def _piece(body: bytes) -> bytes:
+    return len(body).to_bytes(2, "big") + body
+
+
+def _pieces(data: bytes) -> Iterator[bytes]:
+    at = 0
+    while at + 2 <= len(data):
+        size = int.from_bytes(data[at : at + 2], "big")
+        yield data[at + 2 : at + 2 + size]
+        at += 2 + size
+
+
+def _stream(data: bytes) -> Callable[[int], Coroutine[Any, Any, bytes]]:
+    rest = bytearray(data)
+
+    async def receive(count: int) -> bytes:
+        piece = bytes(rest[: min(count, 7)])
+        del rest[: len(piece)]
+        return piece
+
+    return receive
+
+
+def _now(waiting: Coroutine[Any, Any, Any]) -> Any:
+    """What a coroutine returns that waits for nothing."""
+    try:
+        waiting.send(None)
+    except StopIteration as done:
+        return done.value
+    raise AssertionError("it waits")
