@@ -18,6 +18,8 @@ from .layout import Layout
 MAX_CHUNK_LIST = 4096
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_SITE = 64
+MAX_HASHES = 1 << 19
+MAX_SAMPLE_BYTES = MAX_MESSAGE_BYTES - 4096
 
 PlanId = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 Span = tuple[Count, Count]
@@ -155,7 +157,7 @@ class Offer(msgspec.Struct, frozen=True, array_like=True, tag="offer"):
     """
 
     name: Hash
-    hashes: Annotated[bytes, msgspec.Meta(max_length=1 << 19)]
+    hashes: Annotated[bytes, msgspec.Meta(max_length=MAX_HASHES)]
     layout: Layout | None
 
 
@@ -200,6 +202,21 @@ class Sealed(msgspec.Struct, frozen=True, array_like=True, tag="sealed"):
     signature: Annotated[bytes, msgspec.Meta(max_length=64)]
 
 
+class Trial(msgspec.Struct, frozen=True, array_like=True, tag="trial"):
+    """From a newcomer on probation: what I would contribute to the envelope's round, by the hashes of its encoded chunks, 32 bytes each."""
+
+    cid: Cid
+    hashes: Annotated[bytes, msgspec.Meta(max_length=MAX_HASHES)]
+
+
+class Sample(msgspec.Struct, frozen=True, array_like=True, tag="sample"):
+    """The round is decided, its entry has drawn this chunk of my Trial; here it is, encoded."""
+
+    cid: Cid
+    chunk: Count
+    data: Annotated[bytes, msgspec.Meta(max_length=MAX_SAMPLE_BYTES)]
+
+
 class Gone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):
     """What you asked for is no longer here. Ask another member, or for a newer state."""
 
@@ -208,7 +225,7 @@ class Gone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):
 
 Body = (
     Ready | Prepare | Promise | PlanMessage | Missing | Need | Accept | Accepted | Fetch | Catch | Join | Get | AskState | Offer | Gone
-    | Fork | Consent | Begin | Seal | Sealed
+    | Fork | Consent | Begin | Seal | Sealed | Trial | Sample
 )  # fmt: skip
 
 

@@ -16,12 +16,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from ..collectives.errors import ConfigError, ProtocolError, SecurityError, StorageError
+from ..collectives.errors import ConfigError, ProtocolError, RemoteProtocolError, SecurityError, StorageError
 from ..collectives.group import Certified, Config, Member
 from ..collectives.identifiers import PeerId, RunId
 from ..collectives.round.certificate import check_chain, check_genesis, vote_payload
 from ..collectives.round.merging import rounds_in
 from ..security.identity import verify
+from .banning import Bans
+from .evidence import check
 from .export import CHECKPOINT_FOLDER
 from .manifest import SignedManifest, decode_signed
 from .paths import Paths, storage_error
@@ -103,6 +105,32 @@ def of_archive(path: Path) -> Source:
         signed = decode_signed(next(bodies, b""))
     names = logs_of(signed.run_id, signed.open().exchange.fragments)
     return Source(path, signed, {name: lambda name=name: _archived(path, name, names) for name in names})
+
+
+class Proven(msgspec.Struct, frozen=True):
+    """A ban of this machine or of the run that carries its proof: what that proves."""
+
+    peer: PeerId
+    by: str
+    what: str
+
+
+def proven_bans(source: Source) -> list[Proven]:
+    """All bans beside a node's logs that carry evidence, checked. Raises SecurityError E204 where one proves nothing, StorageError."""
+    bans = Bans(source.path, source.signed.run_id, source.signed.organiser)
+    bans.load()
+    found = list[Proven]()
+    for by, listed in (("the organiser", bans.of_run), ("this machine", bans.here)):
+        for ban in (ban for ban in listed.values() if ban.evidence):
+            try:
+                _, what = check(ban.evidence, source.signed.run_id, _verify, source.signed.organiser)
+            except RemoteProtocolError as error:
+                raise SecurityError(
+                    f"the ban of {ban.peer} by {by} carries evidence that proves nothing: {error.message}", code="E204",
+                    hint=f"Lift it, if you do not believe it for another reason: atoll allow {ban.peer}",
+                ) from None  # fmt: skip
+            found.append(Proven(ban.peer, by, what))
+    return found
 
 
 def write_archive(source: Source, path: Path) -> int:

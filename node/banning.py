@@ -3,7 +3,8 @@
 The organiser's list counts for every member: it is signed, the newest one wins, and whoever has it hands it on. A machine's own list
 counts for that machine. A banned peer is admitted to nothing: its streams and lanes end, its messages are dropped, it counts as
 silent, so that the next entry evicts it, and it is refused with E205 and the reason. What it had contributed to decided rounds stays in them,
-as does its vote: a ban looks forward. Where the banned are half of the members or more nothing can be decided: see ``atoll recertify``.
+as does its vote: a ban looks forward. A ban with evidence proves itself: each machine that sees the proof checks it, and bans for itself.
+Where the banned are half of the members or more nothing can be decided: see ``atoll recertify``.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from ..collectives.errors import ConfigError, NotAdmittedError, RemoteProtocolEr
 from ..collectives.group import MAX_PEER_ID
 from ..collectives.identifiers import PeerId, RunId
 from ..security.identity import Identity, verify
+from .evidence import MAX_EVIDENCE
 from .paths import make_private, storage_error, write_atomic
 
 DOMAIN = "atoll/bans/1"
@@ -27,21 +29,36 @@ RUN_FILE, HERE_FILE = "bans", "bans-here"
 Time = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
 
 
-class Ban(msgspec.Struct, frozen=True, array_like=True):
-    """Whom, why, and since when (seconds since 1970, UTC)."""
+Peer = Annotated[PeerId, msgspec.Meta(min_length=1, max_length=MAX_PEER_ID)]
+Peers = Annotated[tuple[Peer, ...], msgspec.Meta(max_length=MAX_BANS)]
 
-    peer: Annotated[PeerId, msgspec.Meta(min_length=1, max_length=MAX_PEER_ID)]
+
+class Ban(msgspec.Struct, frozen=True, array_like=True):
+    """Whom, why, and since when (seconds since 1970, UTC). ``evidence``: the proof, where there is one (`evidence`)."""
+
+    peer: Peer
     reason: Annotated[str, msgspec.Meta(max_length=MAX_REASON)]
     since_s: Time
+    evidence: Annotated[bytes, msgspec.Meta(max_length=MAX_EVIDENCE)] = b""
 
 
 class BanList(msgspec.Struct, frozen=True, array_like=True):
-    """All bans of a run, and the nonces of invites that admit nobody any more: the list with the larger ``sequence`` takes the other's place."""
+    """All bans of a run, the nonces of invites that admit nobody any more, and whom the organiser trusts: the list with the larger ``sequence``
+    takes the other's place."""
 
     run: Annotated[RunId, msgspec.Meta(max_length=64)]
     sequence: Time
     bans: Annotated[tuple[Ban, ...], msgspec.Meta(max_length=MAX_BANS)]
     revoked: Annotated[tuple[Annotated[bytes, msgspec.Meta(max_length=16)], ...], msgspec.Meta(max_length=MAX_BANS)] = ()
+    trusted: Peers = ()
+
+
+class Here(msgspec.Struct, frozen=True, array_like=True):
+    """One machine's own. ``pardoned``: whom its user has let in again in spite of a proof."""
+
+    bans: Annotated[tuple[Ban, ...], msgspec.Meta(max_length=MAX_BANS)] = ()
+    trusted: Peers = ()
+    pardoned: Peers = ()
 
 
 class SignedBans(msgspec.Struct, frozen=True, array_like=True):
@@ -53,7 +70,7 @@ class SignedBans(msgspec.Struct, frozen=True, array_like=True):
 
 _signed = msgspec.msgpack.Decoder(SignedBans)
 _list = msgspec.msgpack.Decoder(BanList)
-_here = msgspec.msgpack.Decoder(Annotated[tuple[Ban, ...], msgspec.Meta(max_length=MAX_BANS)])
+_here = msgspec.msgpack.Decoder(Here)
 
 
 class Bans:
@@ -66,11 +83,19 @@ class Bans:
         self.of_run: Mapping[PeerId, Ban] = {}
         self.here: Mapping[PeerId, Ban] = {}
         self.revoked: frozenset[bytes] = frozenset()
+        self.trusted_by_run: frozenset[PeerId] = frozenset()
+        self.trusted_here: frozenset[PeerId] = frozenset()
+        self.pardoned: frozenset[PeerId] = frozenset()
 
     @property
     def peers(self) -> set[PeerId]:
         """Everybody who is banned."""
         return {*self.of_run, *self.here}
+
+    @property
+    def trusted(self) -> set[PeerId]:
+        """Who is let in without probation, however many have come."""
+        return {*self.trusted_by_run, *self.trusted_here}
 
     @property
     def encoded(self) -> bytes:
@@ -127,24 +152,57 @@ class Bans:
         if ban is not None:
             bans[peer] = ban
         if identity is not None:
-            self._sign(bans, self.revoked, identity)
+            self._sign(bans, self.revoked, self.trusted_by_run, identity)
             return True
-        make_private(self._folder)
-        write_atomic(self._folder / HERE_FILE, msgspec.msgpack.encode(_bounded(bans)))
-        self.here = bans
+        lifted = self.here[peer] if ban is None else None
+        pardoned = self.pardoned | {peer} if lifted is not None and lifted.evidence else self.pardoned - ({ban.peer} if ban else set())
+        self._keep_here(bans, self.trusted_here, pardoned)
         return True
+
+    def convict(self, ban: Ban) -> bool:
+        """Ban on this machine a peer that is proven to have lied; whether that is news. Whom the user trusts or has pardoned stays."""
+        peer = ban.peer
+        if peer in self.trusted or peer in self.pardoned or peer == self._organiser:
+            return False
+        if any(known.evidence for known in (self.of_run.get(peer), self.here.get(peer)) if known is not None):
+            return False
+        return self.change(ban, peer, None)
+
+    def trust(self, peer: PeerId, trusted: bool, identity: Identity | None) -> bool:
+        """Trust a peer, or no longer: for the run with its organiser's ``identity``, else on this machine. Whether anything changed."""
+        known = self.trusted_here if identity is None else self.trusted_by_run
+        if (peer in known) == trusted:
+            return False
+        changed = known | {peer} if trusted else known - {peer}
+        if len(changed) > MAX_BANS:
+            raise ConfigError(f"{len(changed)} peers are trusted, at most {MAX_BANS} can be", hint="atoll trust PEER --no-longer")
+        if identity is not None:
+            self._sign(self.of_run, self.revoked, changed, identity)
+        else:
+            self._keep_here(self.here, changed, self.pardoned)
+        return True
+
+    def _keep_here(self, bans: Mapping[PeerId, Ban], trusted: frozenset[PeerId], pardoned: frozenset[PeerId]) -> None:
+        kept = Here(_bounded(bans), tuple(sorted(trusted)), tuple(sorted(pardoned)[:MAX_BANS]))
+        make_private(self._folder)
+        write_atomic(self._folder / HERE_FILE, msgspec.msgpack.encode(kept))
+        self.here, self.trusted_here, self.pardoned = {**bans}, trusted, pardoned
 
     def revoke(self, nonce: bytes, identity: Identity) -> None:
         """The organiser's invite with this nonce, and all that members have made of it, admit nobody any more. Raises StorageError."""
-        self._sign(self.of_run, self.revoked | {nonce}, identity)
+        self._sign(self.of_run, self.revoked | {nonce}, self.trusted_by_run, identity)
 
-    def _sign(self, bans: Mapping[PeerId, Ban], revoked: frozenset[bytes], identity: Identity) -> None:
+    def _sign(self, bans: Mapping[PeerId, Ban], revoked: frozenset[bytes], trusted: frozenset[PeerId], identity: Identity) -> None:
         listed = _bounded(bans)
         if len(revoked) > MAX_BANS:
             raise ConfigError(f"{len(revoked)} invites are revoked, at most {MAX_BANS} can be", hint="Old ones end by themselves.")
         sequence = max([self._sequence + 1, *(1000 * each.since_s for each in listed)])
-        found = BanList(self._run, sequence, listed, tuple(sorted(revoked)))
+        found = BanList(self._run, sequence, listed, tuple(sorted(revoked)), tuple(sorted(trusted)))
         data = msgspec.msgpack.encode(found)
+        if len(data) > MAX_LIST_BYTES:
+            raise ConfigError(
+                f"the list of bans has {len(data)} bytes, at most {MAX_LIST_BYTES} can be", hint="Lift some: atoll allow PEER"
+            )
         signed = msgspec.msgpack.encode(SignedBans(data, identity.sign(DOMAIN, data)))
         make_private(self._folder)
         write_atomic(self._folder / RUN_FILE, signed)
@@ -153,6 +211,7 @@ class Bans:
     def _set(self, found: BanList, data: bytes) -> None:
         self._signed, self._sequence = data, found.sequence
         self.of_run, self.revoked = {ban.peer: ban for ban in found.bans}, frozenset(found.revoked)
+        self.trusted_by_run = frozenset(found.trusted)
 
     def _load_run(self) -> None:
         data = _content(self._folder / RUN_FILE)
@@ -170,9 +229,11 @@ class Bans:
     def _load_here(self) -> None:
         data = _content(self._folder / HERE_FILE)
         try:
-            self.here = {} if data is None else {ban.peer: ban for ban in _here.decode(data)}
+            found = Here() if data is None else _here.decode(data)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise _damaged(self._folder / HERE_FILE, str(error)) from None
+        self.here = {ban.peer: ban for ban in found.bans}
+        self.trusted_here, self.pardoned = frozenset(found.trusted), frozenset(found.pardoned)
 
 
 def banned(why: str, peer: PeerId) -> NotAdmittedError:

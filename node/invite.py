@@ -11,7 +11,7 @@ import base64
 import os
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import msgspec
 
@@ -36,6 +36,10 @@ Peer = Annotated[PeerId, msgspec.Meta(min_length=1, max_length=MAX_PEER_ID)]
 Run = Annotated[RunId, msgspec.Meta(pattern="^[a-z2-7]{26}$")]
 Time = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 Signature = Annotated[bytes, msgspec.Meta(min_length=64, max_length=64)]
+Role = Literal["train", "observe", "aggregate"]
+"""What a member may do. ``train``: everything. ``aggregate``: vote, and add up parts; it contributes nothing. ``observe``: have the model; it is no
+member, has no vote and owns no part."""
+ROLES: tuple[Role, ...] = get_args(Role)
 Address = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
 
 
@@ -49,11 +53,14 @@ class Token(msgspec.Struct, frozen=True, array_like=True):
     organiser: Peer
     signature: Signature
     peer: Annotated[str, msgspec.Meta(max_length=MAX_PEER_ID)] = ""
+    role: Role = "train"
 
     def signed_bytes(self) -> bytes:
         """What the organiser signed."""
         said = (self.run_id, self.issued_s, self.expires_s, self.nonce, self.organiser)
-        return msgspec.msgpack.encode((*said, self.peer) if self.peer else said)  # as before there was a ``peer``
+        if self.role != "train":
+            return msgspec.msgpack.encode((*said, self.peer, self.role))
+        return msgspec.msgpack.encode((*said, self.peer) if self.peer else said)  # as before there was a ``peer``, or a ``role``
 
 
 class Invite(msgspec.Struct, frozen=True, array_like=True):
@@ -92,10 +99,11 @@ class Invite(msgspec.Struct, frozen=True, array_like=True):
 
 
 def make_invite(
-    run_id: RunId, bootstrap: Sequence[str], identity: Identity, *, now_s: float, life_s: float = DEFAULT_LIFE_S, peer: str = ""
-) -> Invite:
+    run_id: RunId, bootstrap: Sequence[str], identity: Identity, *, now_s: float, life_s: float = DEFAULT_LIFE_S, peer: str = "",
+    role: Role = "train",
+) -> Invite:  # fmt: skip
     """A fresh invite by the organiser, whose key ``identity`` is, valid for ``life_s`` seconds; with a ``peer`` for that one only."""
-    token = Token(run_id, int(now_s), int(now_s + life_s), os.urandom(8), identity.peer, bytes(64), peer)
+    token = Token(run_id, int(now_s), int(now_s + life_s), os.urandom(8), identity.peer, bytes(64), peer, role)
     token = msgspec.structs.replace(token, signature=identity.sign(TOKEN_DOMAIN, token.signed_bytes()))
     return _issue(token, bootstrap, identity)
 
@@ -169,10 +177,7 @@ def check_bearer(token: Token, peer: PeerId) -> None:
 
 def check_token(data: bytes, *, run_id: RunId, organiser: PeerId, now_s: float, peer: PeerId) -> Token:
     """The admission token that ``peer``, a newcomer, showed. Raises NotAdmittedError when it does not open this run now to this peer."""
-    try:
-        token = msgspec.msgpack.decode(data, type=Token) if len(data) <= MAX_TOKEN_BYTES else None
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        token = None
+    token = _token(data)
     if token is None:
         raise NotAdmittedError(
             f"no readable admission token for run {run_id}", why="The run asks for an invite.", hint="Ask a member for one."
@@ -186,6 +191,22 @@ def check_token(data: bytes, *, run_id: RunId, organiser: PeerId, now_s: float, 
     _check_expiry(token, now_s)
     check_bearer(token, peer)
     return token
+
+
+def role_in(data: bytes, *, run_id: RunId, organiser: PeerId, peer: PeerId) -> Role:
+    """The role in the token that ``peer`` shows, also when it has run out; ``train`` where there is none of this organiser for it."""
+    token = _token(data)
+    if token is None or token.role == "train":
+        return "train"
+    ours = token.run_id == run_id and token.organiser == organiser and token.peer in ("", peer)
+    return token.role if ours and _genuine(token) else "train"
+
+
+def _token(data: bytes) -> Token | None:
+    try:
+        return msgspec.msgpack.decode(data, type=Token) if len(data) <= MAX_TOKEN_BYTES else None
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
 
 
 def _genuine(token: Token) -> bool:

@@ -21,10 +21,11 @@ from ..collectives.identifiers import PeerId, RunId
 from ..collectives.layout import MAX_FRAGMENTS
 from ..collectives.swarm import OuterSettings, RunSettings
 from ..security.rule_names import MAX_F, CoordinateRule, GramRule, reducer_name
-from .manifest_checks import check_exchange, check_fragments, check_join, check_places, check_robust, check_schedule, check_train
+from .manifest_checks import check_exchange, check_fragments, check_places, check_robust, check_schedule, check_train
 from .manifest_federated import FederatedTable, PrivacyTable, SecureTable, check_budget, check_federated, rounds_of
 from .manifest_form import canonical, schema_of, stands_for
 from .manifest_gpt import gpt_config
+from .manifest_join import JoinTable, check_join
 from .manifest_presets import take_wish, with_preset
 from .paths import Paths, make_private, storage_error, write_atomic
 from .strict_toml import convert, parse_toml
@@ -159,13 +160,6 @@ class LanesTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     encrypt: bool = True
     per_peer: Annotated[int, msgspec.Meta(ge=1, le=8)] = 8  # no more connections than these
-
-
-class JoinTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[join]``: ``invite``: a newcomer shows a valid invite; ``open``: the run id is enough; ``allow``: only these peers and the organiser."""
-
-    policy: Literal["invite", "open", "allow"] = "invite"
-    allow: Annotated[tuple[str, ...], msgspec.Meta(max_length=1024)] = ()
 
 
 class CheckpointTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -366,7 +360,7 @@ def _check(manifest: Manifest, name: str) -> None:
     if exchange.fragments > 1:
         check_fragments(manifest, name)
     check_train(manifest.train, manifest.no_quorum, name)
-    check_join(manifest.join, name)
+    check_join(manifest, name)
     check_robust(manifest, name)
     check_federated(manifest, name)
     if model.entry == "builtin:gpt":

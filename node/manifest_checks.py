@@ -10,7 +10,7 @@ from ..collectives.group import MAX_MEMBERS
 from ..security.rule_names import MAX_F_MDA, parse_reducer, parse_step
 
 if TYPE_CHECKING:
-    from .manifest import ExchangeTable, JoinTable, Manifest, NoQuorumTable, TrainTable
+    from .manifest import ExchangeTable, Manifest, NoQuorumTable, TrainTable
 
 
 def check_places(table: dict[str, Any], name: str) -> None:
@@ -71,22 +71,6 @@ def check_train(train: TrainTable, no_quorum: NoQuorumTable, name: str) -> None:
             why="What a branch hands over is the anchor and one momentum vector.",
             hint='Use optimizer = "nesterov", "sgd" or "adagrad" without a governor, or policy = "pause".',
         )
-
-
-def check_join(join: JoinTable, name: str) -> None:
-    """Who may enter."""
-    from ..security.identity import is_peer_id
-
-    if (join.policy == "allow") != bool(join.allow):
-        raise ConfigError(
-            f'{name}: $.join.policy is "{join.policy}", and $.join.allow names {len(join.allow) or "no"} peers',
-            key="$.join.allow",
-            why="The list says who may enter a run that only they may enter.",
-            hint='policy = "allow", and the peer ids of all who may: each prints hers with atoll id',
-        )
-    for peer in join.allow:
-        if not is_peer_id(peer):
-            raise ConfigError(f"{name}: {peer!r} is no peer id", key="$.join.allow", hint="Whose machine it is prints it: atoll id")
 
 
 def check_share(train: TrainTable, name: str) -> None:

@@ -72,6 +72,8 @@ class Membership:
         self.me, self.run = me, run
         self.foreign: set[PeerId] = set()  # on another history of the run: wherever they are, nothing is decided with them
         self.banned: set[PeerId] = set()  # the same, whatever their history
+        self.trusted: set[PeerId] = set()  # let in without probation, however many have come
+        self.roles: dict[PeerId, str] = {}  # by their invites; who is not in it trains
         self.timing = timing or Timing()
         self.refused: Counter[str] = Counter()  # records refused, by reason
         self._sign, self._verify, self._rng, self._offset = sign, verify, rng, unix_offset_s

@@ -18,9 +18,7 @@ def main() -> None:
 
     fuzzer: Any = atheris
     sys.path.insert(0, str(ROOT / "tests"))
-    import msgspec  # noqa: F401  (before the hook: it is compiled)
     import torch
-    import trio  # noqa: F401
 
     torch.set_num_threads(1)
     with fuzzer.instrument_imports(include=["atoll"]):

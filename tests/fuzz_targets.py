@@ -35,6 +35,7 @@ from atoll.collectives.round.certificate import check_chain, check_genesis, gene
 from atoll.node import membership_records as records
 from atoll.node.banning import DOMAIN as BANS
 from atoll.node.banning import Ban, BanList, Bans, SignedBans
+from atoll.node.evidence import check, twice
 from atoll.node.invite import check_token, inspect_invite, make_invite
 from atoll.node.manifest import DOMAIN as MANIFEST
 from atoll.node.manifest import SignedManifest, decode_signed, parse_manifest, sign_manifest
@@ -172,10 +173,12 @@ def manifests(data: bytes) -> None:
 
 
 def bans(data: bytes) -> None:
-    """The organiser's list, as somebody hands it on; and what it would have signed."""
+    """The organiser's list, as somebody hands it on; and what it would have signed; and evidence."""
     for body in (data, _encode(SignedBans(data, ME.sign(BANS, data)))):
         with contextlib.suppress(RemoteProtocolError):
             Bans(_folder(), RUN, ME.peer).take(body, PEER)
+    with contextlib.suppress(RemoteProtocolError):
+        check(data, RUN, lambda peer, payload, signature: True, PEER)
 
 
 @cache
@@ -303,6 +306,7 @@ def seeds() -> dict[str, list[bytes]]:
         m.Ready(hash_, b"c" * 16, 1, False), m.Prepare(1), m.Accept(0, entry), m.Accepted(0, hash_, bytes(64)), m.Fetch(), m.Join(),
         m.Catch((Certified(entry, (vote,)),), 2, 0), m.Get(hash_, ((0, 1),)), m.AskState(), m.Offer(hash_, hash_, LAYOUT), m.Gone(hash_),
         m.Promise(1, m.Accepted1(0, entry), None), m.Missing(b"p" * 16, ((b"c" * 16, ((0, 1),)),)), m.Need(b"p" * 16, ((0, 1),)),
+        m.Trial(b"c" * 16, hash_ * 2), m.Sample(b"c" * 16, 1, bytes(16)),
         m.Seal(hash_, (member,), bytes(64)), m.Fork(genesis, None), m.Consent(hash_, bytes(64)),
     ]  # fmt: skip
     rounds = [m.encode(m.Envelope("main", 1, 1, body)) for body in bodies]
@@ -322,7 +326,8 @@ def seeds() -> dict[str, list[bytes]]:
         "archives": [b"\1" + certified, b"\1" + founded, framed(certified) + framed(founded)],
         "invites": [str(invite).encode(), invite.token_bytes()],
         "manifests": [signed.encode(), signed.manifest, toml.encode()],
-        "bans": [_encode(SignedBans(listed, ME.sign(BANS, listed))), listed],
+        "bans": [_encode(SignedBans(listed, ME.sign(BANS, listed))), listed,
+                 twice(PEER, *((vote_payload(RUN, "main", 1, 0, bytes([i]) * 32), bytes(64)) for i in (1, 2))).encode()],
         "membership": [b"".join(_piece(records.encode(body)) for body in said), _encode(record)],
         "announced": [_encode(rendezvous._News(RUN, (news,), True))],
         "dht": [rpc, rpc[1:], value],

@@ -213,8 +213,9 @@ class Convening:
         machine, shape = self.machine, self.machine.shape
         self.revision += 1
         ready = machine.open.ready
-        rates = comparable([(ready[c.member].up, ready[c.member].down) for c in offers])
-        owners = [(c.member.peer, 0.0 if c.member.peer in self.slow else rate) for c, rate in zip(offers, rates, strict=True)]
+        able = [c.member for c in offers] + self._helpers()
+        rates = comparable([(ready[member].up, ready[member].down) for member in able])
+        owners = [(member.peer, 0.0 if member.peer in self.slow else rate) for member, rate in zip(able, rates, strict=True)]
         if shape.single:
             owners = single(owners, machine.organiser)
         chunks = -(-shape.numel // shape.chunk_elements)
@@ -229,6 +230,14 @@ class Convening:
         self.missing, self.reported_at = {}, {}
         self.asking, self.repeated_at = set(), now
         self._broadcast(m.PlanMessage(self.plan))
+
+    def _helpers(self) -> list[Member]:
+        """Members that own parts though they contribute nothing: of a star, since other trees go by contributors."""
+        machine, shape = self.machine, self.machine.shape
+        if shape.single or shape.reducer == "gather" or shape.topology != "butterfly":
+            return []
+        there = [member for member, ready in machine.open.ready.items() if ready.cid is None and member in machine.config]
+        return sorted(member for member in there if machine.actions.helps(member.peer) and not machine.silent(member))
 
     def _consider_revision(self, now: float) -> None:
         """Only the convener changes the set, and always for all parts."""
@@ -253,6 +262,7 @@ class Convening:
             mine = machine.contribution[0] if machine.contribution else b""
             return machine.next_ballot(now, aside=mine in self.lost)
         keep = [c for c in machine.offers() if c.cid not in self.lost]
+        self.slow |= {part.owner for part in plan.parts if machine.actions.suspected(part.owner)}
         if not machine.enough(keep) or self.revision - self.before > len(machine.config) + 2 or self.stalls > len(machine.config):
             return machine.next_ballot(now)
         if tuple(keep) == plan.contributors and not self.slow & {part.owner for part in plan.parts}:
@@ -348,11 +358,12 @@ class Convening:
     def _joiners(self, now: float) -> list[Member]:
         machine = self.machine
         recent = max(1.0, 4 * machine.timing.fetch_s)
-        return sorted(
+        asking = sorted(
             who
             for who, (round_, seen) in machine.joiners.items()
             if machine.near(round_) and now - seen < recent and who not in machine.config and not gone(who, machine.removed)
         )
+        return machine.actions.let_in(asking) if asking else []
 
     def wants_entry(self, now: float) -> bool:
         """Whether an entry that only changes the configuration is wanted, as far as this member knows."""

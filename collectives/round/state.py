@@ -108,6 +108,14 @@ class RoundActions(Protocol):
         """Whether the peer is believed dead, frozen or unreachable."""
         ...
 
+    def let_in(self, joiners: Sequence[Member]) -> list[Member]:
+        """Who of those that want to become members may, now."""
+        ...
+
+    def helps(self, peer: PeerId) -> bool:
+        """Whether the peer is a member to add up for the others, though it contributes nothing."""
+        ...
+
     def pace(self) -> Pace:
         """How fast this member's links are."""
         ...

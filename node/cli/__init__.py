@@ -15,7 +15,7 @@
     reaching           netcheck, ping, relay
     doctor             doctor
     recertify          recertify
-    bans               ban, allow, bans
+    bans               ban, allow, bans, trust
     audit              audit
     invites            invite new, inspect, revoke
     templates          manifests to start from
@@ -65,6 +65,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "ban": ("bans", "Keep a peer out: of the run, if you are its organiser, else of this machine."),
     "allow": ("bans", "Lift a ban."),
     "bans": ("bans", "Show who is banned, by whom, since when and why."),
+    "trust": ("bans", "Let a peer in at once: without probation, however many have come this hour."),
     "audit": ("audit", "Check every signature in a run's log, and say who decided and who contributed."),
     "id": ("identity", "Print this machine's peer id."),
     "invite": ("invites", "Make, inspect or revoke invites."),

@@ -12,7 +12,7 @@ from .options import GIVEN, GivenPath, shared_options
 from .output import Terminal, bytes_text, current, short_peer
 
 if TYPE_CHECKING:
-    from ..audit import Audited, Change, Fork, Source
+    from ..audit import Audited, Change, Fork, Proven, Source
 
 EVERY = 20_000  # entries between two words of progress
 SHOWN = 8  # changes of the members on a screen
@@ -31,12 +31,13 @@ def audit_command(run: str, archive: Path | None, other: Path | None) -> None:
     RUN is an id, its beginning, or a name: the log in this machine's journal, and the checkpoint beside it. FILE is what somebody wrote with
     --export. Nobody is asked, and no node needs to run. Exit status 0: all of it is proven.
     """
-    from ..audit import audit, write_archive
+    from ..audit import audit, proven_bans, write_archive
 
     terminal = current()
     source = _source(terminal, run)
     reports = [audit(source, name, _progress(terminal)) for name in source.logs]
     state = _state(source, reports)
+    bans = proven_bans(source) if source.folders else []
     if other is not None:
         _compare(terminal, source, other)
     size = write_archive(source, archive) if archive is not None else None
@@ -44,10 +45,14 @@ def audit_command(run: str, archive: Path | None, other: Path | None) -> None:
     machine: dict[str, Any] = {
         "run_id": source.signed.run_id, "name": manifest.name, "organiser": source.signed.organiser, "proven": True,
         "logs": [_machine(report) for report in reports], "state": state,
+        "bans": [{"peer": ban.peer, "by": ban.by, "proves": ban.what} for ban in bans],
     }  # fmt: skip
     head = f"{manifest.name}  {source.signed.run_id}\n  signed   by its organiser, {short_peer(source.signed.organiser)}"
     terminal.data(
-        "\n".join([head, *(line for report in reports for line in _lines(terminal, report, len(reports))), *_words(state)]), machine
+        "\n".join(
+            [head, *(line for report in reports for line in _lines(terminal, report, len(reports))), *_words(state), *_ban_lines(bans)]
+        ),
+        machine,
     )
     if other is not None:
         terminal.say(f"{other} says the same, as far as both go")
@@ -142,6 +147,10 @@ def _lines(terminal: Terminal, report: Audited, logs: int) -> list[str]:
 def _change(change: Change) -> str:
     said = [(what, who) for what, who in (("joined", change.joined), ("left", change.left), ("removed for good", change.removed)) if who]
     return "; ".join(f"{what}: {', '.join(short_peer(peer) for peer in who)}" for what, who in said)
+
+
+def _ban_lines(bans: list[Proven]) -> list[str]:
+    return [f"  banned   {short_peer(ban.peer)}, by {ban.by}: proven, {ban.what}" for ban in bans]
 
 
 def _words(state: list[dict[str, Any]]) -> list[str]:

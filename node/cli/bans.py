@@ -1,4 +1,4 @@
-"""ban, allow, bans: who is kept out of a run, or of this machine."""
+"""ban, allow, bans, trust: who is kept out of a run, or of this machine, and who is let in at once."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ def ban_command(peer: str, reason: str, run: str | None, here: bool) -> None:
         raise ConfigError(f"a reason has at most {MAX_REASON} characters, not {len(reason)}", key="--reason", exit_code=2)
     signed, bans = _lists(terminal, run)
     banned = _peer(terminal, signed, bans, peer)
-    _change(terminal, signed, bans, banned, Ban(banned, reason, int(time.time())), here)
+    known = bans.here.get(banned)  # where it is proven here, the run's ban carries the proof
+    reason = reason or (known.reason if known else "")
+    _change(terminal, signed, bans, banned, Ban(banned, reason, int(time.time()), known.evidence if known else b""), here)
 
 
 @click.command("allow")
@@ -61,15 +63,49 @@ def allow_command(peer: str, run: str | None, here: bool) -> None:
 @_RUN
 @shared_options
 def bans_command(run: str | None) -> None:
-    """Show who is banned, by whom, since when and why."""
+    """Show who is banned, by whom, since when and why, and who is trusted.
+
+    A ban with a proof needs nobody's word: atoll audit checks it.
+    """
     terminal = current()
     signed, bans = _lists(terminal, run)
     rows = [("the organiser", ban) for ban in bans.of_run.values()] + [("this machine", ban) for ban in bans.here.values()]
     table = terminal.table(
-        ("peer", "banned by", "since", "reason"), [(short_peer(ban.peer), by, iso_time(ban.since_s), ban.reason or "–") for by, ban in rows]
+        ("peer", "banned by", "since", "proof", "reason"),
+        [(short_peer(ban.peer), by, iso_time(ban.since_s), "yes" if ban.evidence else "–", ban.reason or "–") for by, ban in rows],
     )
-    machine = [{"peer": ban.peer, "by": by, "since": iso_time(ban.since_s), "reason": ban.reason} for by, ban in rows]
-    terminal.data(table if rows else "nobody is banned", {"run_id": signed.run_id, "bans": machine})
+    machine = [
+        {"peer": ban.peer, "by": by, "since": iso_time(ban.since_s), "reason": ban.reason, "evidence": ban.evidence.hex() or None}
+        for by, ban in rows
+    ]
+    trusted = [f"trusted  {short_peer(peer)}" for peer in sorted(bans.trusted)]
+    terminal.data(
+        "\n".join([table if rows else "nobody is banned", *trusted]),
+        {"run_id": signed.run_id, "bans": machine, "trusted": sorted(bans.trusted)},
+    )
+
+
+@click.command("trust")
+@click.argument("peer", type=GIVEN)
+@click.option("--no-longer", is_flag=True, help="Trust it no longer.")
+@_RUN
+@_HERE
+@shared_options
+def trust_command(peer: str, no_longer: bool, run: str | None, here: bool) -> None:
+    """Let a peer in at once: without probation, however many have come this hour.
+
+    Nor is it banned by what others prove of it. For all members, if you are the run's organiser, else on this machine.
+    PEER: an id, or its end as `atoll peers` shows it.
+    """
+    terminal = current()
+    signed, bans = _lists(terminal, run)
+    who, identity = _peer(terminal, signed, bans, peer), identity_of(terminal)
+    of_run = identity.peer == signed.organiser and not here
+    changed = bans.trust(who, not no_longer, identity if of_run else None)
+    tell_node(terminal, signed.run_id)
+    where = "by the whole run" if of_run else "on this machine"
+    done = f"{short_peer(who)} is {'no longer ' if no_longer else ''}trusted {where}" if changed else "nothing changed"
+    terminal.data(done, {"run_id": signed.run_id, "peer": who, "trusted": not no_longer, "changed": changed, "whole_run": of_run})
 
 
 def _lists(terminal: Terminal, run: str | None) -> tuple[SignedManifest, Bans]:

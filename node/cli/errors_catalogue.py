@@ -257,6 +257,16 @@ banned it from its own machine. The reason is in the message. What the peer had 
 
 If it is you: ask the organiser, who alone can lift a ban of the run (`atoll allow PEER`). Other runs are not touched.""",
     ),
+    "E206": Page(
+        "role",
+        "this node's invite is not one to train",
+        77,
+        """An invite is to train, to observe or to aggregate (`atoll invite inspect`). A node that observes has the model and follows
+the run; one that aggregates votes and adds up for the others. Neither contributes, and the other members refuse what it would
+contribute.
+
+To train, ask the organiser for another invite (`atoll invite new --role train`) and join with it: atoll join INVITE""",
+    ),
     "E210": Page(
         "key-file",
         "the key file cannot be used",

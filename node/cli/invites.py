@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...collectives.errors import ConfigError, NotAdmittedError
+from ..invite import ROLES, Role
 from .options import GIVEN, shared_options
 from .output import Terminal, current, iso_time, short_peer, span_text
 
@@ -62,16 +63,19 @@ def addresses_in_use(terminal: Terminal, given: tuple[str, ...], signed: SignedM
     return tuple(found)
 
 
-def fresh_invite(terminal: Terminal, signed: SignedManifest, addresses: tuple[str, ...], life_s: float, peer: str = "") -> Invite:
+def fresh_invite(
+    terminal: Terminal, signed: SignedManifest, addresses: tuple[str, ...], life_s: float, peer: str = "", role: Role = "train"
+) -> Invite:
     """An invite to a stored run: the organiser's own, for one ``peer`` only where that is given, or a member's from the one she joined with."""
     from ..invite import INVITE_FILE, make_invite, parse_invite, reissue
     from .identity import identity_of
 
     identity = identity_of(terminal)
     if identity.peer == signed.organiser:
-        return make_invite(signed.run_id, addresses, identity, now_s=time.time(), life_s=life_s, peer=peer)
-    if peer:
-        raise NotAdmittedError(f"only the organiser makes invites for one peer: {short_peer(signed.organiser)}", hint="Ask the organiser.")
+        return make_invite(signed.run_id, addresses, identity, now_s=time.time(), life_s=life_s, peer=peer, role=role)
+    if peer or role != "train":
+        what = "for one peer" if peer else f"to {role}"
+        raise NotAdmittedError(f"only the organiser makes invites {what}: {short_peer(signed.organiser)}", hint="Ask the organiser.")
     mine = terminal.paths.run_dir(signed.run_id) / INVITE_FILE
     try:
         text = mine.read_text(encoding="ascii")
@@ -98,9 +102,13 @@ def invite_command() -> None:
 @click.option("--expires", default="7d", show_default=True, help="How long it is valid: 90s, 30min, 12h, 7d.")
 @click.option("--bootstrap", multiple=True, type=GIVEN, metavar="ADDRESS", help="Address to start from; repeatable.")
 @click.option("--for", "peer", default="", metavar="PEER", help="Only this peer enters by it (its id: atoll id). Organiser only.")
+@click.option("--role", type=click.Choice(ROLES), default="train", show_default=True, help="What it admits to. Organiser only.")
 @shared_options
-def new(run: str | None, expires: str, bootstrap: tuple[str, ...], peer: str) -> None:
-    """Print a fresh invite to RUN (id, its beginning, or name; the only one when left out)."""
+def new(run: str | None, expires: str, bootstrap: tuple[str, ...], peer: str, role: Role) -> None:
+    """Print a fresh invite to RUN (id, its beginning, or name; the only one when left out).
+
+    Who enters to observe has the model and no vote; who enters to aggregate votes and adds up for the others, and contributes nothing.
+    """
     from ...security.identity import is_peer_id
     from ..manifest import list_runs, load_run
 
@@ -116,7 +124,7 @@ def new(run: str | None, expires: str, bootstrap: tuple[str, ...], peer: str) ->
             )
         run = stored[0]
     signed = load_run(terminal.paths, run)
-    invite = fresh_invite(terminal, signed, addresses_in_use(terminal, bootstrap, signed), duration_s(expires), peer)
+    invite = fresh_invite(terminal, signed, addresses_in_use(terminal, bootstrap, signed), duration_s(expires), peer, role)
     terminal.data(str(invite), {"invite": str(invite), **described(invite)})
 
 
@@ -135,6 +143,7 @@ def inspect(invite: str) -> int:
         f"organiser  {short_peer(found.organiser)}   {found.organiser}",
         f"issued by  {'the organiser' if found.issuer == found.organiser else short_peer(found.issuer)}",
         f"signature  ok, {'ends in ' + span_text(left_s) if left_s > 0 else 'EXPIRED'} ({iso_time(found.expires_s)})",
+        *([f"role       {found.token.role}"] if found.token.role != "train" else []),
         *([f"for        {short_peer(found.token.peer)} only   {found.token.peer}"] if found.token.peer else []),
         *(f"address    {address}" for address in found.bootstrap),
     ]
@@ -178,5 +187,6 @@ def described(invite: Invite) -> dict[str, Any]:
         "issuer": invite.issuer,
         "expires": iso_time(invite.expires_s),
         "for": invite.token.peer or None,
+        "role": invite.token.role,
         "bootstrap": list(invite.bootstrap),
     }

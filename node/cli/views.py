@@ -52,6 +52,8 @@ def run_lines(terminal: Terminal, run: Document) -> list[str]:
     members: Sequence[Any] = run.get("members") or ()
     if members:
         lines.append(f"  members  {len(members)}: {', '.join(short_peer(str(peer)) for peer in members)}")
+    if entry := entry_words(run):
+        lines.append(f"  join     {entry}")
     if (rule := str(run.get("rule") or "mean")) != "mean":
         lines.append(f"  rule     {rule_text(rule)}")
     if secure := run.get("secure"):
@@ -75,6 +77,18 @@ def run_lines(terminal: Terminal, run: Document) -> list[str]:
     lines += [f"  banned   {short_peer(str(peer))}: {why}" for peer, why in (run.get("banned") or {}).items()]
     lines += [f"  refused  by {short_peer(str(peer))}: {' '.join(map(str, why))}" for peer, why in (run.get("refused") or {}).items()]
     return lines + trouble_lines(terminal, run.get("trouble"))
+
+
+def entry_words(run: Document) -> str:
+    """What this node may do, where that is not everything, and what newcomers go through."""
+    join, role = run.get("join") or {}, str(run.get("role") or "train")
+    said = [f"this node's invite is to {role}"] if role != "train" else []
+    if join.get("probation"):
+        mine = "" if run.get("member", True) or role != "train" else "; this node's work is compared, not counted yet"
+        said.append(f"newcomers are on probation for {join['probation']} rounds{mine}")
+    if join.get("per_hour"):
+        said.append(f"at most {join['per_hour']} become members in an hour")
+    return "; ".join(said)
 
 
 def rule_text(reducer: str) -> str:
@@ -195,6 +209,15 @@ def _state(peer: Document) -> str:
     return {True: "live", False: "lost"}.get(peer.get("live", True), "–")
 
 
+def _member(peer: Document) -> str:
+    role, trial = str(peer.get("role") or "train"), peer.get("probation")
+    if peer.get("member", True):
+        return "yes, contributes nothing" if role == "aggregate" else "yes, adds up no part" if peer.get("part") == 0 else "yes"
+    if role == "observe":
+        return "no, observes"
+    return f"on probation, {trial.get('good')} of {trial.get('of')} rounds" if isinstance(trial, Mapping) else "not yet"
+
+
 def peers_table(terminal: Terminal, peers: Sequence[Document]) -> str:
     """``atoll peers``."""
     if not peers:
@@ -207,7 +230,7 @@ def peers_table(terminal: Terminal, peers: Sequence[Document]) -> str:
             rates_text(peer),
             "–" if peer.get("round") is None else str(peer["round"]),
             _state(peer),
-            "not yet" if not peer.get("member", True) else "yes, adds up no part" if peer.get("part") == 0 else "yes",
+            _member(peer),
         )
         for peer in peers
     ]

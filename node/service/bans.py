@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from ...collectives.errors import StorageError
+from ...collectives.errors import ConfigError, StorageError
 from ...collectives.identifiers import PeerId
-from ..banning import Bans, banned
+from ...security.identity import verify
+from ..banning import Ban, Bans, banned
+from ..evidence import check
+from .ports import DOMAIN
 
 if TYPE_CHECKING:
     from .run import RunService
 
-MESSAGE = b"B"
-"""Before the organiser's list, as one message of a run."""
+log = logging.getLogger("atoll")
+MESSAGE, PROOF = b"B", b"E"
+"""Before the organiser's list, and before evidence against a peer, as one message of a run."""
+MOST_PROOFS = 16  # of one sender, that prove nothing or no news: then it is not listened to any more
 
 
 class Banning:
@@ -21,6 +30,7 @@ class Banning:
     def __init__(self, run: RunService) -> None:
         self._run = run
         self.lists = Bans(run.node.paths.run_dir(run.run_id), run.run_id, run.organiser)
+        self._useless = Counter[PeerId]()
 
     def load(self) -> None:
         """Read the lists on this machine's disk; a damaged one is told. Ends the run where the organiser has banned this node."""
@@ -43,10 +53,39 @@ class Banning:
             self._hand_on(sender)
             self._run.node.nursery.start_soon(self._expel)
 
+    def take_proof(self, sender: PeerId, data: bytes) -> None:
+        """Evidence against a peer, from anybody; it is checked, counts here, and is handed on. Raises RemoteProtocolError."""
+        if self._useless[sender] >= MOST_PROOFS:
+            return None
+        self._useless[sender] += 1  # signatures cost time to check: what is news gets it back
+        run = self._run
+        found, why = check(data, run.run_id, lambda peer, payload, signature: verify(peer, DOMAIN, payload, signature), sender)
+        try:
+            news = found.peer != run.node.identity.peer and self.lists.convict(Ban(found.peer, why, int(time.time()), data))
+        except (ConfigError, StorageError) as error:  # too many bans, or a full disk
+            return run.troubles.tell(error)
+        if not news:
+            return None
+        self._useless[sender] -= 1
+        log.warning("run %s: %s is banned here: %s (proven)", run.run_id, found.peer[-8:], why)
+        run.node.publish({"event": "peer.convicted", "run": run.run_id, "peer": found.peer, "reason": why})
+        self._shut_out()
+        self._prove(self._others() - {sender}, [data])
+        run.node.nursery.start_soon(self._expel)
+        return None
+
+    def _prove(self, peers: Iterable[PeerId], proofs: Iterable[bytes]) -> None:
+        for peer in sorted(set(peers) - self.lists.peers):
+            for proof in proofs:
+                self._run.node.network.send(self._run.run_id, peer, PROOF + proof)
+
     def met(self, peer: PeerId) -> None:
         """A peer has connected."""
-        if self.lists.encoded and peer not in self.lists.peers and peer in self._others():
+        if peer in self.lists.peers or peer not in self._others():
+            return
+        if self.lists.encoded:
             self._run.node.network.send(self._run.run_id, peer, MESSAGE + self.lists.encoded)
+        self._prove([peer], [ban.evidence for ban in self.lists.here.values() if ban.evidence])
 
     def _others(self) -> set[PeerId]:
         members = self._run.whole.config_peers() if self._run.whole is not None else []
@@ -62,7 +101,7 @@ class Banning:
         if me in self.lists.of_run:
             run.fail(banned(self.lists.why(me) or "", me))
         elif run.session is not None:
-            run.session.membership.banned = self.lists.peers
+            run.session.membership.banned, run.session.membership.trusted = self.lists.peers, self.lists.trusted
             run.wake()
 
     async def _expel(self) -> None:

@@ -105,6 +105,10 @@ class Chronicle:
                 self._tell("state.root", fragment, entry=event.entry, root=event.root.hex())
             case ev.PeerMisbehaved():
                 self._tell("peer.misbehaved", fragment, peer=event.peer, reason=event.reason)
+            case ev.Equivocated():
+                run.guard(lambda: run.banning.take_proof(run.node.identity.peer, event.evidence))
+            case ev.WorkJudged():
+                self._tell("work.judged", fragment, peer=event.peer, entry=event.entry, good=event.good, fault=event.fault)
             case ev.AnotherHistory():
                 if (twice := founded_twice(run.foreign)) is not None:
                     run.troubles.tell(twice)

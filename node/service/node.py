@@ -396,6 +396,8 @@ class Node:
         return False
 
     async def _await_admission(self, sessions: Sequence[Session], progress: ProgressSink) -> None:
+        if sessions[0].admission.probation or not sessions[0].admission.may_enter():
+            return  # it takes rounds, or never comes
         with trio.move_on_after(ADMISSION_PATIENCE_S):  # what is trained before cannot be counted in the round that is open
             while not all(session.machine and session.machine.is_member for session in sessions):
                 progress("waiting to be admitted", 0, 0)

@@ -17,8 +17,9 @@ from ...collectives.group import Plan
 from ...collectives.identifiers import PeerId, RunId
 from ...optim.outer import effective_outer
 from ..banning import banned
-from ..invite import check_token
+from ..invite import check_token, role_in
 from ..manifest import Manifest, SignedManifest, decode_signed, save_run
+from ..membership_records import MAX_RECORDS
 from ..net.addresses import split_peer
 from ..paths import make_private
 from ..session import Session
@@ -27,7 +28,7 @@ from ..session.fragments import Fragments, logs_of
 from ..shared_memory import AnchorSlots
 from ..storage import RunFiles
 from .asking import Asking
-from .bans import MESSAGE, Banning
+from .bans import MESSAGE, PROOF, Banning
 from .chronicle import Chronicle
 from .context import NodeContext
 from .phases import Phases
@@ -57,6 +58,8 @@ class RunService:
         """``seeding``: take part also while no script is attached."""
         self.node, self.run_id, self.organiser, self.seeding = node, run_id, organiser, seeding
         self.signed, self.token = signed, token
+        self.roles: dict[PeerId, str] = {}  # by the invites that peers have shown; who is not in it trains
+        self._note_role(node.identity.peer, token)
         self.manifest: Manifest | None = None
         self.whole: Session | Fragments | None = None  # driven as one
         self.files: dict[str, RunFiles] = {}  # by log: of each fragment, or of the one session
@@ -214,7 +217,8 @@ class RunService:
         save_run(self.node.paths, self.signed)
         now = trio.current_time()
         whole = self.whole = self._make(self.manifest, now)
-        whole.sessions[0].membership.banned = self.banning.lists.peers
+        membership = whole.sessions[0].membership
+        membership.banned, membership.trusted, membership.roles = self.banning.lists.peers, self.banning.lists.trusted, self.roles
         self.announce(now)
         whole.start(now)
         for session in whole.sessions:
@@ -240,7 +244,7 @@ class RunService:
             run=self.run_id, me=identity.peer, organiser=self.organiser, settings=settings, ports=self.ports,
             rng=random.Random(self.node.rng.random()), now=now, unix_offset_s=time.time() - now,
             checkpoint_every=manifest.checkpoint.every, seeding=self.seeding, site=self.node.site,
-            branch_after_s=manifest.branch_after_s,
+            branch_after_s=manifest.branch_after_s, probation=manifest.join.probation, per_hour=manifest.join.per_hour,
         )  # fmt: skip
 
     def _open_files(self, manifest: Manifest, number: int) -> RunFiles:
@@ -297,6 +301,7 @@ class RunService:
 
     def _admit(self, peer: PeerId, greeting: bytes) -> bool:
         self.banning.lists.refuse(peer)
+        self._note_role(peer, greeting)
         member = self.whole is not None and peer in self.whole.config_peers()
         policy = self.manifest.join.policy if self.manifest is not None else "invite"
         if peer == self.organiser or member or policy == "open":
@@ -306,6 +311,13 @@ class RunService:
         token = check_token(greeting, run_id=self.run_id, organiser=self.organiser, now_s=time.time(), peer=peer)
         self.banning.lists.check_invite(token.nonce)
         return True
+
+    def _note_role(self, peer: PeerId, greeting: bytes) -> None:
+        """What a peer's invite is for; it may have run out since the peer entered by it."""
+        role = role_in(greeting, run_id=self.run_id, organiser=self.organiser, peer=peer)
+        self.roles.pop(peer, None)
+        if role != "train" and len(self.roles) < MAX_RECORDS:
+            self.roles[peer] = role
 
     def _listed(self, peer: PeerId) -> bool:
         if self.manifest is None or peer not in self.manifest.join.allow:
@@ -346,6 +358,8 @@ class RunService:
             return
         if kind == MESSAGE:
             self.banning.take(peer, data[1:])
+        elif kind == PROOF:
+            self.banning.take_proof(peer, data[1:])
         elif kind == ASK_MANIFEST:
             if self.signed is not None:
                 self.node.network.send(self.run_id, peer, MANIFEST + self.signed.encode())

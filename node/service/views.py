@@ -42,6 +42,8 @@ def status_of(run: RunService) -> dict[str, Any]:
         "privacy": _privacy(run),
         "members": config,
         "member": run.node.identity.peer in config,
+        "role": run.roles.get(run.node.identity.peer, "train"),
+        "join": _join(run),
         "quorum": None if run.error else quorum(run),
         "branch": _branch(run),
         "seal": sealed(run),
@@ -58,6 +60,20 @@ def status_of(run: RunService) -> dict[str, Any]:
         "trouble": described(trouble) if trouble else None,
         "troubles": run.troubles.past(),
     }
+
+
+def _join(run: RunService) -> dict[str, Any]:
+    """What newcomers go through."""
+    join = run.manifest.join if run.manifest else None
+    return {} if join is None else {"policy": join.policy, "probation": join.probation, "per_hour": join.per_hour}
+
+
+def _newcomer(run: RunService, peer: PeerId) -> dict[str, Any]:
+    """Of a peer that is no member: in how many rounds its work was found to be in order here, of how many; nothing without probation."""
+    probation = run.manifest.join.probation if run.manifest else 0
+    if not probation or run.session is None or peer in run.banning.lists.trusted:
+        return {}
+    return {"probation": {"good": run.session.admission.good.get(peer, 0), "of": probation}}
 
 
 def _secure(run: RunService) -> dict[str, Any] | None:
@@ -139,6 +155,9 @@ def peers_of(run: RunService) -> list[dict[str, Any]]:
             "path": "self" if peer == me else lanes.get(peer, ""),
             "round": (records[peer].round or None) if peer in records else None,
             "addresses": list(records[peer].addresses) if peer in records else [],
+            "role": run.roles.get(peer, "train"),
+            "trusted": peer in run.banning.lists.trusted,
+            **(_newcomer(run, peer) if peer not in config else {}),
             **({"banned": why} if (why := run.banning.lists.why(peer)) is not None else {}),
         }
         for peer in listed

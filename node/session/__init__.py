@@ -22,6 +22,8 @@ earlier         what became of contributions of an earlier life
 applying        what follows the outer step of a decided entry
 installing      a fetched state replaces the own one
 resting         how often to look for what needs repair
+witness         who votes for two values of one ballot: the proof
+admission       who may contribute, and who may become a member
 others          whom to ask; who is on another history of the run
 beginning       the genesis; what the last life left on disk; whose model it is
 tallies         what the log says of the data, for scripts

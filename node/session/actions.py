@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ...collectives import messages as m
 from ...collectives.errors import StorageError
 from ...collectives.exchange import ResultComplete
-from ...collectives.group import Certified, Entry, Plan
+from ...collectives.group import Certified, Entry, Member, Plan
 from ...collectives.identifiers import PeerId
 from ...collectives.layout import Layout
 from ...collectives.pace import Pace
@@ -189,6 +189,14 @@ class LogActions:
     def suspected(self, peer: PeerId) -> bool:
         """Whether the peer is believed dead."""
         return self.session.membership.suspected(self.session.clock(), peer)
+
+    def let_in(self, joiners: Sequence[Member]) -> list[Member]:
+        """Who may become a member."""
+        return self.session.admission.let_in(self.session.clock(), joiners)
+
+    def helps(self, peer: PeerId) -> bool:
+        """Whether the peer's invite is to aggregate."""
+        return self.session.membership.roles.get(peer) == "aggregate"
 
     def pace(self) -> Pace:
         """How fast this node's links are."""

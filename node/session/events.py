@@ -131,6 +131,24 @@ class PeerMisbehaved:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkJudged:
+    """A newcomer's work for an entry was looked into: ``fault`` says what is wrong with it, "" for nothing; ``good``: rounds in a row."""
+
+    peer: PeerId
+    entry: int
+    good: int
+    fault: str
+
+
+@dataclass(frozen=True, slots=True)
+class Equivocated:
+    """A member has signed two values for one slot: ``evidence`` proves it to anybody (`node/evidence.py`)."""
+
+    peer: PeerId
+    evidence: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class AnotherHistory:
     """A peer's log begins with another genesis that the organiser signed: the run was founded twice. Told once a peer."""
 

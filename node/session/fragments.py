@@ -126,6 +126,7 @@ class Fragments:
         self, *, run: RunId, me: PeerId, organiser: PeerId, settings: RunSettings, ports: SessionPorts, storages: Sequence[Storage], rng: Random,
         now: float, timing: Timing | None = None, unix_offset_s: float = 0.0, checkpoint_every: int = 10, chunk_elements: int | None = None,
         seeding: bool = True, site: str = "", branch_after_s: float | None = None,
+        probation: int = 0, per_hour: int = 0,
     ) -> None:  # fmt: skip
         """``storages``: one a fragment; that of ``ports`` is not used. Raises ConfigError where branches are wanted, too."""
         if not storages or branch_after_s is not None:
@@ -138,6 +139,7 @@ class Fragments:
                     run=run, me=me, organiser=organiser, settings=settings, ports=own, rng=rng, now=now, timing=timing,
                     unix_offset_s=unix_offset_s, checkpoint_every=checkpoint_every, chunk_elements=chunk_elements, seeding=seeding, site=site,
                     log=fragment_log(run, number), membership=self.sessions[0].membership if number else None,
+                    probation=probation, per_hour=per_hour,
                 )
             )  # fmt: skip
         self._by_log = {session.log: session for session in self.sessions}

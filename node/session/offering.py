@@ -39,6 +39,7 @@ class Offering:
         if machine and machine.contribution is None and not machine.open.applying and (given := self.first()) is not None:
             cid, samples, vector, reading = given
             session.ports.exchange.freeze(session.log, machine.round, cid, vector)
+            session.admission.offered(cid, vector)
             machine.contribute(now, cid, samples, reading)
         return None
 

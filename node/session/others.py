@@ -60,7 +60,7 @@ class Others:
     def _belongs(self) -> bool:
         """Whether this member may ask to be let in: a script of another model would be counted in quorums, and then end."""
         session = self.session
-        if session.recertifying.removed:
+        if session.recertifying.removed or not session.admission.may_enter():
             return False
         return session.seeding if session.script is None else session.replica is not None and session.script == session.replica.layout
 

@@ -29,6 +29,7 @@ from ..secure import wire as secure_wire
 from ..secure.rounds import SecureRounds
 from . import events as ev
 from .actions import LogActions, main_log
+from .admission import Admission
 from .applying import Applying
 from .beginning import check_model, found, restore
 from .branching import Branching
@@ -60,12 +61,14 @@ class Session:
         timing: Timing | None = None, unix_offset_s: float = 0.0, checkpoint_every: int = 10,
         chunk_elements: int | None = None, seeding: bool = True, site: str = "", branch_after_s: float | None = None, log: str = "",
         membership: Membership | None = None, identity: Identity | None = None, secrets: Random | None = None,
+        probation: int = 0, per_hour: int = 0,
     ) -> None:  # fmt: skip
         """With ``seeding`` this member takes part also while no script is attached. ``site``: the label of the place where it is.
 
         ``branch_after_s``: those who see no quorum for so long go on together, uncertified; None: the run waits for one.
         ``log`` and ``membership``: of a fragment, whose run has others, with the same membership. ``identity``: ``me``'s, for secure rounds;
-        ``secrets``: what makes their secrets in a simulation. Raises LocalProtocolError for a secure run without an identity.
+        ``secrets``: what makes their secrets in a simulation. ``probation``, ``per_hour``: see `Admission`.
+        Raises LocalProtocolError for a secure run without an identity.
         """
         self.run, self.me, self.organiser, self.settings, self.ports, self.rng = run, me, organiser, settings, ports, rng
         self.log = log or main_log(run)
@@ -88,6 +91,7 @@ class Session:
         self.installing = Installing(self)
         self.applying = Applying(self)
         self.others = Others(self)
+        self.admission = Admission(self, probation, per_hour)
         self.left = False
         self.script: Layout | None = None  # layout of the attached script, if any
         self.loop: deque[m.Envelope] = deque()  # messages to oneself
@@ -180,7 +184,7 @@ class Session:
             merges=self.branching.after_s is not None,
         )  # fmt: skip
         self.machine.stateless = self.replica is None
-        self.machine.idle = self.script is None
+        self.machine.idle = self.script is None or not self.admission.trains
         return self.machine
 
     def drop(self) -> None:
@@ -212,7 +216,7 @@ class Session:
             check_model(layout, known)
         self.script = layout
         if self.machine:
-            self.machine.set_idle(now, False)
+            self.machine.set_idle(now, not self.admission.trains)
         self._drain(now)
         return known is not None
 
@@ -234,6 +238,7 @@ class Session:
         With ``base``, the rounds in the anchor it was made on, it is refused (ContributionRefused) once that anchor is no longer current.
         """
         self._now = now
+        self.admission.may_contribute()
         if self.machine is None or self.machine.stateless:
             raise OutOfDateError("the run's state is not here yet")
         if vector.numel() != self.machine.shape.numel:
@@ -297,7 +302,7 @@ class Session:
             self.branching.on_branch_message(now, peer, envelope)
         elif envelope.log != self.log:
             self.operations.on_message(now, peer, envelope)
-        elif self.others.ignores(peer, envelope):
+        elif self.others.ignores(peer, envelope) or self.admission.bars(now, peer, envelope):
             pass
         elif isinstance(body, m.AskState):
             self.serving.on_ask_state(now, peer)
@@ -433,6 +438,7 @@ class Session:
         parts = () if machine.merges and len(entry.parts) == 1 else entry.parts  # a branch that was taken over names one owner of all
         self.ports.emit(ev.RoundCommitted(round_, entry.round, shares, after, lost, cid, counted, entry.hash(), elapsed, parts))
         self.earlier.decided(entry)
+        self.admission.decided(now, certified)
         self.recertifying.decided(certified)
 
     def opened(self, now: float) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ...collectives import messages as m
-from ...collectives.group import Entry
+from ...collectives.group import Entry, Member
 from ...collectives.identifiers import PeerId
 from ...collectives.pace import Pace
 from ...collectives.round import MemoryJournal, Timing
@@ -82,6 +82,14 @@ class BesideRun:
     def suspected(self, peer: PeerId) -> bool:
         """Whether the peer is believed dead."""
         return self.session.actions.suspected(peer)
+
+    def let_in(self, joiners: Sequence[Member]) -> list[Member]:
+        """Whoever asks; nobody does."""
+        return list(joiners)
+
+    def helps(self, peer: PeerId) -> bool:
+        """Nobody: an operation is of those who call it."""
+        return False
 
     def pace(self) -> Pace:
         """How fast this node's links are."""

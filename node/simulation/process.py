@@ -44,6 +44,8 @@ class Place:
     work_s: float = 0.002  # what offloaded work takes
     exchange: type[Exchange] = Exchange
     branch_after_s: float | None = None
+    probation: int = 0
+    per_hour: int = 0
     paces: dict[PeerId, Pace] = field(default_factory=dict[PeerId, Pace])  # what members have measured of their links
     sites: Mapping[PeerId, str] = field(default_factory=dict[PeerId, str])
     identities: Mapping[PeerId, Identity] = field(default_factory=dict[PeerId, Identity])  # of a secure run
@@ -91,7 +93,7 @@ class NodeProcess:
         self.run: Session | Fragments = make(
             run=place.run_id, me=peer, organiser=place.organiser, settings=place.settings, ports=self, rng=rng, now=place.world.now,
             timing=place.timing, checkpoint_every=place.checkpoint_every, chunk_elements=place.chunk_elements,
-            branch_after_s=place.branch_after_s,
+            branch_after_s=place.branch_after_s, probation=place.probation, per_hour=place.per_hour,
             site=place.sites.get(peer, ""),
         )  # fmt: skip
         self.session = self.run.sessions[0]

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from bad_input_kit import Member, Run, atoll, ended, new_home, new_run, one_round, soon
+import trio
+from bad_input_kit import PATIENCE_S, Member, Run, atoll, ended, new_home, new_run, one_round, soon
+from process.test_garbage import Stranger
 
 from atoll.collectives.errors import NotAdmittedError
+from atoll.collectives.identifiers import PeerId
+from atoll.collectives.round.certificate import vote_payload
+from atoll.node.evidence import twice
+from atoll.node.invite import parse_invite
+from atoll.node.paths import find_paths
+from atoll.node.service.bans import PROOF
+from atoll.node.service.ports import DOMAIN
+from atoll.security.identity import load_or_create
 
 pytestmark = pytest.mark.slow
 
@@ -77,3 +89,54 @@ def test_a_ban_on_one_machine_is_its_own_and_the_organisers_outlives_its_node(tm
         newcomer = Member(new_home(late), told.out.strip())
         with ended(newcomer):
             soon(lambda: stranger in others(newcomer), "handed on without the organiser")
+
+
+def test_a_proof_is_checked_by_each_member_handed_on_and_bans_everywhere(tmp_path: Path) -> None:
+    with four(tmp_path) as (run, (organiser, b, c, bad)):
+        liar = load_or_create(find_paths(bad.home).identity_file)
+        votes = [vote_payload(run.signed.run_id, "main", 1, 0, bytes([i]) * 32) for i in (1, 2)]
+        one, other = ((payload, liar.sign(DOMAIN, payload)) for payload in votes)
+        framed = twice(PeerId(c.swarm.peer), one, other)  # c has not signed these
+        witness = Stranger(run, organiser, parse_invite(run.invite(), now_s=time.time()).token_bytes())
+
+        async def hand_over() -> None:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(witness.network.run)
+                witness.network.on_message(witness.topic, lambda *_: None, greet=lambda _: witness.token, admit=lambda *_: True)
+                await witness.greet()
+                for evidence in (framed, twice(liar.peer, one, other)):
+                    witness.network.send(witness.topic, PeerId(organiser.swarm.peer), PROOF + evidence.encode())
+                    with trio.fail_after(PATIENCE_S):
+                        while evidence.peer == liar.peer and liar.peer not in others(organiser):
+                            await trio.sleep(0.05)
+                    await trio.sleep(0.5)
+                nursery.cancel_scope.cancel()
+
+        trio.run(hand_over)
+        for member in (organiser, b, c):
+            soon(lambda member=member: list(others(member)) == [liar.peer], "the proof is everywhere, and nobody else is banned")
+        one_round(organiser, b, c)
+        one_round(organiser, b, c)
+        soon(lambda: all(liar.peer not in member.state()["members"] for member in (organiser, b, c)), "it is evicted")
+        audited = json.loads(atoll(b.home, "audit", run.signed.run_id, "--json").out)
+        assert [(row["peer"], row["by"]) for row in audited["bans"]] == [(liar.peer, "this machine")]
+        assert atoll(b.home, "allow", liar.peer).status == 0
+        assert others(b) == {}
+
+
+def test_an_invite_to_observe_gives_the_model_and_no_part_in_the_run(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    organiser, b = run.organiser(), run.member("b")
+    with ended(organiser, b):
+        one_round(organiser, b)
+        observer = Member(new_home(tmp_path / "observer"), run.invite(role="observe"))
+        with ended(observer):
+            with pytest.raises(NotAdmittedError) as caught:
+                observer.swarm.contribute(samples=1, write=lambda vector: None).wait(PATIENCE_S)
+            assert caught.value.code == "E206"
+            one_round(organiser, b)
+            soon(lambda: observer.anchor() == organiser.anchor(), "it has the model")
+            assert observer.state()["role"] == "observe"
+            assert set(organiser.state()["members"]) == {organiser.swarm.peer, b.swarm.peer}
+            row = next(row for row in json.loads(atoll(b.home, "peers", "--json").out)["peers"] if row["peer"] == observer.swarm.peer)
+            assert (row["role"], row["member"]) == ("observe", False)

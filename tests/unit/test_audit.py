@@ -17,7 +17,9 @@ from atoll.collectives.group import Certified, Contributor, Entry, Member, Part,
 from atoll.collectives.identifiers import RunId
 from atoll.collectives.round.certificate import genesis_payload, recertified_payload, vote_payload
 from atoll.node.audit import MAGIC, Audited, Share, audit, of_archive, of_node, write_archive
+from atoll.node.banning import Ban, Bans
 from atoll.node.cli import run
+from atoll.node.evidence import twice
 from atoll.node.manifest import SignedManifest, parse_manifest, save_run, sign_manifest
 from atoll.node.paths import Paths, find_paths
 from atoll.node.service.ports import DOMAIN
@@ -229,6 +231,22 @@ def test_two_histories_name_who_signed_both(atoll_home: Path, tmp_path: Path, ca
     error = json.loads(capsys.readouterr().out)["error"]
     assert (error["code"], "entry 5" in error["message"]) == ("E203" if lies else "E204", True)
     assert (SECOND.peer[-8:] in error["message"], ORGANISER.peer[-8:] in error["message"]) == (lies, False)
+
+
+def test_a_ban_with_a_proof_is_checked_and_one_that_proves_nothing_is_told(atoll_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    votes = [vote_payload(SIGNED.run_id, "main", 3, 1, bytes([i]) * 32) for i in (1, 2)]
+    one, other = ((payload, SECOND.sign(DOMAIN, payload)) for payload in votes)
+    chain = honest()
+    folder = chain.store(atoll_home).run_dir(SIGNED.run_id)
+    bans = Bans(folder, SIGNED.run_id, ORGANISER.peer)
+    assert bans.convict(Ban(SECOND.peer, "", 5, twice(SECOND.peer, one, other).encode()))
+    assert run(["audit", "tide", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["bans"]
+    assert row == {"peer": SECOND.peer, "by": "this machine", "proves": "it has voted for two values of one ballot"}
+    framed_ = twice(THIRD.peer, one, other).encode()
+    assert bans.convict(Ban(THIRD.peer, "", 5, framed_))
+    assert run(["audit", "tide"]) == 77
+    assert THIRD.peer in capsys.readouterr().err
 
 
 def test_a_model_that_the_log_does_not_name_is_told(atoll_home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -108,3 +108,18 @@ def test_a_token_of_before_invites_were_for_one_peer_is_still_good() -> None:
 def test_garbage_tokens(data: bytes) -> None:
     with pytest.raises(NotAdmittedError):
         v.check_token(data, run_id=RUN, organiser=ORGANISER.peer, now_s=0, peer=MEMBER.peer)
+
+
+def test_a_role_is_signed_and_an_invite_to_train_is_as_before_there_were_roles() -> None:
+    plain, watching = (v.make_invite(RUN, ["/ip4/10.0.0.1/tcp/1"], ORGANISER, now_s=1000, role=role) for role in ("train", "observe"))
+    assert len(msgspec.msgpack.decode(plain.token.signed_bytes())) == 5
+    shown = watching.token_bytes()
+    assert v.parse_invite(str(watching), now_s=1000).token.role == "observe"
+    about = {"run_id": RUN, "organiser": ORGANISER.peer, "peer": MEMBER.peer}
+    assert v.role_in(shown, **about) == "observe"
+    assert v.role_in(plain.token_bytes(), **about) == v.role_in(b"", **about) == v.role_in(b"\xff", **about) == "train"
+    assert v.role_in(shown, **{**about, "run_id": OTHER}) == "train"
+    promoted = msgspec.structs.replace(watching.token, role="aggregate")
+    assert v.role_in(msgspec.msgpack.encode(promoted), **about) == "train"  # nobody but the organiser gives roles: it opens nothing
+    with pytest.raises(NotAdmittedError):
+        v.check_token(msgspec.msgpack.encode(promoted), now_s=1000, **about)

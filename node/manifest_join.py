@@ -1,0 +1,57 @@
+"""``[join]`` in a manifest: who may enter a run, and what a newcomer goes through."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import msgspec
+
+from ..collectives.errors import ConfigError
+
+if TYPE_CHECKING:
+    from .manifest import Manifest
+
+
+class JoinTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[join]``: ``invite``: a newcomer shows a valid invite; ``open``: the run id is enough; ``allow``: only these peers and the organiser.
+
+    ``probation``, of open runs: in how many rounds in a row a newcomer's work must be found to be in order before it counts and the newcomer is a
+    member. ``per_hour``: how many newcomers become members in an hour. Whom the organiser trusts (`atoll trust`) is let in at once.
+    """
+
+    policy: Literal["invite", "open", "allow"] = "invite"
+    allow: Annotated[tuple[str, ...], msgspec.Meta(max_length=1024)] = ()
+    probation: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 0
+    per_hour: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0  # 0: no bound
+
+
+def check_join(manifest: Manifest, name: str) -> None:
+    """Who may enter. Raises ConfigError."""
+    from ..security.identity import is_peer_id
+
+    join = manifest.join
+    if (join.policy == "allow") != bool(join.allow):
+        raise ConfigError(
+            f'{name}: $.join.policy is "{join.policy}", and $.join.allow names {len(join.allow) or "no"} peers',
+            key="$.join.allow",
+            why="The list says who may enter a run that only they may enter.",
+            hint='policy = "allow", and the peer ids of all who may: each prints hers with atoll id',
+        )
+    for peer in join.allow:
+        if not is_peer_id(peer):
+            raise ConfigError(f"{name}: {peer!r} is no peer id", key="$.join.allow", hint="Whose machine it is prints it: atoll id")
+    if not join.probation:
+        return
+    apart = "What a newcomer would contribute is compared with the round's result, one by one."
+    for wrong, key, why, hint in (
+        (
+            join.policy != "open",
+            "$.join.policy",
+            "Who enters by an invite or a list is known to somebody.",
+            'policy = "open", or leave probation out',
+        ),
+        (manifest.exchange.fragments > 1, "$.exchange.fragments", "Each fragment has members of its own.", "fragments = 1"),
+        (manifest.secure is not None, "$.secure", apart, "Leave one of the two out."),
+    ):
+        if wrong:
+            raise ConfigError(f"{name}: {key} as it is, with $.join.probation = {join.probation}", key=key, why=why, hint=hint)

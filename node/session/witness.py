@@ -1,0 +1,48 @@
+"""Sees who votes for two values of one ballot, and keeps the proof."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...collectives import messages as m
+from ...collectives.identifiers import PeerId
+from ...collectives.round.certificate import vote_payload
+from ..evidence import twice
+from . import events as ev
+
+if TYPE_CHECKING:
+    from .session import Session
+
+BALLOTS = 4  # of one member that are remembered: of the newest, the others are of no use to a liar any more
+
+
+class Witness:
+    """Of the open round of one log."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._round = -1
+        self._votes: dict[PeerId, dict[int, tuple[bytes, bytes]]] = {}  # by ballot: what was voted for, and the signature
+
+    def heard(self, peer: PeerId, round_: int, vote: m.Accepted) -> None:
+        """A vote has come from ``peer`` itself."""
+        session = self._session
+        if session.machine is None or round_ != session.machine.round or peer == session.me or peer not in session.config_peers():
+            return
+        if round_ != self._round:
+            self._round, self._votes = round_, {}
+        ballots = self._votes.setdefault(peer, {})
+        known = ballots.setdefault(vote.ballot, (vote.entry_hash, vote.signature))
+        while len(ballots) > BALLOTS:
+            del ballots[min(ballots)]
+        if known[0] == vote.entry_hash:
+            return
+        both = [
+            (vote_payload(session.run, session.log, round_, vote.ballot, hash_), signature)
+            for hash_, signature in (known, (vote.entry_hash, vote.signature))
+        ]
+        genuine = [session.ports.verify(peer, payload, signature) for payload, signature in both]
+        if all(genuine):
+            session.ports.emit(ev.Equivocated(peer, twice(peer, both[0], both[1]).encode()))
+        elif genuine[1]:
+            ballots[vote.ballot] = (vote.entry_hash, vote.signature)  # what was there before is nothing
