@@ -161,13 +161,14 @@ class Grid:
         there, otherwise into one buffer that the next step overwrites.
         """
         buffer = torch.empty(min(self.chunk_elements, self.numel), dtype=torch.float32, device="cpu") if out is None else out
-        for chunk in range(self.chunks):
-            start, stop = self.span(chunk)
-            first = chunk * self.chunk_elements
-            at = 0 if out is None else first
-            target = buffer[at : at + self.elements(chunk)]
-            self.codec(chunk).decode(self.wire(data[start:stop], chunk), target)
-            yield first, target
+        for run, stop in zip(self._runs, [*self._first[1:], self.chunks], strict=True):
+            for chunk in range(run.chunk, stop):
+                start = run.start + (chunk - run.chunk) * run.nbytes
+                first = chunk * self.chunk_elements
+                at = 0 if out is None else first
+                target = buffer[at : at + run.elements]
+                run.codec.decode(run.codec.wire(data[start : start + run.nbytes], run.elements), target)
+                yield first, target
 
     def _run(self, chunk: int) -> _Run:
         if 0 <= chunk < self._whole:

@@ -6,6 +6,7 @@ The round protocol over them is specified in docs/protocol.md ("The round").
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import cached_property
 from typing import Annotated, Literal
 
 import msgspec
@@ -85,7 +86,7 @@ class Topology(msgspec.Struct, frozen=True, array_like=True):
 BUTTERFLY = Topology()
 
 
-class Plan(msgspec.Struct, frozen=True, array_like=True):
+class Plan(msgspec.Struct, frozen=True, array_like=True, dict=True):
     """How the open round is to be reduced: revision ``revision`` of ballot ``ballot`` of entry ``round`` of ``log``.
 
     ``chunk_elements`` is the fixed chunk grid: chunk c covers elements [c*chunk_elements, (c+1)*chunk_elements).
@@ -105,7 +106,7 @@ class Plan(msgspec.Struct, frozen=True, array_like=True):
     reducer: Short = "mean"
     topology: Topology = BUTTERFLY
 
-    @property
+    @cached_property
     def plan_id(self) -> bytes:
         """16 bytes that name this plan."""
         return blake3(b"atoll/plan/1" + msgspec.msgpack.encode(self)).digest(16)
@@ -116,7 +117,7 @@ class Plan(msgspec.Struct, frozen=True, array_like=True):
         return -(-self.numel // self.chunk_elements)
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True):
+class Entry(msgspec.Struct, frozen=True, array_like=True, dict=True):
     """Entry ``round`` of a log: everything the round changes. Entry 0 is the genesis, signed by the organiser.
 
     ``base`` is the hash of the entry before; ``base_state`` the Merkle root of (anchor, momentum) before this entry is applied
@@ -140,6 +141,10 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
     def hash(self) -> bytes:
         """blake3 of the canonical encoding."""
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> bytes:
         return blake3(b"atoll/entry/1" + msgspec.msgpack.encode(self)).digest()
 
 
@@ -206,11 +211,15 @@ def reach(members: Mapping[PeerId, bool], organiser: PeerId | None, least: int =
     return Reach(sum(members.values()), len(config), max(needed, least))
 
 
-def convener(run: str, log: str, round_: int, ballot: int, config: Config) -> Member:
-    """The one owner of a ballot: config sorted by hash(run, log, round, peer), indexed by ballot. Opinion does not enter."""
+def conveners(run: str, log: str, round_: int, config: Config) -> list[Member]:
+    """Who owns which ballot of a round: sorted by hash(run, log, round, peer), ballots in turn. Opinion does not enter."""
 
     def key(member: Member) -> bytes:
         return blake3(msgspec.msgpack.encode(("atoll/convener/1", run, log, round_, member.peer))).digest()
 
-    order = sorted(config, key=key)
-    return order[ballot % len(order)]
+    return sorted(config, key=key)
+
+
+def convener(run: str, log: str, round_: int, ballot: int, config: Config) -> Member:
+    """The one owner of a ballot."""
+    return conveners(run, log, round_, config)[ballot % len(config)]

@@ -320,6 +320,7 @@ class LocalMember:
     def abandon(self, op_id: str, reason: str) -> Outcome:
         """The caller of an operation waits no longer."""
         self._operations.pop(op_id, None)
+        says = ""
         with self._node().alive():
             says = self._node().session.operations.abandon(self.clock(), op_id)
         return self.still_open(f"{reason}: {says}" if says else reason)

@@ -9,7 +9,7 @@ stopped process is found out although its kernel still answers. Parameters and c
 from __future__ import annotations
 
 import random
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -20,6 +20,8 @@ from ..collectives.errors import BadSignatureError, LocalProtocolError, RemotePr
 from ..collectives.identifiers import PeerId, RunId
 from . import membership_records as wire
 from .membership_records import MAX_RECORDS, RECORDS_PER_MESSAGE, Record, Sign, SignedRecord, Verify
+
+LONG_AGO, NEVER = float("-inf"), float("inf")
 
 
 class Timing(msgspec.Struct, frozen=True):
@@ -82,9 +84,9 @@ class Membership:
         self._hash: bytes | None = None
         self._fields: dict[str, Any] = {}
         self._renew_at = self._gossip_at = self._beat_at = 0.0
-        self._push_at = float("inf")
-        self._pushed = float("-inf")
-        self._ticked = self._due = float("inf")  # the last tick, and when the next one was wanted
+        self._push_at = self._expires_at = NEVER
+        self._pushed = LONG_AGO
+        self._ticked = self._due = NEVER  # the last tick, and when the next one was wanted
         self._wanted: dict[str, set[PeerId]] = {}  # by log
         self._watched: dict[PeerId, float] = {}  # since when
         self._heard: dict[PeerId, float] = {}
@@ -93,7 +95,7 @@ class Membership:
         self._lost: dict[PeerId, float] = {}  # when the connection of a watched peer ended
         self._closed: set[PeerId] = set()  # of these, those where nobody listens any more
         self._sent: dict[PeerId, float] = {}  # when anything of this protocol went to the peer last
-        self._outbox: deque[tuple[PeerId, bytes]] = deque()
+        self._outbox = list[tuple[PeerId, bytes]]()
         self._moved: dict[PeerId, tuple[str, ...]] = {}
 
     # ---- what the session asks
@@ -125,9 +127,11 @@ class Membership:
             return True
         if peer in self.foreign or peer in self.banned:
             return False
-        last = max(self._heard.get(peer, float("-inf")), self._seen.get(peer, float("-inf")))
-        lost = self._lost.get(peer, float("inf"))
-        return now - last <= self.timing.detect_s and (last > lost or (peer not in self._closed and now - lost <= self.timing.lost_s))
+        last = max(self._heard.get(peer, LONG_AGO), self._seen.get(peer, LONG_AGO))
+        if now - last > self.timing.detect_s:
+            return False
+        lost = self._lost.get(peer, NEVER)
+        return last > lost or (peer not in self._closed and now - lost <= self.timing.lost_s)
 
     def suspected(self, now: float, peer: PeerId) -> bool:
         """Whether ``peer`` was watched for ``detect_s``, or lost its connection, and is not `live`. Without being watched it never is,
@@ -219,11 +223,12 @@ class Membership:
         expires = now + self.timing.lifetime_s
         record = Record(self.run, self.me, sequence, int((expires + self._offset) * 1000), **self._fields)
         signed = wire.sign_record(record, self._sign)
-        self._put(record, signed, signed.hash(), float("inf"))  # one's own never expires here
+        self._put(record, signed, signed.hash(), NEVER)  # one's own never expires here
         self._renew_at = now + self.timing.renew_s
 
     def _put(self, record: Record, signed: SignedRecord, hash_: bytes, expires: float) -> None:
         self._table[record.peer] = _Held(record, signed, hash_, expires)
+        self._expires_at = min(self._expires_at, expires)
         self._gone.pop(record.peer, None)
         self._hash = None
 
@@ -256,7 +261,7 @@ class Membership:
             return
         wire.verify_record(signed, record, self.run, self._verify)
         if record.peer == self.me:  # an earlier life of ours spoke with a larger sequence: speak above it
-            self._put(record, signed, hash_, float("inf"))
+            self._put(record, signed, hash_, NEVER)
             self._issue(now)
             self._push_at = now
         else:
@@ -266,13 +271,17 @@ class Membership:
             self._put(record, signed, hash_, now + timing.lifetime_s)
 
     def _expire(self, now: float) -> None:
-        for peer in [p for p, held in self._table.items() if held.expires < now]:
-            held = self._table.pop(peer)
-            self._moved.pop(peer, None)
-            self._gone[peer] = (*held.order, now + 2 * self.timing.skew_s + self.timing.lifetime_s)
-            self._hash = None
-        for peer in [p for p, gone in self._gone.items() if gone[2] < now]:
-            del self._gone[peer]
+        if now > self._expires_at:
+            for peer in [p for p, held in self._table.items() if held.expires < now]:
+                held = self._table.pop(peer)
+                self._moved.pop(peer, None)
+                self._gone[peer] = (*held.order, now + 2 * self.timing.skew_s + self.timing.lifetime_s)
+                self._hash = None
+            for peer in [p for p, gone in self._gone.items() if gone[2] < now]:
+                del self._gone[peer]
+            self._expires_at = min(
+                (*(held.expires for held in self._table.values()), *(gone[2] for gone in self._gone.values())), default=NEVER
+            )
         for times in (self._heard, self._seen, self._sent, self._probed):
             if len(times) > 4 * MAX_RECORDS:  # strangers come and go
                 for peer in sorted(times, key=lambda p: times[p])[: 2 * MAX_RECORDS]:
@@ -322,7 +331,7 @@ class Membership:
             self._issue(now)
             self._push_at = min(self._push_at, max(now, self._pushed + timing.push_s))
         if now >= self._push_at:
-            self._push_at, self._pushed = float("inf"), now
+            self._push_at, self._pushed = NEVER, now
             for peer in self._others(now, timing.push_peers):
                 self._send_records(now, peer, [self.me])
         if now >= self._gossip_at:
@@ -336,13 +345,14 @@ class Membership:
 
     def next_due(self) -> float:
         """When `tick` wants to be called next."""
-        renew = self._renew_at if self.me in self._table else float("inf")
-        return min(renew, self._push_at, self._gossip_at, self._beat_at if self._watched else float("inf"))
+        due = self._gossip_at if self._gossip_at < self._push_at else self._push_at
+        if self._beat_at < due and self._watched:
+            due = self._beat_at
+        return self._renew_at if self._renew_at < due and self.me in self._table else due
 
     def drain(self) -> list[tuple[PeerId, bytes]]:
         """Messages to send, oldest first; the outbox is empty afterwards."""
-        out = list(self._outbox)
-        self._outbox.clear()
+        out, self._outbox = self._outbox, []
         return out
 
     def moved(self) -> dict[PeerId, tuple[str, ...]]:
@@ -363,11 +373,11 @@ class Membership:
     def _beat(self, now: float) -> None:
         timing = self.timing
         for peer in self._watched:
-            silent = now - max(self._heard.get(peer, float("-inf")), self._watched[peer])
+            silent = now - max(self._heard.get(peer, LONG_AGO), self._watched[peer])
             # what we sent just now is as good as a beat, unless we need an answer
-            if silent > 1.5 * timing.beat_s or now - self._sent.get(peer, float("-inf")) >= 0.75 * timing.beat_s:
+            if silent > 1.5 * timing.beat_s or now - self._sent.get(peer, LONG_AGO) >= 0.75 * timing.beat_s:
                 self._send(now, peer, wire.Beat(True))
-            if silent > 0.4 * timing.detect_s and now - self._probed.get(peer, float("-inf")) >= 0.3 * timing.detect_s:
+            if silent > 0.4 * timing.detect_s and now - self._probed.get(peer, LONG_AGO) >= 0.3 * timing.detect_s:
                 self._probe(now, peer)
 
     def _probe(self, now: float, peer: PeerId) -> None:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import gc
 import json
 import multiprocessing
 import os
@@ -60,15 +61,25 @@ def parse(argv: list[str]) -> argparse.Namespace:
     return arguments
 
 
-def play(task: tuple[int, tuple[int, int], int, tuple[str, ...], str]) -> dict[str, Any]:
-    """One seed, in a worker process."""
+def settle_down() -> None:
+    """Before the first seed of a process: what is loaded stays, so that the collector need not look at it again; nor at each seed's few MB often."""
     import torch
 
+    from atoll.node.simulation import plants, swarm
+
+    del plants, swarm
+    torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
+
+
+def play(task: tuple[int, tuple[int, int], int, tuple[str, ...], str]) -> dict[str, Any]:
+    """One seed, in a worker process."""
     from atoll.collectives.simulation.faults import FaultKind
     from atoll.node.simulation.plants import PLANTS
     from atoll.node.simulation.swarm import Options, run_seed
 
-    torch.set_num_threads(1)
     seed, peers, rounds, kinds, plant = task
     began = time.perf_counter()
     options = Options(peers=peers, rounds=rounds, faults=cast("tuple[FaultKind, ...]", kinds))
@@ -90,9 +101,10 @@ def verdicts(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
         for seed in range(arguments.first, arguments.first + arguments.seeds)
     )
     if arguments.jobs <= 1:
+        settle_down()
         yield from map(play, tasks)
         return
-    with multiprocessing.get_context("spawn").Pool(arguments.jobs) as pool:
+    with multiprocessing.get_context("spawn").Pool(arguments.jobs, settle_down) as pool:
         yield from pool.imap(play, tasks, chunksize=4)
 
 

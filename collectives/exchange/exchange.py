@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache, partial
 
 from torch import Tensor
 
@@ -61,6 +62,7 @@ class Exchange:
         self._eager = eager
         self._clock = clock
         self._pools = Pools()
+        self._grid = lru_cache(8)(partial(Grid, make=self._pools.codec))
         self._reducer = ChunkReducer()
         self._first = FirstPhase(
             me, self._reducer, usable=self._usable, blame=self._blame, spread=self._queue_results, weighed=self._weighed,
@@ -87,7 +89,7 @@ class Exchange:
         """
         if numel < 1 or not 1 <= chunk_elements <= 1 << 22 or len(members) > MAX_MEMBERS:
             raise LocalProtocolError(f"round of {numel} elements in chunks of {chunk_elements} among {len(members)} members")
-        slot = RoundSlot(log, round_, members, Grid(codec, numel, chunk_elements, self._pools.codec), self._pools)
+        slot = RoundSlot(log, round_, members, self._grid(codec, numel, chunk_elements), self._pools)
         known = self._slots.get(slot.id)
         if known is None:
             self._slots[slot.id] = slot

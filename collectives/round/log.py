@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import overload
 
-from ..group import Certified, Member
+from ..group import Certified, Config, Member
 from .merging import rounds_in, samples_in
 
 RECENT = 128
@@ -25,7 +25,8 @@ class Log(Sequence[Certified]):
 
     def __init__(self, read: Callable[[int, int], Sequence[Certified]]) -> None:
         self._read = read
-        self._length = 0
+        self.length = 0
+        self.config: Config = ()  # decided by the newest; both are asked for with every message
         self._genesis: Certified | None = None
         self._recent = deque[Certified](maxlen=RECENT)
         self._rounds, self._samples = array("Q"), array("Q")  # in all entries before each span
@@ -35,13 +36,14 @@ class Log(Sequence[Certified]):
 
     def append(self, certified: Certified) -> None:
         """The next entry, which the journal has kept."""
-        if self._length == 0:
+        if self.length == 0:
             self._genesis = certified
-        if self._length % SPAN == 0:
+        if self.length % SPAN == 0:
             self._rounds.append(self._last_rounds)
             self._samples.append(self._last_samples)
         self._recent.append(certified)
-        self._length += 1
+        self.config = certified.entry.next_config
+        self.length += 1
         self._last_rounds += rounds_in(certified.entry)
         self._last_samples += samples_in(certified.entry)
         self.removed.update(certified.removed)
@@ -49,11 +51,11 @@ class Log(Sequence[Certified]):
     @property
     def held(self) -> int:
         """How many entries are in memory."""
-        return len(self._recent) + (self._length > len(self._recent))
+        return len(self._recent) + (self.length > len(self._recent))
 
     def rounds(self, entry: int) -> int:
         """How many rounds are in the state after entry number ``entry``: those in it and in all before it."""
-        if entry >= self._length - 1:
+        if entry >= self.length - 1:
             return self._last_rounds
         if entry < 0:
             return 0
@@ -62,7 +64,7 @@ class Log(Sequence[Certified]):
 
     def samples(self, entry: int) -> int:
         """How many samples were contributed to the state after entry number ``entry``."""
-        if entry >= self._length - 1:
+        if entry >= self.length - 1:
             return self._last_samples
         if entry < 0:
             return 0
@@ -71,8 +73,8 @@ class Log(Sequence[Certified]):
 
     def since(self, first: int) -> Iterator[Certified]:
         """The entries from number ``first`` on."""
-        while first < self._length:
-            stop = min(first + SPAN, self._length)
+        while first < self.length:
+            stop = min(first + SPAN, self.length)
             yield from self._between(first, stop)
             first = stop
 
@@ -80,14 +82,14 @@ class Log(Sequence[Certified]):
         return self.since(0)
 
     def __reversed__(self) -> Iterator[Certified]:
-        stop = self._length
+        stop = self.length
         while stop:
             first = (stop - 1) // SPAN * SPAN
             yield from reversed(self._between(first, stop))
             stop = first
 
     def __len__(self) -> int:
-        return self._length
+        return self.length
 
     @overload
     def __getitem__(self, index: int) -> Certified: ...
@@ -95,17 +97,17 @@ class Log(Sequence[Certified]):
     def __getitem__(self, index: slice) -> list[Certified]: ...
     def __getitem__(self, index: int | slice) -> Certified | list[Certified]:
         if isinstance(index, slice):
-            first, stop, step = index.indices(self._length)
+            first, stop, step = index.indices(self.length)
             return self._between(first, stop)[::step] if step > 0 else [self[at] for at in range(first, stop, step)]
-        at = index + self._length if index < 0 else index
-        if not 0 <= at < self._length:
+        at = index + self.length if index < 0 else index
+        if not 0 <= at < self.length:
             raise IndexError(index)
         if at == 0 and self._genesis is not None:
             return self._genesis
-        oldest = self._length - len(self._recent)
+        oldest = self.length - len(self._recent)
         return self._recent[at - oldest] if at >= oldest else self._read(at, at + 1)[0]
 
     def _between(self, first: int, stop: int) -> list[Certified]:
-        oldest = self._length - len(self._recent)
+        oldest = self.length - len(self._recent)
         older = self._read(first, min(stop, oldest)) if first < min(stop, oldest) else ()
         return [*older, *(self._recent[at - oldest] for at in range(max(first, oldest), stop))]

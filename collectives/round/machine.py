@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence, Set
 from random import Random
 
 from .. import messages as m
-from ..group import NO_READING, Certified, Config, Contributor, Entry, Member, Plan, Reading, Vote, convener, is_quorum
+from ..group import NO_READING, Certified, Config, Contributor, Entry, Member, Plan, Reading, Vote, conveners, is_quorum
 from ..identifiers import PeerId
 from ..trees import senders_of
 from .catching import Catching
@@ -54,18 +54,19 @@ class RoundMachine:
         self.catching = Catching(self, now)
         self.voted = 0  # the newest round in which others were heard to vote
         self._early: list[tuple[PeerId, int, int, m.Body]] = []
+        self._conveners: tuple[int, list[Member]] | None = None  # of which round, and in the order of its ballots
         self._open(now)
 
     # ---- views
     @property
     def round(self) -> int:
         """The open round: the number of applied entries (the genesis is entry 0)."""
-        return len(self.journal.entries)
+        return self.journal.entries.length
 
     @property
     def config(self) -> Config:
         """The acceptors of the open round."""
-        return self.journal.entries[-1].entry.next_config
+        return self.journal.entries.config
 
     @property
     def removed(self) -> Set[Member]:
@@ -100,7 +101,10 @@ class RoundMachine:
     @property
     def tail(self) -> Certified:
         """The newest entry known."""
-        return (self.frontier or self.journal.entries)[-1]
+        decided, newest = self.open.decided, self.ahead[-1] if self.ahead else None
+        if newest is not None and (decided is None or newest.entry.round > decided.entry.round):
+            return newest
+        return decided or self.journal.entries[-1]
 
     @property
     def others(self) -> list[PeerId]:
@@ -109,7 +113,10 @@ class RoundMachine:
 
     def convener_of(self, ballot: int) -> Member:
         """The owner of a ballot of the open round."""
-        return convener(self.run, self.log, self.round, ballot, self.config)
+        if self._conveners is None or self._conveners[0] != self.round:
+            self._conveners = (self.round, conveners(self.run, self.log, self.round, self.config))
+        order = self._conveners[1]
+        return order[ballot % len(order)]
 
     def near(self, round_: int) -> bool:
         """Whether a joiner that holds the state before ``round_`` is close enough: results it lacks are still kept here."""
@@ -159,11 +166,11 @@ class RoundMachine:
             self.joiners[who] = (round_, now)
         if round_ < self.round:
             return self.catching.answer(now, peer, round_)
-        if isinstance(body, m.Accept | m.Accepted):
+        if isinstance(body, (m.Accept, m.Accepted)):
             self.voted = max(self.voted, round_)
         if isinstance(body, m.Seal):
             return self.sealing.on_seal(now, who, round_, body)
-        if isinstance(body, m.Fetch | m.Join):
+        if isinstance(body, (m.Fetch, m.Join)):
             if round_ > self.round:
                 self.catching.fetch(now, peer)
             return None

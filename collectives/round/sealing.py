@@ -55,7 +55,8 @@ class Sealing:
         """Whether nothing that this member says counts any more."""
         record = self.machine.journal.sealed
         ahead = record is not None and record.round >= self.machine.round
-        return gone(who, self.machine.removed) or (record is not None and ahead and gone(who, record.removed))
+        removed = self.machine.removed
+        return bool(removed and gone(who, removed)) or (record is not None and ahead and gone(who, record.removed))
 
     def awaited(self) -> set[PeerId]:
         """Whose answers the organiser still waits for."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from ..identifiers import PeerId
 from .world import World
@@ -78,7 +79,7 @@ class Network:
     def thaw(self, peer: PeerId) -> None:
         """Deliver everything that was kept, in the order of arrival, now."""
         for sender, channel, payload in self._frozen.pop(peer, []):
-            self.world.at(self.world.now, lambda s=sender, c=channel, p=payload: self._arrive(s, peer, c, p))
+            self.world.at(self.world.now, partial(self._arrive, sender, peer, channel, payload))
 
     def partition(self, side: Mapping[PeerId, int] | None) -> None:
         """Only peers on the same side hear each other; None takes the partition away."""
@@ -96,7 +97,7 @@ class Network:
 
     def severed(self, sender: PeerId, receiver: PeerId) -> bool:
         """Whether a partition or a cut separates the two in this direction."""
-        if (sender, receiver) in self._cuts:
+        if self._cuts and (sender, receiver) in self._cuts:
             return True
         return self._side is not None and self._side.get(sender, 0) != self._side.get(receiver, 0)
 
@@ -120,7 +121,7 @@ class Network:
         size = len(payload) if isinstance(payload, bytes) else len(payload[0]) + len(payload[1])
         self.sent[channel] = self.sent.get(channel, 0) + 1
         self.bytes_sent[sender] = self.bytes_sent.get(sender, 0) + size
-        start = max(now, link.free_at)
+        start = link.free_at if link.free_at > now else now
         if link.bandwidth_bytes_per_s > 0:
             link.free_at = start + size / link.bandwidth_bytes_per_s
         else:
@@ -134,7 +135,7 @@ class Network:
             delay = link.latency_s + (link.jitter_s * rng.random() if link.jitter_s > 0 else 0.0)
             if weather.late > 0 and rng.random() < weather.late:
                 delay += weather.late_s * rng.random()
-            self.world.at(link.free_at + delay, lambda: self._arrive(sender, receiver, channel, payload))
+            self.world.at(link.free_at + delay, partial(self._arrive, sender, receiver, channel, payload))
         return link.free_at
 
     def _arrive(self, sender: PeerId, receiver: PeerId, channel: str, payload: Payload) -> None:

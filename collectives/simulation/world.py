@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import heapq
 import random
 from collections.abc import Callable
 from hashlib import blake2b
+from heapq import heappop, heappush
 
 Action = Callable[[], None]
 
@@ -46,7 +46,7 @@ class World:
         """Run ``action`` at virtual second ``when`` (now, if that is past)."""
         timer = Timer(when if when > self.now else self.now, action)
         self._made += 1
-        heapq.heappush(self._heap, (timer.when, self._made, timer))
+        heappush(self._heap, (timer.when, self._made, timer))
         return timer
 
     def after(self, delay_s: float, action: Action) -> Timer:
@@ -56,33 +56,34 @@ class World:
     def step(self) -> bool:
         """Run the next event; False when there is none."""
         while self._heap:
-            when, _, timer = heapq.heappop(self._heap)
-            action = timer.action
-            if action is None:
-                continue
-            timer.action = None
-            self.now = when
-            self.events += 1
-            action()
-            return True
+            when, _, timer = heappop(self._heap)
+            if timer.action is not None:
+                self._happen(when, timer.action, timer)
+                return True
         return False
+
+    def _happen(self, when: float, action: Action, timer: Timer) -> None:
+        timer.action = None
+        self.now = when
+        self.events += 1
+        action()
 
     def run(self, until: float = float("inf"), stop: Callable[[], bool] | None = None) -> bool:
         """Run events up to virtual second ``until`` or until ``stop()`` (asked after each). True when ``stop`` said so."""
         heap = self._heap
         while heap and heap[0][0] <= until:
-            if heap[0][2].action is None:
-                heapq.heappop(heap)
-            elif self.step() and stop is not None and stop():
-                return True
+            when, _, timer = heappop(heap)
+            if timer.action is not None:
+                self._happen(when, timer.action, timer)
+                if stop is not None and stop():
+                    return True
         if until != float("inf"):
             self.now = max(self.now, until)
         return False
 
     def note(self, what: bytes) -> None:
         """Add something that happened to the trace."""
-        self._trace.update(b"%.9f " % self.now)
-        self._trace.update(what)
+        self._trace.update(b"%.9f %b" % (self.now, what))
 
     def trace(self) -> str:
         """32 hex digits that name everything noted so far, in order and with its time."""

@@ -67,7 +67,10 @@ class LogActions:
         machine = self.session.machine
         if machine is None or not machine.round <= round_ <= machine.round + 1:
             return Timeline()
-        return self._timelines.setdefault(round_, Timeline())
+        found = self._timelines.get(round_)
+        if found is None:
+            found = self._timelines[round_] = Timeline()
+        return found
 
     # ---- data plane
     def on_result(self, now: float, event: ResultComplete) -> None:

@@ -68,7 +68,7 @@ class Operations:
     @property
     def under_way(self) -> bool:
         """Whether any operation is."""
-        return any(operation.under_way for operation in self.undone.values())
+        return bool(self.undone) and any(operation.under_way for operation in self.undone.values())
 
     # ---- the script
     def prepare(self, now: float, call: Call, numel: int) -> Operation:

@@ -39,7 +39,7 @@ class Others:
         unique = [peer for peer in dict.fromkeys(known) if peer != session.me]
         live = [peer for peer in unique if not session.membership.suspected(now, peer)]
         session.rng.shuffle(live)
-        return sorted(live, key=lambda peer: peer not in config)
+        return [peer for peer in live if peer in config] + [peer for peer in live if peer not in config]
 
     def knock(self, now: float, targets: Sequence[PeerId]) -> None:
         """Ask for the log while there is none, for admission while this member is not in the configuration, strangers for their history."""
@@ -88,9 +88,8 @@ class Others:
             return False
         if peer in session.config_peers():
             self._lives[peer] = max(envelope.incarnation, self._lives.get(peer, 0))
-        genesis = machine.journal.entries[0]
         if isinstance(body, m.Catch) and body.entries and body.entries[0].entry.round == 0:
-            theirs = body.entries[0]
+            theirs, genesis = body.entries[0], machine.journal.entries[0]
             if theirs.entry.hash() == genesis.entry.hash():
                 foreign.discard(peer)
                 self._same.add(peer)

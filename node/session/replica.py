@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -56,6 +57,7 @@ class ModelReplica:
         self._step = OuterStep(outer, layout)
         self.momentum = torch.zeros(self._step.state_numel(layout.numel), dtype=torch.float32, device="cpu")
         self._slot = 0  # of the newest applied generation
+        self._grid = lru_cache(1)(Grid)
         self._unchanging: dict[int, bytes] = {}  # hashes of chunks of a state that no step reads or writes, by where they start
 
     @property
@@ -77,7 +79,7 @@ class ModelReplica:
         elif adopted_rounds(entry):
             return self.install(result, entry.round)  # a branch's state, as it is
         else:
-            means = Grid(entry.codec, entry.numel, entry.chunk_elements).results.decode(result)
+            means = self._grid(entry.codec, entry.numel, entry.chunk_elements).results.decode(result)
             said = [(c.weight, c.reading) for c in entry.contributors]
             self._step.run(self.anchor, means, self.momentum, self.slots.tensor(target), said)
         self._slot = target

@@ -18,13 +18,13 @@ def look_s(session: Session) -> float:
 def resting(session: Session) -> bool:
     """Whether nothing is under way as far as this member knows, no round, no operation and no transfer, and it waits for nobody."""
     machine, transfer = session.machine, session.transfer
-    if session.operations.under_way:  # the likeliest, asked for every message
+    if machine is None or machine.contribution is not None or session.operations.under_way:  # the likeliest, asked for every message
         return False
     if session.secure is not None and session.secure.active:
         return False
     if session.branching.after_s is not None:  # whether a quorum is in sight must be seen soon
         return False
-    if machine is None or machine.stateless or not machine.is_member or machine.leaving or machine.engaged:
+    if machine.stateless or machine.engaged or machine.leaving or not machine.is_member:
         return False
     if any(who not in machine.config for who in machine.joiners):
         return False

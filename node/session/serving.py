@@ -163,9 +163,10 @@ class Serving:
         """Drop what nobody needs any more."""
         if any(now - snapshot.used_at > SNAPSHOT_IDLE_S for snapshot in self.snapshots):
             self._keep([snapshot for snapshot in self.snapshots if now - snapshot.used_at <= SNAPSHOT_IDLE_S])
-        oldest = self.session.ports.storage.results_from()
-        for name in [name for name, (log, round_) in self._provided.items() if log == self.session.log and round_ < oldest]:
-            self.withdraw(name)
+        if self._provided:
+            oldest = self.session.ports.storage.results_from()
+            for name in [name for name, (log, round_) in self._provided.items() if log == self.session.log and round_ < oldest]:
+                self.withdraw(name)
 
     def drop_all(self) -> None:
         """Serve nothing any more."""

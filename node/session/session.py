@@ -8,7 +8,7 @@ state on its way), "running", and "left".
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Any, Literal
@@ -97,6 +97,8 @@ class Session:
         self.loop: deque[m.Envelope] = deque()  # messages to oneself
         self.offering = Offering(self)
         self.contacts: list[PeerId] = []
+        self._config_of: Certified | None = None
+        self._config_peers: tuple[PeerId, ...] = ()
         self._draining = False
         self._asked_at = self._ticked_at = -1e9
         self._now = now
@@ -153,9 +155,14 @@ class Session:
         """The time of the input being handled."""
         return self._now
 
-    def config_peers(self) -> list[PeerId]:
+    def config_peers(self) -> Sequence[PeerId]:
         """The members of the newest configuration known."""
-        return [member.peer for member in self.machine.tail.entry.next_config] if self.machine else []
+        if self.machine is None:
+            return ()
+        newest = self.machine.tail
+        if self._config_of is not newest:  # asked for with every message
+            self._config_of, self._config_peers = newest, tuple(member.peer for member in newest.entry.next_config)
+        return self._config_peers
 
     # ---- life
     def start(self, now: float) -> None:
@@ -374,7 +381,8 @@ class Session:
 
     def next_due(self) -> float:
         """When `tick` wants to be called next; after any input perhaps earlier than was said before."""
-        return min(self.membership.next_due(), self._ticked_at + look_s(self))
+        beat, soon = self.membership.next_due(), self._ticked_at + self.timing.pull_s
+        return beat if beat <= soon else min(beat, self._ticked_at + look_s(self))
 
     # ---- progress
     def adopt(self, now: float, round_: int, root: bytes) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -26,6 +27,8 @@ from ...collectives.trees import trees_of
 from ...optim.outer import OuterStep
 from ...security.rule_names import parse_reducer
 from ...security.rules.reducers import find_reducer
+
+_grid = lru_cache(16)(Grid)
 
 
 class Violation(AssertionError):
@@ -273,7 +276,7 @@ class Checker:
             frozen = self.frozen.get(contributor.cid)
             if frozen is None or frozen.peer != contributor.member.peer or frozen.weight != contributor.weight:
                 raise Violation("honest outcome", f"entry {entry.round} names a contribution that {contributor.member.peer} did not freeze")
-        grid = Grid(entry.codec, entry.numel, entry.chunk_elements)
+        grid = _grid(entry.codec, entry.numel, entry.chunk_elements)
         result = bytearray(grid.results.nbytes)
         hashes: list[bytes] = []
         weighing = self._weigh(grid, entry, robust) if robust is not None and robust.form == "two-phase" else None
@@ -340,6 +343,6 @@ class Checker:
     def _outer(self, entry: Entry, result: bytes, before: Tensor, momentum: Tensor) -> tuple[Tensor, Tensor]:
         anchor, momentum = before.clone(), momentum.clone()
         if result:
-            means = Grid(entry.codec, entry.numel, entry.chunk_elements).results.decode(memoryview(bytearray(result)))
+            means = _grid(entry.codec, entry.numel, entry.chunk_elements).results.decode(memoryview(bytearray(result)))
             self._step.run(before, means, momentum, anchor, [(c.weight, c.reading) for c in entry.contributors])
         return anchor, momentum

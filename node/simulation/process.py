@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
+from types import TracebackType
 from typing import Any, TypeVar, cast
 
 from blake3 import blake3
@@ -26,6 +26,7 @@ from ..session.session import MEMBERSHIP, Session
 
 T = TypeVar("T")
 SMALLEST_WAIT_S = 0.001
+UNKNOWN = Pace()
 
 
 @dataclass(slots=True)
@@ -54,6 +55,28 @@ class Place:
 def sign_as(peer: PeerId, payload: bytes) -> bytes:
     """Stands in for Ed25519: cheap, and nobody in a simulation forges it."""
     return blake3(peer.encode() + b"\0" + payload).digest(32)
+
+
+class Input:
+    """Around every input of a process: what follows from it happens at its end (`NodeProcess.settle`). A trap may end it all."""
+
+    __slots__ = ("_process", "_pulled")
+
+    def __init__(self, process: NodeProcess, pulled: bool) -> None:
+        self._process, self._pulled = process, pulled
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+        if error is None:
+            try:
+                self._process.settle(self._pulled)
+            except ProcessDied as death:
+                self._process.killed(death)
+        elif isinstance(error, ProcessDied):
+            self._process.killed(error)
+        return error is None or isinstance(error, ProcessDied)
 
 
 class NodeProcess:
@@ -104,6 +127,7 @@ class NodeProcess:
         self._pumps: dict[PeerId, Timer] = {}
         self._jobs: deque[tuple[Callable[[], Any], Callable[[float, Any], None]]] = deque()
         self._late: list[Callable[[], None]] = []
+        self._input, self._hearing = Input(self, True), Input(self, False)
 
     # ---- life
     def start(self, contacts: Iterable[PeerId]) -> None:
@@ -146,24 +170,25 @@ class NodeProcess:
             self._late.append(action)
         return not self.ended and not self.frozen
 
-    @contextmanager
-    def alive(self, *, pulled: bool = True) -> Generator[None]:
-        """Around every input: afterwards events are handed over, records pulled, the next tick armed. A trap may end it all.
+    def alive(self, *, pulled: bool = True) -> Input:
+        """Around every input: see `Input`. Without ``pulled`` no records are pulled: for inputs that cannot have made any."""
+        return self._input if pulled else self._hearing
 
-        Without ``pulled`` no records are: for inputs that cannot have made any.
-        """
-        try:
-            yield
-            while self._events:
-                self.run.on_exchange(self.world.now, self._events.popleft())
-            if not self.ended:
-                for peer in self._lanes if pulled else ():
-                    if peer not in self._pumps:
+    def settle(self, pulled: bool) -> None:
+        """After an input: events are handed over, records pulled, the next tick armed."""
+        while self._events:
+            self.run.on_exchange(self.world.now, self._events.popleft())
+        if not self.ended:
+            if pulled:
+                for peer in self._lanes:
+                    if peer not in self._pumps and self.plane.has_more(peer):
                         self._pump(peer)
-                self._arm()
-        except ProcessDied as death:
-            if not self.ended:
-                self._died(death.back_after_s)
+            self._arm()
+
+    def killed(self, death: ProcessDied) -> None:
+        """A trap struck inside an input."""
+        if not self.ended:
+            self._died(death.back_after_s)
 
     # ---- inputs
     def _deliver(self, sender: PeerId, channel: str, payload: Any) -> None:
@@ -199,10 +224,13 @@ class NodeProcess:
                 self.run.tick(self.world.now)
 
     def _arm(self) -> None:
-        due = max(self.run.next_due(), self.world.now + SMALLEST_WAIT_S)
-        if self._timer is None or due < self._timer.when:
-            if self._timer is not None:
-                self._timer.cancel()
+        timer, soonest = self._timer, self.world.now + SMALLEST_WAIT_S
+        if timer is not None and timer.when <= soonest:
+            return
+        due = max(self.run.next_due(), soonest)
+        if timer is None or due < timer.when:
+            if timer is not None:
+                timer.cancel()
             self._timer = self.world.at(due, self._tick)
 
     # ---- records
@@ -252,7 +280,7 @@ class NodeProcess:
 
     def pace(self) -> Pace:
         """What this peer was given as measured."""
-        return self.place.paces.get(self.peer, Pace())
+        return self.place.paces.get(self.peer, UNKNOWN)
 
     def sign(self, payload: bytes) -> bytes:
         """Sign as this peer."""

@@ -80,7 +80,7 @@ class OuterStep:
     ) -> None:  # fmt: skip
         """The step of a round whose mean comes in pieces: (first element, float32 values), which cover the vector in order. ``said``: what its
         contributors say."""
-        if not self.whole:
+        if not self.whole and anchor_in.numel() > BLOCK_ELEMENTS:  # of a short one the pieces are so small that calls outweigh arithmetic
             for start, mean in means:
                 self.apply_range(anchor_in, mean, state, anchor_out, start, start + mean.numel(), said)
             return
