@@ -8,7 +8,7 @@ state on its way), "running", and "left".
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Any, Literal
@@ -155,14 +155,14 @@ class Session:
         """The time of the input being handled."""
         return self._now
 
-    def config_peers(self) -> Sequence[PeerId]:
+    def config_peers(self) -> list[PeerId]:
         """The members of the newest configuration known."""
         if self.machine is None:
-            return ()
+            return []
         newest = self.machine.tail
         if self._config_of is not newest:  # asked for with every message
             self._config_of, self._config_peers = newest, tuple(member.peer for member in newest.entry.next_config)
-        return self._config_peers
+        return list(self._config_peers)
 
     # ---- life
     def start(self, now: float) -> None:
