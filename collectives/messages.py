@@ -217,6 +217,14 @@ class Sample(msgspec.Struct, frozen=True, array_like=True, tag="sample"):
     data: Annotated[bytes, msgspec.Meta(max_length=MAX_SAMPLE_BYTES)]
 
 
+class Retained(msgspec.Struct, frozen=True, array_like=True, tag="retained"):
+    """My contribution ``cid`` to the envelope's round encodes to chunks with this Merkle root: signed, and kept for an audit."""
+
+    cid: Cid
+    root: Hash
+    signature: Annotated[bytes, msgspec.Meta(max_length=64)]
+
+
 class Gone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):
     """What you asked for is no longer here. Ask another member, or for a newer state."""
 
@@ -225,7 +233,7 @@ class Gone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):
 
 Body = (
     Ready | Prepare | Promise | PlanMessage | Missing | Need | Accept | Accepted | Fetch | Catch | Join | Get | AskState | Offer | Gone
-    | Fork | Consent | Begin | Seal | Sealed | Trial | Sample
+    | Fork | Consent | Begin | Seal | Sealed | Trial | Sample | Retained
 )  # fmt: skip
 
 

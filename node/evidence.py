@@ -16,9 +16,9 @@ from ..collectives.group import MAX_PEER_ID
 from ..collectives.identifiers import PeerId, RunId
 
 MAX_PAYLOAD, MAX_EVIDENCE = 2048, 8192
-SLOTS = {"atoll/vote/1": 5}
-"""By domain: vote = domain, run, log, round, ballot, hash of the entry."""
-WHAT = {"atoll/vote/1": "it has voted for two values of one ballot"}
+SLOTS = {"atoll/vote/1": 5, "atoll/contribution/1": 5}
+"""By domain: vote = domain, run, log, round, ballot | hash of the entry; contribution = domain, run, log, entry, cid | Merkle root."""
+WHAT = {"atoll/vote/1": "it has voted for two values of one ballot", "atoll/contribution/1": "it has signed two contributions under one id"}
 
 Verify = Callable[[PeerId, bytes, bytes], bool]
 Payload = Annotated[bytes, msgspec.Meta(max_length=MAX_PAYLOAD)]

@@ -25,7 +25,7 @@ from .manifest_checks import check_exchange, check_fragments, check_places, chec
 from .manifest_federated import FederatedTable, PrivacyTable, SecureTable, check_budget, check_federated, rounds_of
 from .manifest_form import canonical, schema_of, stands_for
 from .manifest_gpt import gpt_config
-from .manifest_join import JoinTable, check_join
+from .manifest_join import AuditTable, JoinTable, check_audit, check_join
 from .manifest_presets import take_wish, with_preset
 from .paths import Paths, make_private, storage_error, write_atomic
 from .strict_toml import convert, parse_toml
@@ -208,6 +208,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     federated: FederatedTable = FederatedTable()
     secure: SecureTable | None = None
     privacy: PrivacyTable | None = None
+    audit: AuditTable = AuditTable()
 
     def encode(self) -> bytes:
         """Canonical bytes: see `manifest_form`. What was received may be said in others: keep those, their hash is the run's id."""
@@ -361,6 +362,7 @@ def _check(manifest: Manifest, name: str) -> None:
         check_fragments(manifest, name)
     check_train(manifest.train, manifest.no_quorum, name)
     check_join(manifest, name)
+    check_audit(manifest, name)
     check_robust(manifest, name)
     check_federated(manifest, name)
     if model.entry == "builtin:gpt":

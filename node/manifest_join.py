@@ -1,4 +1,4 @@
-"""``[join]`` in a manifest: who may enter a run, and what a newcomer goes through."""
+"""``[join]`` and ``[audit]`` in a manifest: who may enter a run, what a newcomer goes through, and what is kept to look into."""
 
 from __future__ import annotations
 
@@ -23,6 +23,25 @@ class JoinTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     allow: Annotated[tuple[str, ...], msgspec.Meta(max_length=1024)] = ()
     probation: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 0
     per_hour: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0  # 0: no bound
+
+
+class AuditTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[audit]``: ``keep_contributions``: each member signs its contributions and keeps those to so many of the newest entries of each log on its
+    disk, so that rounds can be recomputed."""
+
+    keep_contributions: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
+
+
+def check_audit(manifest: Manifest, name: str) -> None:
+    """Whether a round can be recomputed. Raises ConfigError."""
+    if not manifest.audit.keep_contributions:
+        return
+    for wrong, key, why, hint in (
+        (manifest.secure is not None, "$.secure", "Contributions are masked: nobody is to have them.", "Leave one of the two out."),
+        (manifest.exchange.plan != "butterfly", "$.exchange.plan", "A partial sum is not kept.", 'plan = "butterfly"'),
+    ):
+        if wrong:
+            raise ConfigError(f"{name}: {key} as it is, with $.audit.keep_contributions", key=key, why=why, hint=hint)
 
 
 def check_join(manifest: Manifest, name: str) -> None:

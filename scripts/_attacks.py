@@ -22,7 +22,7 @@ from atoll.security.rules.numbers import uniform
 STEPS, BATCH, LR, BETA, HIDDEN, PIXELS = 300, 16, 0.5, 0.9, 32, 64
 RULES = (
     "mean", "median", "trimmed_mean", "meamed", "krum", "multi_krum", "mda", "monna", "geometric_median", "centred_clip", "caf", "flag",
-    "nnm+trimmed_mean", "nnm+median", "nnm+krum", "arc+nnm+trimmed_mean", "bucketing+median",
+    "multi_krum_n_f", "nnm+trimmed_mean", "nnm+median", "nnm+krum", "arc+nnm+trimmed_mean", "bucketing+median",
 )  # fmt: skip
 SEVEN = ("sign_flip", "sign_flip_1000", "ipm_0.1", "foe_10", "alie_1.5", "mimic", "label_flip")
 BESIDE = {"optimised_alie": optimised_alie, "optimised_ipm": optimised_ipm}
@@ -34,12 +34,14 @@ def rule_of(name: str, f: int, seed: int) -> Rule:
     *before, rule = name.split("+")
     if rule == "mean":
         return lambda rows: combine(rows, uniform(len(rows), list(range(len(rows)))))
-    chance, radius = random.Random(seed), Radius()
+    chance, radius, called = random.Random(seed), Radius(), rule.removesuffix("_n_f")
 
     def run(rows: Tensor) -> Tensor:
         known = radius() if rule == "centred_clip" else None
         options: dict[str, float] = {"radius": known} if known is not None else {}
-        found = aggregate(rows, rule, f, before=before, options=options, chance=chance)
+        if called != rule:  # byzfl's counts, where the paper chooses n - f - 2 by as many neighbours
+            options = {"neighbours": len(rows) - f - 1, "chosen": len(rows) - f}
+        found = aggregate(rows, called, f, before=before, options=options, chance=chance)
         if rule == "centred_clip" and found.weights is not None:
             radius.saw(gram(rows), found.weights)
         return found.value

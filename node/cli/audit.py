@@ -13,6 +13,7 @@ from .output import Terminal, bytes_text, current, short_peer
 
 if TYPE_CHECKING:
     from ..audit import Audited, Change, Fork, Proven, Source
+    from ..recompute import Recomputed
 
 EVERY = 20_000  # entries between two words of progress
 SHOWN = 8  # changes of the members on a screen
@@ -24,12 +25,22 @@ SHOWN = 8  # changes of the members on a screen
 @click.option(
     "--with", "other", type=GivenPath(exists=True, dir_okay=False, path_type=Path), metavar="FILE", help="Compare with another's log."
 )
+@click.option(
+    "--recompute", "round_", type=click.IntRange(min=1), metavar="ROUND", help="Compute this round again from the contributions kept."
+)
+@click.option(
+    "--from", "folders", type=GivenPath(exists=True, file_okay=False, path_type=Path), multiple=True, metavar="FOLDER",
+    help="Contributions of other members; repeatable.",
+)  # fmt: skip
 @shared_options
-def audit_command(run: str, archive: Path | None, other: Path | None) -> None:
+def audit_command(run: str, archive: Path | None, other: Path | None, round_: int | None, folders: tuple[Path, ...]) -> None:
     """Check every signature in a run's log, and say who decided and who contributed.
 
     RUN is an id, its beginning, or a name: the log in this machine's journal, and the checkpoint beside it. FILE is what somebody wrote with
     --export. Nobody is asked, and no node needs to run. Exit status 0: all of it is proven.
+
+    --recompute: where the manifest says [audit] keep_contributions, what members have signed and kept gives the round's result to the bit, or names
+    whose part does not. Each member keeps its own in RUN'S FOLDER/contributions; name copies of the others' with --from.
     """
     from ..audit import audit, proven_bans, write_archive
 
@@ -41,19 +52,17 @@ def audit_command(run: str, archive: Path | None, other: Path | None) -> None:
     if other is not None:
         _compare(terminal, source, other)
     size = write_archive(source, archive) if archive is not None else None
+    again = [_recompute(terminal, source, report.log, round_, folders) for report in reports] if round_ is not None else []
     manifest = source.signed.open()
     machine: dict[str, Any] = {
         "run_id": source.signed.run_id, "name": manifest.name, "organiser": source.signed.organiser, "proven": True,
         "logs": [_machine(report) for report in reports], "state": state,
         "bans": [{"peer": ban.peer, "by": ban.by, "proves": ban.what} for ban in bans],
+        "recomputed": [_recomputed(found) for found in again],
     }  # fmt: skip
     head = f"{manifest.name}  {source.signed.run_id}\n  signed   by its organiser, {short_peer(source.signed.organiser)}"
-    terminal.data(
-        "\n".join(
-            [head, *(line for report in reports for line in _lines(terminal, report, len(reports))), *_words(state), *_ban_lines(bans)]
-        ),
-        machine,
-    )
+    logs = [line for report in reports for line in _lines(terminal, report, len(reports))]
+    terminal.data("\n".join([head, *logs, *_words(state), *_ban_lines(bans), *_again_lines(again)]), machine)
     if other is not None:
         terminal.say(f"{other} says the same, as far as both go")
     if archive is not None and size is not None:
@@ -147,6 +156,33 @@ def _lines(terminal: Terminal, report: Audited, logs: int) -> list[str]:
 def _change(change: Change) -> str:
     said = [(what, who) for what, who in (("joined", change.joined), ("left", change.left), ("removed for good", change.removed)) if who]
     return "; ".join(f"{what}: {', '.join(short_peer(peer) for peer in who)}" for what, who in said)
+
+
+def _recompute(terminal: Terminal, source: Source, log: str, round_: int, folders: tuple[Path, ...]) -> Recomputed:
+    from ..recompute import recompute
+
+    found = recompute(source, log, round_, folders, lambda chunk: None if chunk % 64 else terminal.say(f"chunk {chunk} of round {round_}"))
+    if found.wrong:
+        owners = ", ".join(short_peer(peer) for peer in found.wrong)
+        raise SecurityError(
+            f"round {round_} is not what comes of its contributions: the part of {owners}", code="E204",
+            why="Its owner stated another result than the rule gives for what the contributors have signed.",
+            hint="Keep the contributions: they show it to anybody. To keep the owner out: atoll ban PEER",
+        )  # fmt: skip
+    return found
+
+
+def _recomputed(found: Recomputed) -> dict[str, Any]:
+    import msgspec
+
+    return {**msgspec.to_builtins(found), "same": not found.wrong}
+
+
+def _again_lines(again: list[Recomputed]) -> list[str]:
+    return [
+        f"  again    round {found.round}, entry {found.entry}: the {found.reducer} of {len(found.contributors)} contributions, bit for bit"
+        for found in again
+    ]
 
 
 def _ban_lines(bans: list[Proven]) -> list[str]:

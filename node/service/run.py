@@ -255,6 +255,7 @@ class RunService:
             folder, run_id=self.run_id, outer=effective_outer(settings), slots=lambda numel: self.slots(numel, number),
             trouble=self.troubles.tell, me=self.node.identity.peer, organiser=self.organiser,
             founded=paths.founded_file(self.run_id, number if settings.fragments > 1 else None), first_life=int(time.time()),
+            keep_contributions=manifest.audit.keep_contributions,
         )  # fmt: skip
 
     async def _drive(self) -> None:

@@ -16,6 +16,7 @@ operations      all of them
 record          what must not be forgotten of branches
 branch          a branch of the log, at one of its members
 branching       without a quorum: forks, the branch, and its end
+retaining       what is kept and signed to recompute a round
 offering        contributions of the script, until they are frozen
 recertifying    the organiser's word that members are lost for ever: checked, and how far it is
 earlier         what became of contributions of an earlier life

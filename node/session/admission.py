@@ -103,6 +103,9 @@ class Admission:
             case m.Join():
                 if self._role(peer) == "observe":
                     raise RemoteProtocolError("its invite is to observe: it cannot become a member", peer=peer)
+            case m.Retained() as said:
+                self.session.retaining.heard(peer, envelope.round, said)
+                return True
             case m.Trial() as trial:
                 self._on_trial(peer, envelope.round, trial)
                 return True

@@ -8,7 +8,7 @@ from ...collectives.round import MemoryJournal
 from ...collectives.swarm import OuterSettings
 from ...optim.outer import OuterStep
 from .kept import KeptVote, Votes
-from .ports import Replica
+from .ports import Contributions, Replica
 from .record import MAX_SPENT, BranchRecord
 from .replica import ModelReplica, PlainSlots
 
@@ -55,6 +55,7 @@ class MemoryStorage:
         self._spent: list[str] = []
         self._noisy = 0
         self.votes: Votes = MemoryVotes()
+        self.contributions: Contributions | None = None
         self._branch: BranchRecord | None = None
         self._checkpoint: tuple[int, bytes] | None = None
 

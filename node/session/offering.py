@@ -40,6 +40,7 @@ class Offering:
             cid, samples, vector, reading = given
             session.ports.exchange.freeze(session.log, machine.round, cid, vector)
             session.admission.offered(cid, vector)
+            session.retaining.offered(cid, vector)
             machine.contribute(now, cid, samples, reading)
         return None
 

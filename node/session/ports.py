@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -17,6 +17,9 @@ from ...collectives.pace import Pace
 from ...collectives.round import Journal
 from .kept import Votes
 from .record import BranchRecord
+
+if TYPE_CHECKING:
+    from .retaining import Statement
 
 T = TypeVar("T")
 
@@ -111,12 +114,29 @@ class Replica(Protocol):
         ...
 
 
+class Contributions(Protocol):
+    """Contributions that are kept so that rounds can be recomputed."""
+
+    def keep(self, statement: Statement, data: memoryview | None = None) -> bool:
+        """Keep what somebody has signed; ``data``: the values, of the own one. Whether it is kept."""
+        ...
+
+    def forget(self, entry: int, but: Iterable[PeerId]) -> None:
+        """The entry is decided and counts these: what others have signed goes, and the oldest entries."""
+        ...
+
+
 class Storage(Protocol):
     """What one run keeps over the life of a process. Raises StorageError."""
 
     @property
     def votes(self) -> Votes:
         """Of free-standing operations that have durable ones."""
+        ...
+
+    @property
+    def contributions(self) -> Contributions | None:
+        """Where contributions are kept for an audit; None: they are not."""
         ...
 
     def journal(self) -> Journal:

@@ -42,6 +42,7 @@ from .others import Others
 from .ports import Replica, SessionPorts
 from .recertifying import Recertifying
 from .resting import look_s
+from .retaining import Retaining
 from .serving import Serving
 from .tallies import shares_of
 from .transfer import Transfer
@@ -92,6 +93,7 @@ class Session:
         self.applying = Applying(self)
         self.others = Others(self)
         self.admission = Admission(self, probation, per_hour)
+        self.retaining = Retaining(self)
         self.left = False
         self.script: Layout | None = None  # layout of the attached script, if any
         self.loop: deque[m.Envelope] = deque()  # messages to oneself
@@ -447,6 +449,7 @@ class Session:
         self.ports.emit(ev.RoundCommitted(round_, entry.round, shares, after, lost, cid, counted, entry.hash(), elapsed, parts))
         self.earlier.decided(entry)
         self.admission.decided(now, certified)
+        self.retaining.decided(entry)
         self.recertifying.decided(certified)
 
     def opened(self, now: float) -> None:

@@ -5,7 +5,8 @@ journal     FileJournal: entries, promise and vote; survives kill -9 at any inst
 results     ResultFiles: a ring of preallocated, mapped files that results are received into
 votes       VoteFiles: free-standing operations with durable votes
 checkpoint  anchor and momentum as safetensors, verified by their Merkle root
-run_files   RunFiles: the Storage of one run, tying the three together
+contributions   what was contributed to the newest rounds, and who signed it
+run_files   RunFiles: the Storage of one run, tying these together
 """
 
 from .run_files import RunFiles

@@ -20,6 +20,7 @@ from ..session.ports import Replica
 from ..session.record import MAX_SPENT, BranchRecord
 from ..session.replica import ModelReplica, Slots, bytes_of
 from . import checkpoint as cp
+from .contributions import ContributionFiles
 from .journal import FileJournal, storage_error, write_atomically
 from .results import ResultFiles
 from .votes import VoteFiles
@@ -43,6 +44,7 @@ class RunFiles:
     def __init__(
         self, folder: Path, *, run_id: str, outer: OuterSettings, slots: Callable[[int], Slots], trouble: Callable[[StorageError], None],
         me: str = "", organiser: str | None = None, founded: Path | None = None, first_life: int = 0,
+        keep_contributions: int = 0,
     ) -> None:  # fmt: skip
         self._folder, self._run_id, self._outer, self._slots, self._trouble = folder, run_id, outer, slots, trouble
         self._first_life = first_life
@@ -51,6 +53,7 @@ class RunFiles:
         """What of the local state could not be used in this life."""
         self.unsaved: StorageError | None = None
         """Why the state could not be written last time."""
+        self.contributions = ContributionFiles(folder, keep_contributions, trouble) if keep_contributions else None
         self._results, self.votes = ResultFiles(folder / "results"), VoteFiles(folder / "votes")
         self._journal = FileJournal(folder / "journal", incarnation=self._life())
         self._checkpoint_round = -1

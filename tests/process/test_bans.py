@@ -140,3 +140,23 @@ def test_an_invite_to_observe_gives_the_model_and_no_part_in_the_run(tmp_path: P
             assert set(organiser.state()["members"]) == {organiser.swarm.peer, b.swarm.peer}
             row = next(row for row in json.loads(atoll(b.home, "peers", "--json").out)["peers"] if row["peer"] == observer.swarm.peer)
             assert (row["role"], row["member"]) == ("observe", False)
+
+
+def test_a_round_of_real_nodes_is_computed_again_from_what_they_kept(tmp_path: Path) -> None:
+    run = new_run(tmp_path, model="[audit]\nkeep_contributions = 2")
+    organiser, b = run.organiser(), run.member("b")
+    with ended(organiser, b):
+        for _ in range(3):
+            done = one_round(organiser, b)[0].round
+        theirs = b.folder / "contributions"
+        soon(lambda: len(list((organiser.folder / "contributions").rglob("*.signed"))) == 4, "both have signed the newest two")
+        soon(lambda: len(list(theirs.rglob("*.data"))) == 2, "b has kept its own")
+        told = atoll(organiser.home, "audit", run.signed.run_id, "--recompute", str(done), "--from", str(theirs), "--json")
+        assert told.status == 0, told
+        (found,) = json.loads(told.out)["recomputed"]
+        assert (found["same"], found["round"], len(found["contributors"])) == (True, done, 2)
+        assert atoll(organiser.home, "audit", run.signed.run_id, "--recompute", str(done)).status == 78
+        for file in theirs.rglob("*.data"):
+            file.write_bytes(bytes(len(file.read_bytes())))
+        told = atoll(organiser.home, "audit", run.signed.run_id, "--recompute", str(done), "--from", str(theirs))
+        assert (told.status, "has signed" in told.err) == (77, True), told

@@ -17,6 +17,7 @@ from atoll.node.evidence import MAX_EVIDENCE, Twice, check, twice
 from atoll.node.manifest import parse_manifest, save_run, sign_manifest
 from atoll.node.paths import find_paths
 from atoll.node.service.ports import DOMAIN
+from atoll.node.session.retaining import statement_payload
 from atoll.security.identity import Identity, load_or_create, verify
 
 ORGANISER, MEMBER, LIAR = (Identity(bytes([i]) * 32) for i in range(1, 4))
@@ -61,6 +62,12 @@ def test_what_is_no_proof_is_refused_in_the_name_of_who_brings_it(
     with pytest.raises(RemoteProtocolError, match=told) as caught:
         checked(twice(LIAR.peer, first, second).encode())
     assert caught.value.peer == MEMBER.peer
+
+
+def test_two_contributions_under_one_id_are_proof() -> None:
+    both = [statement_payload(RUN, "main", 4, b"c" * 16, root * 32) for root in (b"a", b"b")]
+    one, other = ((payload, LIAR.sign(DOMAIN, payload)) for payload in both)
+    assert checked(twice(LIAR.peer, one, other).encode()) == "it has signed two contributions under one id"
 
 
 def test_evidence_is_bounded_and_in_one_order() -> None:

@@ -1,0 +1,117 @@
+"""Keeps what is needed to recompute a round: the own contribution as it is encoded, and what each member has signed of its own (`[audit]`).
+
+A member says by its signature what its contribution is (Retained) while the round is open. So nobody can hand over another one afterwards, and an
+owner whose result is not the rule of what was signed is found out by whoever has the values.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+from torch import Tensor
+
+from ...collectives import messages as m
+from ...collectives.codec import Grid
+from ...collectives.digest import chunk_hash, merkle_root
+from ...collectives.encoded import EncodedVector
+from ...collectives.group import Cid, Count, Entry, Hash, LogName, Peer
+from ...collectives.identifiers import PeerId
+from ..evidence import twice
+from . import events as ev
+
+if TYPE_CHECKING:
+    from .session import Session
+
+DOMAIN = "atoll/contribution/1"
+MOST_SAID = 4  # contributions of one member to one round: one that was refused is followed by another
+
+
+class Statement(msgspec.Struct, frozen=True, array_like=True):
+    """``peer`` has signed that its contribution ``cid`` to entry ``entry`` encodes to chunks with this Merkle root."""
+
+    peer: Peer
+    log: LogName
+    entry: Count
+    cid: Cid
+    root: Hash
+    signature: Annotated[bytes, msgspec.Meta(max_length=64)]
+
+    def payload(self, run: str) -> bytes:
+        """The bytes under the signature."""
+        return statement_payload(run, self.log, self.entry, self.cid, self.root)
+
+
+def statement_payload(run: str, log: str, entry: int, cid: bytes, root: bytes) -> bytes:
+    """The bytes under the signature of a statement: a slot of its signer's, which it fills once."""
+    return msgspec.msgpack.encode((DOMAIN, run, log, entry, cid, root))
+
+
+class Retaining:
+    """Of one session, whose storage has room for contributions."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._said: dict[tuple[PeerId, bytes], Statement] = {}  # of the open round and the one before, by member and cid
+
+    def offered(self, cid: bytes, vector: Tensor | EncodedVector) -> None:
+        """The own contribution is frozen for the open round: encode, keep, sign and tell it. Where the disk refuses, nothing is told."""
+        session, machine = self._session, self._session.machine
+        files = session.ports.storage.contributions
+        if files is None or machine is None or not machine.is_member:
+            return
+        round_, shape, members = machine.round, machine.shape, list(machine.others)
+
+        def encode() -> tuple[bytes, memoryview] | None:
+            grid = Grid(shape.codec, shape.numel, shape.chunk_elements)
+            room = vector if isinstance(vector, EncodedVector) else EncodedVector(grid, memoryview(bytearray(grid.nbytes)))
+            if isinstance(vector, Tensor) and not room.encode(vector):
+                return None
+            return merkle_root([chunk_hash(view) for view in grid.views(room.data)]), room.data
+
+        def encoded(now: float, found: tuple[bytes, memoryview] | None) -> None:
+            if found is None or machine.round > round_:
+                return
+            signature = session.ports.sign(statement_payload(session.run, session.log, round_, cid, found[0]))
+            kept = files.keep(Statement(session.me, session.log, round_, cid, found[0], signature), found[1])
+            for peer in members if kept else ():
+                session.actions.tell(peer, round_, m.Retained(cid, found[0], signature))
+
+        session.ports.offload(encode, encoded)
+
+    def heard(self, peer: PeerId, round_: int, said: m.Retained) -> None:
+        """What a member has signed of its contribution."""
+        session, machine = self._session, self._session.machine
+        if session.ports.storage.contributions is None or machine is None or peer not in session.config_peers():
+            return
+        statement = Statement(peer, session.log, round_, said.cid, said.root, said.signature)
+        if round_ == machine.round and sum(who == peer for who, _ in self._said) < MOST_SAID:
+            known = self._said.setdefault((peer, said.cid), statement)
+            if known.root != said.root and all(map(self._genuine, (known, statement))):
+                first, second = ((each.payload(session.run), each.signature) for each in (known, statement))
+                session.ports.emit(ev.Equivocated(peer, twice(peer, first, second).encode()))
+        elif 0 < round_ == machine.round - 1:  # the round was faster
+            entry = machine.journal.entries[round_].entry
+            if any((c.member.peer, c.cid) == (peer, said.cid) for c in entry.contributors):
+                self._keep(statement)
+
+    def decided(self, entry: Entry) -> None:
+        """Keep what the contributors of the entry have signed, and nothing of older rounds."""
+        files, said = self._session.ports.storage.contributions, self._said
+        if files is None:
+            return
+        self._said = {}
+        for contributor in entry.contributors:
+            statement = said.get((contributor.member.peer, contributor.cid))
+            if statement is not None and statement.entry == entry.round:
+                self._keep(statement)
+        files.forget(entry.round, [contributor.member.peer for contributor in entry.contributors])
+
+    def _keep(self, statement: Statement) -> None:
+        files = self._session.ports.storage.contributions
+        if files is not None and self._genuine(statement):
+            files.keep(statement)
+
+    def _genuine(self, statement: Statement) -> bool:
+        session = self._session
+        return session.ports.verify(statement.peer, statement.payload(session.run), statement.signature)

@@ -1,0 +1,115 @@
+"""A committed round is computed again from what members have signed and kept, bit for bit, by every rule; what does not fit names whose fault it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+import torch
+from session_table import LAYOUT, Peer, Table
+
+from atoll.collectives import messages as m
+from atoll.collectives.errors import ConfigError, SecurityError
+from atoll.collectives.group import Certified
+from atoll.collectives.identifiers import PeerId
+from atoll.collectives.swarm import OuterSettings, RunSettings
+from atoll.node import recompute as r
+from atoll.node.audit import Source
+from atoll.node.session import events as ev
+from atoll.node.session.retaining import statement_payload
+from atoll.node.session.session import ROUND
+from atoll.node.simulation.process import sign_as
+from atoll.node.storage.contributions import DATA, SIGNED, ContributionFiles
+
+KEPT = 2
+
+
+def verify(peer: PeerId, domain: str, payload: bytes, signature: bytes) -> bool:
+    """A simulation's signatures."""
+    return signature == sign_as(peer, payload)
+
+
+def played(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, codec: str, reducer: str, members: int = 3, rounds: int = 3
+) -> tuple[Table, Source]:
+    """Rounds of a run whose members keep their contributions, each in a folder of its own; and the log as the first has it."""
+    monkeypatch.setattr(r, "verify", verify)
+    settings = RunSettings(sync_every=1, codec=codec, reducer=reducer, outer=OuterSettings(kind="sgd", lr=1.0, momentum=0.0))
+    table = Table(members, settings)
+    for peer in table.peers:
+        peer.storage.contributions = ContributionFiles(folder / peer.name, KEPT, lambda error: pytest.fail(str(error)))
+    table.all_in()
+    for number in range(1, rounds + 1):
+        for index, peer in enumerate(table.peers):
+            vector = torch.randn(LAYOUT.numel, generator=torch.Generator().manual_seed(100 * number + index))
+            give(peer, f"{number}/{index}", vector)
+        table.until(lambda number=number: all(len([e for e in peer.rounds() if e.contributors]) >= number for peer in table.peers))
+    table.world.run(until=table.world.now + 1)
+    entries = list(table.peers[0].machine.journal.entries[:])
+    source = Source(folder, SimpleNamespace(run_id="run"), {"main": lambda: iter(entries)})  # type: ignore[arg-type]
+    return table, source
+
+
+def give(peer: Peer, name: str, vector: torch.Tensor) -> None:
+    peer.do(lambda session, now: session.contribute(now, name.encode().ljust(16, b"."), 3 + len(name), vector))
+
+
+@pytest.mark.parametrize(
+    ("codec", "reducer", "members"),
+    [
+        ("fp32", "mean", 3), ("int8", "mean", 3), ("int8", "median:1", 3), ("fp32", "trimmed_mean:1", 3), ("int8", "geometric_median:1", 3),
+        ("int8", "krum:1", 5), ("fp32", "nnm+trimmed_mean:1", 4),
+    ],
+)  # fmt: skip
+def test_a_round_comes_out_the_same_bit_for_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: str, reducer: str, members: int
+) -> None:
+    table, source = played(tmp_path, monkeypatch, codec, reducer, members)
+    folders = [tmp_path / peer.name for peer in table.peers]
+    found = r.recompute(source, "main", 3, folders)
+    assert found.wrong == []
+    assert (found.round, found.reducer, len(found.contributors)) == (3, reducer, members)
+    assert {part.owner for part in found.parts} <= set(found.contributors)
+    with pytest.raises(ConfigError, match="are not here"):
+        r.recompute(source, "main", 1, folders)  # only the newest are kept
+    with pytest.raises(ConfigError, match="no round 4"):
+        r.recompute(source, "main", 4, folders)
+
+
+def test_whose_contribution_is_missing_or_changed_is_told_and_whose_part_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table, source = played(tmp_path, monkeypatch, "fp32", "mean")
+    folders = [tmp_path / peer.name for peer in table.peers]
+    with pytest.raises(ConfigError, match=r"2 are not here: p1, p2|2 are not here: p2, p1"):
+        r.recompute(source, "main", 3, folders[:1])
+    signed = sorted(path.name for path in (tmp_path / "p0").rglob(f"*{SIGNED}"))
+    assert signed == sorted([f"p{index}{SIGNED}" for index in range(3)] * KEPT)  # all have said what theirs are
+    assert len(list((tmp_path / "p0").rglob(f"*{DATA}"))) == KEPT  # its own only
+
+    entries = list(source.logs["main"]())
+    last = entries[-1].entry
+    other = msgspec.structs.replace(last, part_digests=(b"x" * 32, *last.part_digests[1:]))
+    lied = Source(tmp_path, source.signed, {"main": lambda: iter([*entries[:-1], Certified(other, entries[-1].votes)])})
+    assert r.recompute(lied, "main", 3, folders).wrong == [last.parts[0].owner]
+
+    (file,) = (tmp_path / "p1").rglob(f"{last.round:08}/*{DATA}")
+    file.write_bytes(bytes([1]) + file.read_bytes()[1:])
+    with pytest.raises(SecurityError, match="is not what p1 has signed"):
+        r.recompute(source, "main", 3, folders)
+
+
+def test_a_member_that_signs_two_contributions_under_one_id_is_proven_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table, _ = played(tmp_path, monkeypatch, "fp32", "mean", rounds=1)
+    first, session = table.peers[0], table.peers[0].session
+    log, round_ = session.log, first.machine.round
+    for root in (b"a" * 32, b"a" * 32, b"b" * 32):
+        signature = sign_as(PeerId("p1"), statement_payload("run", log, round_, b"c" * 16, root))
+        body = m.encode(m.Envelope(log, round_, 0, m.Retained(b"c" * 16, root, signature)))
+        assert not [event for event in first.heard if isinstance(event, ev.Equivocated)]
+        first.do(lambda session, now, body=body: session.on_message(now, PeerId("p1"), ROUND + body))
+    (proof,) = [event for event in first.heard if isinstance(event, ev.Equivocated)]
+    kind, who, one, _, other, _ = msgspec.msgpack.decode(proof.evidence)
+    assert (kind, who, {one, other}) == (
+        "twice", "p1", {statement_payload("run", log, round_, b"c" * 16, root) for root in (b"a" * 32, b"b" * 32)},
+    )  # fmt: skip
