@@ -6,6 +6,7 @@ else. All methods are called from one thread of the script and none of them need
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -98,6 +99,18 @@ class SiteSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pull: Annotated[float, msgspec.Meta(ge=0, le=1e6)] | None = None
 
 
+class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many members take part in a round: a share of them, or a number (``count``), and at least ``least`` (`round.sampling`)."""
+
+    share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+    count: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
+    least: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
+
+    def wanted(self, members: int) -> int:
+        """How many of so many."""
+        return min(members, max(self.least, self.count if self.count is not None else math.ceil(self.share * members)))
+
+
 class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The part of a run's manifest that governs rounds and optimizers. The manifest has authority over the script."""
 
@@ -125,6 +138,7 @@ class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     secure: SecureSettings | None = None  # contributions are masked: ``reducer`` is then "copy", and ``codec`` "bits"
     privacy: PrivacySettings | None = None  # with ``secure``: they are bounded, and get noise
     site: SiteSettings | None = None  # of a federated run: what members do beside plain inner steps; None: nothing
+    sample: Sample | None = None  # who takes part in a round, with ``site``; None: all that can
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,13 +154,14 @@ class Share:
 class Tally(msgspec.Struct, frozen=True, array_like=True):
     """What one certified entry of the log says of the data: who was counted for how many samples, and who is a member from then on.
 
-    ``round``: committed rounds in the state after it.
+    ``round``: committed rounds in the state after it. ``hash``: the entry's; "" where there is no log.
     """
 
     entry: Count
     round: Count
     shares: tuple[tuple[Member, Count], ...]
     members: Config
+    hash: Annotated[bytes, msgspec.Meta(max_length=64)] = b""
 
 
 @dataclass(frozen=True, slots=True)

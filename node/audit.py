@@ -17,10 +17,11 @@ from typing import NamedTuple
 import msgspec
 
 from ..collectives.errors import ConfigError, ProtocolError, RemoteProtocolError, SecurityError, StorageError
-from ..collectives.group import Certified, Config, Member
+from ..collectives.group import Certified, Config, Entry, Member
 from ..collectives.identifiers import PeerId, RunId
 from ..collectives.round.certificate import check_chain, check_genesis, vote_payload
 from ..collectives.round.merging import rounds_in
+from ..collectives.round.sampling import drawn
 from ..security.identity import verify
 from .banning import Bans
 from .evidence import check
@@ -162,7 +163,7 @@ def audit(source: Source, name: str, progress: Callable[[int], None] = lambda en
             why="The node has not yet received it from the other members, or the run was never founded.",
             hint="atoll status shows how far the run is.",
         )
-    report = _Report(name)
+    report, sample = _Report(name), source.signed.open().settings().sample
     try:
         check_genesis(genesis, run=source.signed.run_id, organiser=source.signed.organiser, verify=_verify, peer=PeerId(""))
         if genesis.entry.log != name:
@@ -173,6 +174,8 @@ def audit(source: Source, name: str, progress: Callable[[int], None] = lambda en
                 [certified], run=source.signed.run_id, log=name, base=report.head, config=report.config, organiser=source.signed.organiser,
                 verify=_verify, peer=PeerId(""),
             )  # fmt: skip
+            if sample is not None:
+                _check_drawn(certified.entry, drawn(source.signed.run_id, report.head, report.config, sample))
             if certified.entry.round != report.entries:
                 raise ProtocolError(f"entry {report.entries} is numbered {certified.entry.round}")
             report.take(certified, report.config)
@@ -184,6 +187,12 @@ def audit(source: Source, name: str, progress: Callable[[int], None] = lambda en
             hint="Audit another member's log of the run, and compare: atoll audit RUN --with FILE",
         ) from None  # fmt: skip
     return report.made()
+
+
+def _check_drawn(entry: Entry, chosen: Config) -> None:
+    if strange := {contributor.member for contributor in entry.contributors} - set(chosen):
+        peer = min(strange).peer
+        raise RemoteProtocolError(f"entry {entry.round} counts a contribution of {peer}, which was not drawn for it", peer=peer)
 
 
 def root_before(source: Source, name: str, entry: int) -> bytes | None:

@@ -12,7 +12,7 @@ import msgspec
 from ..collectives.codecs.names import MASKED_CODEC
 from ..collectives.errors import ConfigError
 from ..collectives.swarm import OuterSettings, PrivacySettings, SecureSettings
-from .manifest_methods import OF_A_SERVER, READS, Method, Refusal, exact_codecs, refusals, site_of, unread
+from .manifest_methods import OF_A_SERVER, READS, Method, Refusal, exact_codecs, refusals, sample_of, site_of, unread
 
 if TYPE_CHECKING:
     from .manifest import Manifest
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 class FederatedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``[federated]``: what becomes of the mean of a round's contributions, on all members alike. ``lr`` 1 takes it as it is.
 
-    ``topology``: who adds up: each member a part, or one, the coordinator: the organiser's, and another one while that is away.
+    ``sample``: who takes part in a round: a share of the members (0.5), or so many of them (10), drawn by the log (`round.sampling`); where not
+    given, all that can. ``topology``: who adds up: each member a part, or one, the coordinator: the organiser's, and another one while that is away.
     """
 
     method: Method = "fedavg"
@@ -35,6 +36,7 @@ class FederatedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ahead: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 0.01  # per_fedavg's step ahead
     personal: Literal["none", "ditto"] = "none"  # a model of each site's own beside the run's, which never leaves it
     pull: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 0.1  # of that to the run's
+    sample: Annotated[int, msgspec.Meta(ge=1, le=1024)] | Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None  # drawn for each round
     topology: Literal["serverless", "coordinator"] = "serverless"
 
     @property
@@ -252,6 +254,7 @@ def rounds_of(manifest: Manifest) -> dict[str, Any]:
             "secure": secure.settings(),
             "privacy": privacy,
             "site": site,
+            "sample": sample_of(manifest),
         }
     return {
         "codec": exchange.codec,
@@ -260,6 +263,7 @@ def rounds_of(manifest: Manifest) -> dict[str, Any]:
         "outer": outer,
         "coordinator": star,
         "site": site,
+        "sample": sample_of(manifest),
     }
 
 

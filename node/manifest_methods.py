@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from ..collectives.swarm import SiteSettings
+from ..collectives.swarm import Sample, SiteSettings
 
 if TYPE_CHECKING:
     from .manifest import Manifest
@@ -51,9 +51,20 @@ def site_of(table: FederatedTable) -> SiteSettings | None:
     from ..optim.federated.methods import METHODS
 
     pull = table.pull if table.own else None
-    if METHODS[table.method].plain and pull is None:
+    if METHODS[table.method].plain and pull is None and table.sample is None:
         return None
     return SiteSettings(table.method, table.mu, table.beta, table.ahead, pull)
+
+
+def sample_of(manifest: Manifest) -> Sample | None:
+    """Who takes part in a round; None: all that can."""
+    from ..security.rule_names import parse_reducer
+
+    given, secure, rule = manifest.federated.sample, manifest.secure, parse_reducer(manifest.robust.reducer)
+    if given is None or manifest.mode != "federated":
+        return None
+    least = max(secure.threshold if secure is not None else 1, rule.least if rule is not None else 1)
+    return Sample(count=given, least=least) if isinstance(given, int) else Sample(given, least=least)
 
 
 def exact_codecs(table: FederatedTable) -> dict[str, str]:
@@ -72,7 +83,26 @@ def refusals(manifest: Manifest) -> list[Refusal]:
     if site is None:
         return []
     gpt = manifest.model.entry == "builtin:gpt"
+    least = 1 if (sample := sample_of(manifest)) is None else sample.least
     refused: list[Refusal] = [
+        (
+            sample is not None and sample.count is not None and sample.count < least,
+            "$.federated.sample",
+            f"A round of this run needs {least} contributions.",
+            f"sample = {least}, or more",
+        ),
+        (
+            sample is not None and manifest.join.probation > 0,
+            "$.join.probation",
+            "Newcomers are drawn for no round, and would be on probation for ever.",
+            "Leave it out, or sample.",
+        ),
+        (
+            sample is not None and manifest.no_quorum.policy == "branch",
+            "$.no_quorum.policy",
+            "Who is in a branch was not drawn.",
+            'policy = "pause"',
+        ),
         (exchange.fragments > 1, "$.exchange.fragments", f"Steps of {_named(table)} are of the model as a whole.", "fragments = 1"),
         (
             gpt and (method.control or method.momentum) and manifest.train.inner.optimizer != "sgd",

@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from ..errors import ConfigError
 from ..group import MAX_CODEC_NAME
 from ..layout import Layout, TensorSpec
-from .names import CODECS, DEFAULT_CHUNK_ELEMENTS, RESULTS
+from .names import CODECS, DEFAULT_CHUNK_ELEMENTS, MASKED_CODEC, RESULTS
 
 Range = tuple[str, int, int]
 """codec, first element, last element + 1"""
@@ -57,9 +57,10 @@ def has_partial_sums(text: str) -> bool:
 def arranged(specs: Iterable[TensorSpec], default: str, patterns: Mapping[str, str]) -> list[TensorSpec]:
     """Tensors in an order in which those of one role and codec are neighbours, offsets to match; otherwise as they came. Raises ConfigError
     for a codec that is none."""
-    if unknown := [codec for codec in (default, *patterns.values()) if codec not in CODECS]:
+    known = (*CODECS, MASKED_CODEC)
+    if unknown := [codec for codec in (default, *patterns.values()) if codec not in known]:
         raise ConfigError(f"{unknown[0]!r} is no codec", key="$.exchange.codec", hint=f"Choose one of: {', '.join(CODECS)}")
-    ordered = sorted(specs, key=lambda spec: (spec.role != "parameter", CODECS.index(codec_of(spec.name, default, patterns))))
+    ordered = sorted(specs, key=lambda spec: (spec.role != "parameter", known.index(codec_of(spec.name, default, patterns))))
     offset, found = 0, list[TensorSpec]()
     for spec in ordered:
         found.append(TensorSpec(spec.name, spec.shape, offset, spec.role))

@@ -10,6 +10,7 @@ catching      asking for what was decided, and answering those who lag
 patience      how long a reduction may take, from measured rates
 pulling       who is asked again for what has not come
 readiness     what a member has for the open round
+sampling      who takes part in a round of a run that asks some of its members only
 ways          the trees of a plan, and who holds one up
 convener      the convener's side: collect, plan, revise, propose
 sealing       without a quorum for ever: the organiser seals the round and signs its entry
@@ -22,6 +23,7 @@ from .journal import Journal, MemoryJournal, SealRecord
 from .log import RECENT, SPAN, Log
 from .machine import RoundMachine
 from .merging import BRANCH, adopted_rounds, adopts, branch_log, rounds_in, samples_in, tip_entry, unproposed
+from .sampling import drawn
 from .sealing import Sealing, gone
 from .state import KIN_BYTES, OpenRound, RoundActions, Shape
 from .timing import Timing
@@ -48,6 +50,7 @@ __all__ = [
     "branch_log",
     "check_chain",
     "check_genesis",
+    "drawn",
     "genesis_payload",
     "gone",
     "rounds_in",

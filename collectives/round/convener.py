@@ -197,7 +197,7 @@ class Convening:
         if self.ballot > 0 and machine.open.reduced:
             return self._propose_reduced(now, *machine.open.reduced)  # an earlier plan's bytes are all here: as honest as new ones
         ready = machine.open.ready
-        awaited = [member for member in machine.config if member not in ready and not machine.silent(member)]
+        awaited = [member for member in machine.draw.members if member not in ready and not machine.silent(member)]
         offers = machine.offers()
         if not machine.enough(offers):
             if self.wants_entry(now):  # nobody waits for a round to be let in or out, or to learn the end of what was lost
@@ -367,9 +367,10 @@ class Convening:
 
     def wants_entry(self, now: float) -> bool:
         """Whether an entry that only changes the configuration is wanted, as far as this member knows."""
-        ready = self.machine.open.ready.values()
-        leaves = len(self.machine.config) > 1 and any(offer.leave for offer in ready)
-        return leaves or any(offer.settle for offer in ready) or bool(self._joiners(now))
+        machine, ready = self.machine, self.machine.open.ready
+        leaves = len(machine.config) > 1 and any(offer.leave for offer in ready.values())
+        settle = any(offer.settle for who, offer in ready.items() if who in machine.draw.members or machine.draw.hopeless)
+        return leaves or settle or bool(self._joiners(now))
 
     def _next_config(self, now: float, contributing: set[Member]) -> Config:
         """Leavers go, the silent are evicted, joiners come: at most max(1, staying - 1), so that those who know the log decide."""

@@ -22,6 +22,7 @@ from .merging import adopts
 from .patience import rtt_s, stuck_s
 from .pulling import ask_again, on_missing, on_the_way
 from .readiness import close_round, my_ready, on_ready, ready_fits, repeat_ready, send_ready
+from .sampling import Draw
 from .sealing import Sealing
 from .state import OpenRound, RoundActions, Shape
 from .timing import Timing
@@ -314,10 +315,10 @@ class RoundMachine:
 
     def _plan_fits(self, plan: Plan) -> bool:
         same = (plan.log, plan.round, plan.base) == (self.log, self.round, self.base) and self.shape.fits(plan)
-        members = set(self.config)
         contributors = [c.member for c in plan.contributors]
-        owners = {part.owner for part in plan.parts} <= {member.peer for member in members}
-        return same and bool(contributors) and len(set(contributors)) == len(contributors) and set(contributors) <= members and owners
+        owners = {part.owner for part in plan.parts} <= {member.peer for member in self.config}
+        drawn = bool(contributors) and set(contributors) <= set(self.draw.members)
+        return same and drawn and len(set(contributors)) == len(contributors) and owners
 
     def _on_accept(self, now: float, who: Member, ballot: int, entry: Entry) -> None:
         if ballot < self.journal.promised or self.convener_of(ballot) != who or not self.entry_fits(entry):
@@ -337,6 +338,7 @@ class RoundMachine:
         same = (entry.log, entry.round, entry.base) == (self.log, self.round, self.base) and (
             adopts(entry, self.shape) if self.merges and entry.reducer != self.shape.reducer else self.shape.fits(entry)
         )
+        same = same and (self.shape.sample is None or {c.member for c in entry.contributors} <= set(self.draw.members))
         return same and bool(entry.next_config) and len(entry.part_digests) == len(entry.parts)
 
     def _try_vote(self, now: float) -> None:
@@ -428,6 +430,7 @@ class RoundMachine:
     def _open(self, now: float) -> None:
         self.open = OpenRound(born=now, progress_at=now)
         self.base = self.journal.entries[-1].entry.hash()
+        self.draw = Draw(self)
         self.ballot = max(0, self.journal.promised)
         self.convening, self.sealing = Convening(self), Sealing(self)
         self.joiners = {who: seen for who, seen in self.joiners.items() if self.near(seen[0])}
@@ -435,7 +438,7 @@ class RoundMachine:
 
     def offers(self) -> list[Contributor]:
         """The contributions that a plan can be made of."""
-        return self.open.offers(self.config, self.shape.kin)
+        return self.open.offers(self.draw.members, self.shape.kin)
 
     def enough(self, offers: Sequence[Contributor]) -> bool:
         """Whether a plan can be made of these offers: there are some, and where the reducer needs several, as many from members that live."""
@@ -453,8 +456,8 @@ class RoundMachine:
     @property
     def engaged(self) -> bool:
         """Whether the open round is under way as far as this member knows; a merely training swarm is not stuck."""
-        opened, said = self.open, self.journal.accepted or self.journal.promised >= 0
-        return bool(self.contribution or self.unsettled or self.actions.tip() or said or opened.plan or opened.pending or opened.decided)
+        opened, said, waits = self.open, self.journal.accepted or self.journal.promised >= 0, self.unsettled or self.draw.again
+        return bool(self.contribution or waits or self.actions.tip() or said or opened.plan or opened.pending or opened.decided)
 
     def _consider_takeover(self, now: float) -> None:
         if not self.engaged or self.open.decided:

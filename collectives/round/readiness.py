@@ -22,8 +22,9 @@ def my_ready(machine: RoundMachine) -> m.Ready | None:
             ballot=machine.ballot,
         )  # fmt: skip
     closing = machine.open.first_ready_at is not None  # before that, a script may still attach and contribute to this round
-    silent = machine.leaving or machine.unsettled or aside or (machine.idle and closing)
-    return m.Ready(machine.base, None, 0, machine.leaving, machine.unsettled, ballot=machine.ballot) if silent else None
+    waits = machine.unsettled or machine.draw.waiting
+    silent = machine.leaving or waits or aside or (machine.idle and (closing or machine.shape.sample is not None))
+    return m.Ready(machine.base, None, 0, machine.leaving, waits, ballot=machine.ballot) if silent else None
 
 
 def send_ready(machine: RoundMachine) -> None:
@@ -61,6 +62,8 @@ def on_ready(machine: RoundMachine, now: float, who: Member, ready: m.Ready) -> 
     opened = machine.open
     if not ready_fits(machine, ready):
         raise RemoteProtocolError(f"Ready for round {machine.round} on another base", peer=who.peer)
+    if ready.cid is not None and who not in machine.draw.members:
+        raise RemoteProtocolError(f"{who.peer} contributes to round {machine.round}, for which it was not drawn", peer=who.peer)
     if ready.cid is not None and opened.first_ready_at is None:
         opened.first_ready_at = now
         machine.actions.closing(machine.round)

@@ -11,6 +11,7 @@ from ..codecs.mixtures import has_partial_sums
 from ..group import Certified, Config, Contributor, Entry, Member, Plan, TopologyKind
 from ..identifiers import PeerId
 from ..pace import Pace
+from ..swarm import Sample
 
 KIN_BYTES = 8  # of a cid: what contributions have in common that are copies of one vector
 
@@ -22,6 +23,7 @@ class Shape:
     ``topology``: the ways that plans are made for. Any may be a butterfly: where a tree was held up and nobody is to blame. It is one where
     the codec has no partial sums. ``least``: how many contributors the reducer needs. ``kin``: all contributions to an entry are copies of one
     vector, which their cids begin with. ``single``: one member, the coordinator, adds up everything.
+    ``sample``: how many of the members take part in a round; None: all that can.
     """
 
     numel: int
@@ -32,6 +34,7 @@ class Shape:
     least: int = 1
     kin: bool = False
     single: bool = False
+    sample: Sample | None = None
 
     def __post_init__(self) -> None:
         if not has_partial_sums(self.codec):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +36,9 @@ MAX_CLIENTS = 10_000
 @click.option("--rounds", type=click.IntRange(1, 1_000_000), help="Outer steps (the manifest's, or 50).")
 @click.option("--seconds", type=float, help="End after so much virtual time; where not given, that of --rounds synchronous rounds.")
 @click.option("--steps", type=click.IntRange(1, 1_000_000), help="Inner steps a turn (the manifest's sync_every, or 10).")
-@click.option("--asked", type=click.IntRange(1, MAX_CLIENTS), help="How many clients a synchronous round asks (all).")
+@click.option(
+    "--asked", type=click.IntRange(1, MAX_CLIENTS), help="How many clients a synchronous round asks (the manifest's sample, or all)."
+)
 @click.option("--lr", type=float, default=0.1, show_default=True, help="Of inner steps, which are plain SGD.")
 @click.option("--beta", type=float, help="Of FedAvg-M and SCAFFOLD-M (the manifest's, or 0.3).")
 @click.option("--server-lr", type=float, help="Of the outer step (1; of adaptive ones 0.03, of fedavgm 0.3).")
@@ -66,8 +69,10 @@ def simulate_command(manifest: Path, out: Path | None, task: str | None, **given
     document = _run(terminal, recipe, load_task(recipe, task), given)
     lines = _table(document["table"])
     for name, sites in document["sites"].items():
+        groups = sorted(Counter(sites["cluster"]).values(), reverse=True)
+        of = f", from {len(groups)} models of clusters of {', '.join(map(str, groups))} sites" if len(groups) > 1 else ""
         lines.append(
-            f"{name}: one model for all {_mean(sites['one_for_all']):.3f} at the sites, models of their own {_mean(sites['own']):.3f}"
+            f"{name}: one model for all {_mean(sites['one_for_all']):.3f} at the sites, models of their own {_mean(sites['own']):.3f}{of}"
         )
     if out is not None:
         lines += _write(out, document)
@@ -120,7 +125,7 @@ def _settings(recipe: Manifest, name: str, seed: int, given: dict[str, Any]) -> 
     steps = given["steps"] or train.sync_every or 10
     server_lr = given["server_lr"] or {"fedadam": 0.03, "fedyogi": 0.03, "fedadagrad": 0.03, "fedavgm": 0.3}.get(name, 1.0)
     settings = Settings(
-        name, rounds=rounds, steps=steps, batch=train.inner.batch, asked=given["asked"], knobs=_knobs(recipe, given),
+        name, rounds=rounds, steps=steps, batch=train.inner.batch, asked=_asked(recipe, given), knobs=_knobs(recipe, given),
         server_lr=server_lr, least=steps, most=5 * steps, first=steps, attack=given["attack"], hostile=given["hostile"], seed=seed,
         measure=max(1, rounds // 50),
     )  # fmt: skip
@@ -137,6 +142,13 @@ def _settings(recipe: Manifest, name: str, seed: int, given: dict[str, Any]) -> 
     elif recipe.robust.rule != "mean" and recipe.robust.f:
         settings = replace(settings, rule=recipe.robust.rule, f=recipe.robust.f)
     return settings
+
+
+def _asked(recipe: Manifest, given: dict[str, Any]) -> int | None:
+    sample = recipe.settings().sample
+    if given["asked"] is not None or sample is None:
+        return given["asked"]
+    return sample.wanted(given["clients"])
 
 
 def _knobs(recipe: Manifest, given: dict[str, Any]) -> Knobs:

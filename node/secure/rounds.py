@@ -24,7 +24,7 @@ from ...security.masking import Binding, Memory, Unmasking
 from ...security.masking.binding import LEAST_MEMBERS
 from ...security.masking.keys import Words
 from ..session import events as ev
-from ..session.naming import config_key
+from ..session.naming import MASKED_SUM, config_key
 from ..session.offering import Given
 from .bound import bound_at
 from .budget import Budget
@@ -168,9 +168,9 @@ class SecureRounds:
     def _fresh(self, number: int) -> Masking | None:
         session, machine = self.session, self.session.machine
         assert machine is not None
-        roster = tuple(sorted({member.peer for member in machine.config}))
+        roster = tuple(sorted({member.peer for member in machine.draw.members}))
         threshold = threshold_of(self.terms, len(roster))
-        if not machine.is_member or not LEAST_MEMBERS <= threshold <= len(roster):
+        if not machine.is_member or session.me not in roster or not LEAST_MEMBERS <= threshold <= len(roster):
             return None
         binding = Binding(
             session.run, machine.round, number, roster, threshold, length_of(self.terms, session.settings.privacy, machine.shape.numel), 32
@@ -378,7 +378,7 @@ class SecureRounds:
             except StorageError as error:
                 self._fail(now, error.message)
                 raise
-            call = Call(self._op_id(masking), reducer="wrap32", weight=1, deadline_s=1e9, under=masking.config)
+            call = Call(self._op_id(masking), reducer=MASKED_SUM, weight=1, deadline_s=1e9, under=masking.config)
             try:
                 session.operations.start(now, call, words.numel(), words, self.chance.randbytes(CID_BYTES))
             except (GroupError, LocalProtocolError) as error:

@@ -42,6 +42,7 @@ def status_of(run: RunService) -> dict[str, Any]:
         "privacy": _privacy(run),
         "members": config,
         "member": run.node.identity.peer in config,
+        "drawn": _drawn(run),
         "role": run.roles.get(run.node.identity.peer, "train"),
         "join": _join(run),
         "quorum": None if run.error else quorum(run),
@@ -60,6 +61,12 @@ def status_of(run: RunService) -> dict[str, Any]:
         "trouble": described(trouble) if trouble else None,
         "troubles": run.troubles.past(),
     }
+
+
+def _drawn(run: RunService) -> list[PeerId]:
+    """Who takes part in the open round, in a run that asks some of its members only; else nobody is named."""
+    machine = run.session.machine if run.session else None
+    return [] if machine is None or machine.shape.sample is None else [member.peer for member in machine.draw.members]
 
 
 def _join(run: RunService) -> dict[str, Any]:

@@ -21,6 +21,9 @@ VOLATILE, KEPT = "op", "opd"
 """How the log of an operation begins, by what becomes of its votes when a member is killed."""
 
 
+MASKED_SUM = "wrap32"  # the reducer of secure rounds' sums
+
+
 def shape_of(numel: int, chunk: int, codec: str, name: str, topology: TopologyKind) -> Shape:
     """The vector and how it is reduced, by the name of a reducer: on trees only where it has partial sums. Raises VersionMismatchError."""
     reducer = find_reducer(name)

@@ -23,15 +23,24 @@ class Offering:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self._waiting: deque[tuple[Given, int | None]] = deque()
+        self._waiting: deque[tuple[Given, int | None, bool]] = deque()
 
     def put(self, given: Given, base: int | None) -> None:
         """The script offers another one, made on the anchor of round ``base`` if it says so."""
-        self._waiting.append((given, base))
+        self._waiting.append((given, base, self._takes_part))
+
+    @property
+    def _takes_part(self) -> bool:
+        """Whether this member was drawn for the open round."""
+        machine = self.session.machine
+        return machine is None or machine.draw.takes_part
 
     def offer(self, now: float) -> None:
         """Freeze the first one for the open round, if nothing is."""
         session, machine = self.session, self.session.machine
+        if machine is not None and not machine.draw.takes_part:
+            self.first()
+            machine.draw.wait(bool(self._waiting))
         if session.secure is not None:
             return session.secure.offer(now)
         if session.branching.active:
@@ -53,17 +62,20 @@ class Offering:
         return self.take() if self.first() is not None else None
 
     def first(self) -> Given | None:
-        """The first one, which stays; None where there is none. One that comes too late is refused."""
+        """The first one, which stays; None where there is none. One that comes too late is refused; one of a member that takes no part in the round
+        waits until that is over."""
         if not self._waiting:
             return None
-        (given, base), session, why = self._waiting[0], self.session, ""
+        (given, base, took_part), session, why = self._waiting[0], self.session, ""
         at, rounds = session.completed, session.settings.rounds
         if base is not None and base != at:
             why = f"it was made on the anchor of round {base}, the run is at {at}"
         elif rounds is not None and at >= rounds:
             why = f"the run is complete after {rounds} rounds"
+        elif self._takes_part and not took_part:
+            why = "it was made to wait for a round in which this member now takes part"
         if not why:
-            return given
+            return given if self._takes_part else None
         self._waiting.popleft()
         return session.ports.emit(ev.ContributionRefused(given[0], why))
 

@@ -28,7 +28,7 @@ from ...collectives.identifiers import PeerId
 from ...collectives.swarm import Call
 from . import events as ev
 from .kept import KeptVote
-from .naming import Spec, config_key, operation_key, parse, spec_of
+from .naming import MASKED_SUM, Spec, config_key, operation_key, parse, spec_of
 from .operation import Operation
 from .record import MAX_SPENT
 
@@ -252,9 +252,14 @@ class Operations:
             self._forget(over)
         operation = Operation(self.session, spec, key, config, now, kept)
         self.by_key[operation.key] = self.undone[operation.key] = operation
-        if self.session.script is None or operation.key in self._refused:
+        if self.session.script is None or operation.key in self._refused or self._watches(spec):
             operation.machine.set_idle(now, True)  # nobody here who could call: the others need not wait
         return operation
+
+    def _watches(self, spec: Spec) -> bool:
+        """Whether this is a masked sum for a round in which this member takes no part."""
+        machine = self.session.machine
+        return self.session.secure is not None and spec.reducer == MASKED_SUM and machine is not None and not machine.draw.takes_part
 
     def on_result(self, now: float, event: x.ResultComplete) -> bool:
         """Result bytes of a plan; False when it is none of ours."""

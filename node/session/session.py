@@ -188,7 +188,7 @@ class Session:
         shape = shape_of(entry.numel, entry.chunk_elements, entry.codec, entry.reducer, self.settings.plan)
         self.machine = RoundMachine(
             run=self.run, log=self.log, me=Member(self.me, journal.incarnation), organiser=self.organiser, journal=journal,
-            shape=replace(shape, kin=self.secure is not None, single=self.settings.coordinator), timing=self.timing,
+            shape=replace(shape, kin=self.secure is not None, single=self.settings.coordinator, sample=self.settings.sample), timing=self.timing,
             actions=self.actions, rng=self.rng, now=now, site=self.site,
             merges=self.branching.after_s is not None,
         )  # fmt: skip

@@ -35,7 +35,7 @@ def tallies(session: Session, first: int) -> list[Tally]:
         for each in entry.contributors:
             shares[each.member] += each.weight
         round_ += rounds_in(entry)
-        told.append(Tally(entry.round, round_, tuple(shares.items()), entry.next_config))
+        told.append(Tally(entry.round, round_, tuple(shares.items()), entry.next_config, entry.hash()))
     return told
 
 

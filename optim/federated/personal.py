@@ -1,7 +1,7 @@
 """Models of one's own in a federated run. Pure functions on flat vectors of one shape and dtype; nothing here leaves a member.
 
 Ditto (arXiv 2012.04221) keeps a personal model and pulls it to the anchor; Reptile (arXiv 1803.02999) is FedAvg whose server steps with an lr below
-1, and each member makes some steps from the anchor; Per-FedAvg (arXiv 2002.07948, first order) trains the anchor for being stepped from.
+1, and each member makes some steps from the anchor. Per-FedAvg, which trains the anchor for being stepped from, is a method (`methods`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from ...collectives.errors import ConfigError
-from .inner import met_ahead, proximal
+from .inner import proximal
 
 Gradient = Callable[[Tensor], Tensor]
 """Parameters -> the gradient there, of a batch that is another one in every call."""
@@ -23,13 +23,8 @@ def ditto(personal: Tensor, anchor: Tensor, gradient: Gradient, steps: int, lr: 
 
 
 def fine_tuned(anchor: Tensor, gradient: Gradient, steps: int, lr: float) -> Tensor:
-    """The anchor after plain steps: what a member uses after Reptile or Per-FedAvg, and what Reptile contributes anchor - this of."""
+    """The anchor after plain steps: what a member uses after Reptile or `per_fedavg`, and what Reptile contributes anchor - this of."""
     return _stepped(anchor, steps, lr, gradient)
-
-
-def per_fedavg(anchor: Tensor, gradient: Gradient, steps: int, lr: float, ahead: float) -> Tensor:
-    """Each step goes along the gradient that is met ``ahead`` further down, on another batch: so that one step of fine-tuning does most."""
-    return _stepped(anchor, steps, lr, lambda y: gradient(met_ahead(y, gradient(y), ahead)))
 
 
 def _stepped(start: Tensor, steps: int, lr: float, direction: Gradient) -> Tensor:

@@ -72,6 +72,7 @@ class Replica:
     """The member's copy of the model. Methods raise what the swarm raises; the replica stays consistent when they do."""
 
     base: AnchorView
+    drawn = True  # whether this member takes part in the round; else it waits for its end
     resumes = True  # whether a saved attachment's progress since the anchor can be gone on from
 
     def __init__(

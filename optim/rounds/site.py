@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from ...collectives.errors import ConfigError
-from ...collectives.swarm import AnchorView, RunSettings, Shelved, Swarm
+from ...collectives.round.sampling import drawn
+from ...collectives.swarm import AnchorView, RunSettings, Shelved, SiteSettings, Swarm
 from ..federated.inner import mean_direction
 from ..federated.member import Served, Turn, first_control
 from ..federated.personal import ditto
@@ -53,14 +54,17 @@ class SiteReplica(Replica):
     ) -> None:
         """As for Replica. Raises ConfigError for a swarm without a shelf, StateError and StorageError for what lies on it."""
         super().__init__(flat, swarm, clock, dropped, settings)
-        if settings.site is None or not isinstance(swarm, Shelved):
+        if not isinstance(swarm, Shelved):
             raise ConfigError("this swarm has no shelf for a member's own state", key="swarm", hint="Use atoll.node.join(INVITE).")
         self._run: Swarm = swarm
-        self._site, self.method = settings.site, method_of(settings.site)
+        self._site = settings.site or SiteSettings()
+        self.method = method_of(self._site)
         self._shelf = swarm.shelf()
         saved = self._shelf.load()
         self.kept = Kept(own=first_control(self.method, flat.parameters)) if saved is None else unpack(saved, flat.parameters)
+        self._blank = saved is None
         self._ranges = {spec.name: slice(spec.offset, spec.offset + spec.numel) for spec in flat.layout.tensors}
+        self._seen = 0  # the newest entry of the log that the draw was made from
         self._steps, self._rates = 0, 0.0  # of the turn under way, and the sum of their learning rates
         self._inner: Turn | None = None
         self._anchor = self._personal = torch.empty(0, dtype=torch.float32, device="cpu")
@@ -71,7 +75,7 @@ class SiteReplica(Replica):
     def enter(self) -> None:
         """See Replica."""
         super().enter()
-        if self.kept.own is not None and not self.kept.member and self.base.round and self._was_counted():
+        if self.kept.own is not None and self._blank and self.base.round and self._was_counted():
             logger.warning("this member was in the run before, and what it kept is gone: its old control variate stays in the run's sum")
         self._begin()
 
@@ -80,6 +84,7 @@ class SiteReplica(Replica):
         kept, base, device = self.kept, self.base, self._device
         if kept.open and base.round > kept.round:
             kept.resolve(self.method.control and self._counted_in(kept.round + 1))
+        self.drawn = self._is_drawn()
         self._anchor = self._vector(base, 0, self.flat.parameters)
         common, own = None, None
         if self.method.control:
@@ -96,6 +101,17 @@ class SiteReplica(Replica):
         self._steps, self._rates = 0, 0.0
         if self._site.pull is not None and not self._personal.numel():
             self._personal = self._anchor if kept.personal is None else kept.personal.to(device)
+
+    def _is_drawn(self) -> bool:
+        """Whether this member takes part in the round that begins, by the newest entry of the log."""
+        if self.settings.sample is None:
+            return True
+        chosen = None
+        while told := self._run.tallies(self._seen + (chosen is not None)):
+            chosen, self._seen = told[-1], told[-1].entry
+        return chosen is None or any(
+            member.peer == self._run.peer for member in drawn(self._run.run_id, chosen.hash, chosen.members, self.settings.sample)
+        )
 
     def _direction(self, before: Tensor | None) -> tuple[Tensor, Tensor]:
         """What an inner step was on average in the round that led here, the server's step taken out of it, and the anchor before. Where that is not
@@ -117,6 +133,8 @@ class SiteReplica(Replica):
     # ---- inner steps
     def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         """See Replica: the gradients are corrected, now or in the closure."""
+        if not self.drawn or (self.method.plain and not self._needs_closure):
+            return None
         rate = float(optimizer.param_groups[0]["lr"])
         closure = cast("Closure | None", args[1] if len(args) > 1 else kwargs.get("closure"))
         if closure is None:
@@ -209,7 +227,8 @@ class SiteReplica(Replica):
         yield from super().turn(deadline_s, decidable)
 
     def _offer(self, deadline_s: float, decidable: Callable[[], bool]) -> Look:
-        self._keep()
+        if self.drawn:  # else it waits for the end of the round
+            self._keep()
         return super()._offer(deadline_s, decidable)
 
     @torch.no_grad()
@@ -231,6 +250,9 @@ class SiteReplica(Replica):
         self.kept = new
 
     def _write(self, out: Tensor) -> None:
+        if not self.drawn:
+            out.zero_()
+            return
         write_pseudo_gradient(self.flat, self.base, out)
         kept = self.kept
         if kept.own is not None and kept.next is not None:
@@ -263,13 +285,17 @@ class SiteReplica(Replica):
                 return
 
     def _adopt(self, frozen: Frozen, counted: bool, new: AnchorView) -> None:
+        self.frozen = None
+        if not self.drawn:
+            self.unsent = 0  # what a script went on with while it waited
+            return self._move(new, MEANWHILE)
         if self.feedback is not None:
             self.feedback.settle(counted)
-        self.kept.resolve(counted)
-        self.frozen = None
-        if not counted:
+        if counted:
+            self.kept.resolve(True)
+        else:  # an earlier life may have offered the same change: `_begin` asks the log
             self._dropped(frozen.samples, LOST)
-        self._move(new, MEANWHILE)
+        return self._move(new, MEANWHILE)
 
     def _rebase(self, new: AnchorView) -> None:
         if self._is_base(new):

@@ -94,6 +94,8 @@ class Strand:
     def due(self) -> bool:
         """Whether the round is over after the step just counted: by the schedule, or because another member has finished it."""
         replica = self.replica
+        if not replica.drawn and self.since.fired > 0:
+            return replica.frozen is None or replica.frozen.pending.done()
         steps = self.pace.steps if self._lag is not None else None
         if self.schedule.due(self.since, replica.base.round, steps):
             return True
@@ -154,7 +156,7 @@ def make_strands(
     """One strand a fragment of the run, over the parts of ``flat``."""
     settings = swarm.settings
     kind = GradientReplica if settings.method == "gradient_averaging" else Replica
-    if settings.site is not None:
+    if settings.site is not None or settings.sample is not None:
         replica = SiteReplica(flat, swarm, clock, dropped, settings)
         return [Strand(replica, lambda: swarm.closing, counter, clock, 0.0)]
     if settings.fragments == 1:

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from atoll.collectives.errors import ConfigError, NotEnoughPeersError
-from atoll.optim.federated import server_settings
+from atoll.optim.federated import METHODS, server_settings
 from atoll.optim.federated.clusters import adjusted_rand, clusters, same_names
-from atoll.optim.federated.member import Knobs
-from atoll.optim.federated.personal import ditto, fine_tuned, per_fedavg
+from atoll.optim.federated.member import Knobs, Served, Turn
+from atoll.optim.federated.personal import ditto, fine_tuned
 from atoll.optim.federated.simulation import NAMES, Device, Settings, Task, dirichlet, fleet, label_shards, personalised, simulate
 from atoll.optim.federated.simulation.partition import Indices
 from atoll.optim.federated.simulation.report import curve, row
@@ -233,7 +233,11 @@ def test_personal_steps_are_their_papers() -> None:
     assert ditto(anchor, anchor, gradient, 500, 0.1, 0.5).item() == pytest.approx(3 / 1.5)
     assert ditto(anchor, anchor, gradient, 500, 0.1, 0.0).item() == pytest.approx(3.0)
     assert fine_tuned(anchor, gradient, 1, 0.5).item() == 1.5
-    assert per_fedavg(anchor, gradient, 1, 0.5, ahead=0.2).item() == pytest.approx(0.5 * 3 * 0.8)
+    turn = Turn(METHODS["per_fedavg"], Knobs(ahead=0.2), Served(anchor))
+    at = turn.second_at(gradient(anchor), anchor)
+    assert at is not None
+    assert turn.direction(gradient(anchor), anchor, gradient(at)).item() == pytest.approx(-3 * 0.8)
+    assert turn.control(anchor, 1) is None
     assert fine_tuned(anchor, gradient, 0, 0.5) is anchor
 
 

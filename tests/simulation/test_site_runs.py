@@ -6,13 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor, nn
 
-from atoll.collectives.errors import ConfigError, StateError, StorageError
+from atoll.collectives import messages as m
+from atoll.collectives.errors import ConfigError, RemoteProtocolError, StateError, StorageError
 from atoll.collectives.identifiers import PeerId
-from atoll.collectives.swarm import Outcome, OuterSettings, RunSettings, SiteSettings
+from atoll.collectives.layout import make_layout
+from atoll.collectives.round import drawn
+from atoll.collectives.swarm import Outcome, OuterSettings, RunSettings, Sample, SecureSettings, SiteSettings
 from atoll.node.client.shelf import FileShelf
 from atoll.node.local import LocalSwarm
 from atoll.node.local_member import LocalMember
@@ -161,14 +165,90 @@ def test_control_variates_add_up_after_every_round_and_the_optimum_is_reached() 
     assert seen[0].anchor[D : 2 * D].abs().max() < 1e-3
 
 
-@pytest.mark.parametrize("when_s", [2.0 + 0.07 * step for step in range(11)])
-def test_a_control_variate_is_in_the_sum_once_whenever_its_site_is_killed(when_s: float) -> None:
+@pytest.mark.parametrize("sample", [None, Sample(count=2)])
+@pytest.mark.parametrize("when_s", [2.0 + 0.11 * step for step in range(8)])
+def test_a_control_variate_is_in_the_sum_once_whenever_its_site_is_killed(when_s: float, sample: Sample | None) -> None:
     """Node and script are killed: while training, between saving and being counted, after that and before the script hears of it. A round takes 0.8 s.
-    The site is back on its disk a little later."""
+    The site is back on its disk at once, or a little later: in the same round, in the next, when it is drawn and when it is not."""
+    seen, run = dict[int, Seen](), msgspec.structs.replace(settings("scaffold", 10), sample=sample)
+    back = 0.1 + 0.15 * (round(when_s * 9) % 3)
+    play(LocalSwarm(N, settings=run, latency_s=0.03).crash_at(2, when_s, back_after_s=back), seen)
+    assert adds_up(seen, 10) >= 6
+    assert 10 in seen[2].kept
+
+
+def rounds_of(seen: dict[int, Seen]) -> dict[int, set[str]]:
+    """Who contributed to each round."""
+    return {o.round: {share.peer for share in o.contributors} for found in seen.values() for o in found.outcomes if o.contributors}
+
+
+def test_only_those_contribute_that_the_log_draws() -> None:
+    """Two of four a round: the others wait, with no step of theirs in the model; anybody can draw again from the log; SCAFFOLD gets to the optimum."""
+    run, seen = msgspec.structs.replace(settings("scaffold", 60), sample=Sample(count=2)), dict[int, Seen]()
+    swarm = LocalSwarm(N, settings=run, latency_s=0.02)
+    play(swarm, seen)
+    given = rounds_of(seen)
+    assert {len(peers) for peers in given.values()} == {2}
+    assert set().union(*given.values()) == {f"p{site}" for site in range(N)}
+    assert (seen[0].anchor[:D] - OPTIMUM).abs().max() < 1e-4
+    assert adds_up(seen, 60) == 60
+    process = swarm.peers[0].process
+    assert process is not None
+    machine = process.session.machine
+    assert machine is not None
+    before = machine.journal.entries[0].entry
+    for certified in machine.journal.entries.since(1):
+        entry = certified.entry
+        assert {c.member for c in entry.contributors} <= set(drawn("local", entry.base, before.next_config, Sample(count=2)))
+        before = entry
+
+
+def test_whoever_was_not_drawn_is_refused_by_name() -> None:
+    refused: list[str] = []
+
+    def script(member: LocalMember) -> None:
+        member.open(make_layout([("w", (D,))]), lambda flat: None)
+        member.sleep(2.0)
+        machine = member._node().session.machine
+        assert machine is not None
+        if member.index == 0 and len(machine.config) == N:
+            stranger = next(who for who in machine.config if who not in machine.draw.members)
+            ready = m.Ready(machine.base, b"c" * 16, 5, False)
+            with pytest.raises(RemoteProtocolError, match="was not drawn") as caught:
+                machine.on_message(member.clock(), stranger.peer, stranger.incarnation, machine.round, ready)
+            refused.append(caught.value.peer)
+            assert refused == [stranger.peer]
+            assert stranger not in machine.open.ready
+
+    run = msgspec.structs.replace(settings("fedavg"), sample=Sample(0.5))
+    LocalSwarm(N, settings=run, latency_s=0.02).run(script)
+    assert len(refused) == 1
+
+
+def test_rounds_go_on_where_all_that_were_drawn_are_dead() -> None:
+    """One of four a round, and one is gone for good: when it is drawn, the log draws again without it."""
+    run, seen = msgspec.structs.replace(settings("fedavg", 12), sample=Sample(count=1)), dict[int, Seen]()
+    play(LocalSwarm(N, settings=run, latency_s=0.03).crash_at(2, 3.0), seen)
+    given = rounds_of(seen)
+    assert sorted(given) == list(range(1, 13))
+    assert all(len(peers) == 1 for peers in given.values())
+    assert "p2" not in set().union(*(peers for round_, peers in given.items() if round_ > 5))
+    assert all(torch.equal(found.anchor, seen[0].anchor) for site, found in seen.items() if site != 2)
+
+
+def test_secure_sums_are_of_those_that_were_drawn() -> None:
+    """Three of four, of which a sum needs three; one is killed and comes back."""
+    secure = RunSettings(
+        sync_every=K, rounds=5, codec="bits", reducer="copy", outer=settings("fedavg").outer, secure=SecureSettings(3), site=SiteSettings(),
+        sample=Sample(0.6, least=3),
+    )  # fmt: skip
     seen = dict[int, Seen]()
-    play(LocalSwarm(N, settings=settings("scaffold", 12), latency_s=0.03).crash_at(2, when_s, back_after_s=0.4), seen)
-    assert adds_up(seen, 12) >= 6
-    assert 12 in seen[2].kept
+    swarm = LocalSwarm(N, settings=secure, latency_s=0.02).crash_at(1, 4.0, back_after_s=1.0)
+    play(swarm, seen, 0.1)
+    assert all(torch.equal(found.anchor, seen[0].anchor) for found in seen.values())
+    counted = {round_: sum(o.round == round_ and o.counted for found in seen.values() for o in found.outcomes) for round_ in range(1, 6)}
+    assert all(number <= 3 for number in counted.values())
+    assert sum(number == 3 for number in counted.values()) >= 3
 
 
 def test_a_lost_contribution_leaves_its_sites_control_variate_as_it_was() -> None:

@@ -15,7 +15,9 @@ from atoll.collectives.digest import chunk_hash, merkle_root
 from atoll.collectives.errors import AtollError, SecurityError, StorageError
 from atoll.collectives.group import Certified, Contributor, Entry, Member, Part, Vote
 from atoll.collectives.identifiers import RunId
+from atoll.collectives.round import drawn
 from atoll.collectives.round.certificate import genesis_payload, recertified_payload, vote_payload
+from atoll.collectives.swarm import Sample
 from atoll.node.audit import MAGIC, Audited, Share, audit, of_archive, of_node, write_archive
 from atoll.node.banning import Ban, Bans
 from atoll.node.cli import run
@@ -283,3 +285,24 @@ def test_what_is_no_archive_or_no_log(atoll_home: Path, tmp_path: Path, capsys: 
     honest().store(atoll_home / "two")
     assert run(["--home", str(atoll_home / "two"), "audit", "tide", "--with", str(foreign.archive(tmp_path / "f"))]) == 78
     assert RunId(foreign.signed.run_id) in capsys.readouterr().err
+
+
+def test_a_contribution_that_was_not_drawn_is_found(tmp_path: Path) -> None:
+    """Every round's draw follows from the entry before: whoever has the log can make it again."""
+    signed = sign_manifest(
+        parse_manifest(MANIFEST.replace("[model]", 'mode = "federated"\nfederated = { sample = 1 }\n[model]')), ORGANISER
+    )
+    chain = Chain(signed, logs_of(signed.run_id, 1)[0])
+    chain.found(KEYS[:3])
+    for _ in range(4):
+        before = chain.entries[-1].entry
+        (chosen,) = drawn(signed.run_id, before.hash(), before.next_config, Sample(count=1))
+        giver = next(key for key in KEYS if key.peer == chosen.peer)
+        chain.decide(chain.entry(KEYS[:3], [giver]), KEYS[:3])
+    assert audited(chain, tmp_path / "a").rounds == 4
+    before = chain.entries[-1].entry
+    (chosen,) = drawn(signed.run_id, before.hash(), before.next_config, Sample(count=1))
+    other = next(key for key in KEYS[:3] if key.peer != chosen.peer)
+    chain.decide(chain.entry(KEYS[:3], [other]), KEYS[:3])
+    with pytest.raises(SecurityError, match=f"{other.peer}, which was not drawn"):
+        audited(chain, tmp_path / "b")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ....collectives.errors import ConfigError
-from ..clusters import clusters
+from ..clusters import clusters, same_names
 from ..personal import ditto, fine_tuned
 from .devices import Fleet
 from .partition import Indices
@@ -37,7 +37,8 @@ def personalised(
     task: Task, parts: Sequence[Indices], fleet: Fleet, settings: Settings, how: How, *, tune: int = 20, pull: float = 0.1, warm: float = 0.2
 ) -> Sites:  # fmt: skip
     """A run of one model, and of models of one's own: ``tuned`` (the last anchor and ``tune`` steps: Reptile, with a server_lr below 1), ``ditto``
-    (``pull`` to the anchor), or ``clusters`` (after the share ``warm`` of the rounds a run of each cluster, then ``tuned``).
+    (``pull`` to the anchor), or ``clusters`` (when two clusterings in a row agree, and after the share ``warm`` of the rounds at most, a run of
+    each cluster; then ``tuned``).
 
     The method must be synchronous, and its rounds counted. Raises ConfigError else.
     """
@@ -87,16 +88,21 @@ def _ditto(study: Study, settings: Settings, pull: float) -> list[Tensor]:
 def _clustered(task: Task, parts: Sequence[Indices], fleet: Fleet, settings: Settings, warm: int) -> tuple[list[int], list[Tensor]]:
     """Each site's cluster, and the last anchor of it: as many rounds in all as the run of one model."""
     assert settings.rounds is not None
-    first = Study(task, parts, fleet, replace(settings, rounds=warm, measure=warm))
-    run_synchronous(first)
+    first, found = Study(task, parts, fleet, settings), list[int]()
     served = first.server.served()
-    deltas = torch.stack([first.turn(client, served, first.steps_of(client)).pseudo for client in range(first.clients)])
-    found = clusters(deltas)
+    for rounds in range(1, warm + 1):
+        first.settings = replace(settings, rounds=rounds, measure=warm)
+        run_synchronous(first)
+        served, before = first.server.served(), found
+        deltas = torch.stack([first.probe(client, served) for client in range(first.clients)])
+        found = clusters(deltas) if not before else same_names(before, clusters(deltas))
+        if found == before:
+            break
     models: dict[int, Tensor] = {}
-    for name in set(found) if warm < settings.rounds else ():
+    for name in set(found) if first.server.version < settings.rounds else ():
         members = [client for client, cluster in enumerate(found) if cluster == name]
         own = replace(fleet, devices=tuple(fleet.devices[client] for client in members))
-        rest = replace(settings, rounds=settings.rounds - warm, measure=settings.rounds, asked=None, hostile=0, attack=None)
+        rest = replace(settings, rounds=settings.rounds - first.server.version, measure=settings.rounds, asked=None, hostile=0, attack=None)
         study = Study(task, [parts[client] for client in members], own, rest, served.anchor)
         run_synchronous(study)
         models[name] = study.server.anchor

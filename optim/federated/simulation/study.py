@@ -171,6 +171,7 @@ class Study:
                 self._data[client] = (self._data[client][0], flipped_labels(self._data[client][1], classes))
         self._own = [first_control(self.method, self.learner.parameters) for _ in parts]
         self._turns = [0] * len(parts)
+        self.draws = 0  # synchronous rounds so far, those without a step, too
 
     @property
     def clients(self) -> int:
@@ -204,6 +205,13 @@ class Study:
             return Work(client, pseudo, None, steps)
         self._own[client] = control
         return Work(client, pseudo, control - own, steps)
+
+    def probe(self, client: int, served: Served) -> Tensor:
+        """Which way a turn of this client would go, anchor - parameters; what it keeps is as before."""
+        own = self._own[client]
+        work = self.turn(client, served, self.steps_of(client))
+        self._own[client] = own
+        return work.pseudo
 
     def gradient(self, client: int, turn: int) -> Gradient:
         """A client's gradient at parameters (numel,), zero for running statistics, of the next batch in every call, for steps of its own."""

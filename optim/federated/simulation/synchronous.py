@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from blake3 import blake3
+
 from ....collectives.errors import NotEnoughPeersError
+from ....collectives.group import Member
+from ....collectives.identifiers import PeerId
+from ....collectives.round.sampling import drawn
+from ....collectives.swarm import Sample
 from .study import Result, Study, Work
 
 MOST_EMPTY = 1000
@@ -19,7 +25,7 @@ def run_synchronous(study: Study, after_round: Callable[[], None] = lambda: None
     study.measured(now)
     while (settings.rounds is None or study.server.version < settings.rounds) and now < settings.seconds:
         now, there = _there(study, now)
-        asked = there if settings.asked is None else sorted(study.chance.sample(there, min(settings.asked, len(there))))
+        asked = _asked(study, there)
         served, end, works = study.server.served(), now, list[Work]()
         spent: list[float] = []
         for client in asked:
@@ -43,6 +49,16 @@ def run_synchronous(study: Study, after_round: Callable[[], None] = lambda: None
         if study.server.version > version and (study.server.version % settings.measure == 0 or study.server.version == settings.rounds):
             study.measured(now)
     return study.ended()
+
+
+def _asked(study: Study, there: list[int]) -> list[int]:
+    """Who takes part, drawn as by a real run's log, in whose place the seed stands."""
+    study.draws += 1
+    if study.settings.asked is None:
+        return there
+    base = blake3(f"{study.settings.seed}/{study.draws}".encode()).digest()
+    config = tuple(Member(PeerId(str(client)), 0) for client in there)
+    return sorted(int(member.peer) for member in drawn("simulation", base, config, Sample(count=study.settings.asked)))
 
 
 def _there(study: Study, now: float) -> tuple[float, list[int]]:

@@ -1,0 +1,64 @@
+"""One site of a federated run that trains a round at a time on a quadratic of its own. Commands and answers are JSON lines.
+
+{"do": "train"} → {"event": "outcome", "status", "counted", "contributors", "anchor_round", "digest", "own", "sum", "clients"}: its control variate, and
+what the anchor has of all; "frozen" before it, once the contribution is offered.   {"do": "end"} → the process ends
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import torch
+from torch import nn
+
+from atoll.collectives.swarm import Outcome
+from atoll.node import join
+from atoll.optim import attach
+from atoll.optim.federated.site import unpack
+
+
+def main() -> None:
+    """Join, attach, obey."""
+    from fault_peer import node_pid, say  # beside this script
+
+    home, run, numel = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    swarm = join(run, home=home, private=True)
+    chance = torch.Generator().manual_seed(sum(swarm.peer.encode()))
+    a, b = torch.rand(numel, generator=chance) * 1.5 + 0.5, torch.randn(numel, generator=chance) * 3
+    model = nn.ParameterDict({"w": nn.Parameter(torch.zeros(numel))})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    outcomes: list[Outcome] = []
+    attachment = attach(model, optimizer, swarm, on_round=outcomes.append)
+
+    def told() -> dict[str, Any]:
+        with attachment.evaluate_anchor() as view:
+            anchor = torch.zeros(view.numel)
+            view.copy_into(anchor)
+            saved = swarm.shelf().load()
+            kept = unpack(saved, numel) if saved is not None else None
+            own = torch.zeros(numel) if kept is None else kept.next if kept.open and outcomes[-1].counted else kept.own
+            assert own is not None
+            sums = anchor[numel : 2 * numel] if len(anchor) > numel else torch.zeros(numel)
+            clients = round(float(anchor[-1])) if len(anchor) > numel else 0
+            return {"anchor_round": view.round, "digest": view.digest, "own": own.tolist(), "sum": sums.tolist(), "clients": clients}
+
+    say(event="ready", peer=swarm.peer, node_pid=node_pid(home))
+    for line in sys.stdin:
+        command = json.loads(line)
+        if command["do"] == "end":
+            break
+        before = len(outcomes)
+        while len(outcomes) == before or outcomes[-1].status == "open":
+            optimizer.zero_grad()
+            (a / 2 * (model["w"] - b) ** 2).sum().backward()
+            optimizer.step()
+        last = outcomes[-1]
+        counted = {share.peer: share.samples for share in last.contributors}
+        say(event="outcome", status=last.status, counted=last.counted, contributors=counted, **told())
+    swarm.close()
+
+
+if __name__ == "__main__":
+    main()

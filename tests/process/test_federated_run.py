@@ -1,0 +1,90 @@
+"""Federated runs with real nodes, killed as machines die: a site that comes back with what it kept, and a coordinator whose place another takes."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from swarm_kit import MANIFEST, Peers
+
+pytestmark = pytest.mark.slow
+
+SITE = Path(__file__).parent / "site_peer.py"
+FEDERATED = 'mode = "federated"\n' + MANIFEST.replace('method = "local_sgd"\n', "").replace("sync_every = 1", "sync_every = 5")
+SCAFFOLD = FEDERATED + '[federated]\nmethod = "scaffold"\n'
+STAR = 'mode = "federated"\n' + MANIFEST.replace('method = "local_sgd"\n', "") + '[federated]\ntopology = "coordinator"\n'
+
+
+def trained(swarm: Peers, who: list[int]) -> list[dict[str, Any]]:
+    """These sites train a round; what each says of it."""
+    for index in who:
+        swarm.all[index].say(do="train")
+    told = [swarm.all[index].expect("outcome") for index in who]
+    assert all(each["status"] == "committed" for each in told)
+    return told
+
+
+def together(swarm: Peers) -> list[dict[str, Any]]:
+    """All train until a round counts them all."""
+    for _ in range(40):
+        told = trained(swarm, list(range(len(swarm.all))))
+        if all(each["counted"] and len(each["contributors"]) == len(swarm.all) for each in told):
+            assert len({(each["anchor_round"], each["digest"]) for each in told}) == 1
+            return told
+    raise AssertionError("no common round in 40 tries")
+
+
+def adds_up(told: list[dict[str, Any]]) -> bool:
+    """Whether the sites' control variates are, element by element, what the anchor has as their sum."""
+    sums = [sum(column) for column in zip(*(each["own"] for each in told), strict=True)]
+    return all(abs(mine - run) < 1e-4 for mine, run in zip(sums, told[0]["sum"], strict=True))
+
+
+def test_a_site_that_is_killed_comes_back_with_its_control_variate(tmp_path: Path) -> None:
+    """Killed between rounds, and with a contribution that the others have not answered yet: what it kept is in the sum once."""
+    with Peers(tmp_path, 3, 40, SITE, manifest=SCAFFOLD) as swarm:
+        told = together(swarm)
+        assert adds_up(told)
+        assert told[0]["clients"] == 3
+        victim, own = swarm.all[2], told[2]["own"]
+        assert any(own)
+        victim.signal("both", signal.SIGKILL)
+        rest = trained(swarm, [0, 1])
+        assert rest[0]["digest"] == rest[1]["digest"]
+        assert adds_up([*rest, {"own": own}])  # it still counts in the mean, with its last one
+        victim.process.wait(10)
+        victim.start()
+        victim.expect("ready")
+        told = together(swarm)
+        assert adds_up(told)
+        victim.say(do="train")
+        victim.signal("both", signal.SIGKILL)
+        trained(swarm, [0, 1])
+        victim.process.wait(10)
+        victim.start()
+        victim.expect("ready")
+        told = together(swarm)
+        assert adds_up(told)
+        assert told[0]["clients"] == 3
+
+
+def test_a_killed_coordinator_costs_at_most_one_round(tmp_path: Path) -> None:
+    """The organiser's node adds up all. It is killed in the middle of a round: the others' contributions are decided by another one."""
+    with Peers(tmp_path, 4, 3_000, manifest=STAR) as swarm:
+        swarm.settle()
+        rest = swarm.all[1:]
+        swarm.contribute(10)
+        before = [peer.expect("outcome") for peer in swarm.all]
+        assert len({each["digest"] for each in before}) == 1
+        swarm.contribute(20, who=rest)
+        swarm.all[0].signal("both", signal.SIGKILL)
+        told = [peer.expect("outcome") for peer in rest]
+        if not all(each["counted"] for each in told):  # that round is the price
+            swarm.contribute(30, who=rest)
+            told = [peer.expect("outcome") for peer in rest]
+        assert [(each["status"], each["counted"]) for each in told] == [("committed", True)] * 3
+        assert len({(each["anchor_round"], each["digest"]) for each in told}) == 1
+        assert told[0]["anchor_round"] <= before[0]["anchor_round"] + 2
+        assert swarm.all[0].peer not in told[0]["contributors"]
