@@ -34,6 +34,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--relay-for-all", action="store_true", help="relay for anybody, not only for peers of runs this node knows")
     parser.add_argument("--no-port-mapping", action="store_true", help="do not ask the router to lead a port to this node")
     parser.add_argument("--no-lan-discovery", action="store_true", help="do not look for peers in the house (multicast DNS)")
+    parser.add_argument("--no-dht", action="store_true", help="take no part in the DHT")
     parser.add_argument("--site", metavar="LABEL", help="label of the place where this machine is")
     parser.add_argument("--json", action="store_true", help="say where it listens, or why it cannot, as one JSON object on stdout")
     parser.add_argument("--private", action="store_true", help="belong to the script that started this node")
@@ -101,6 +102,7 @@ def _options(args: argparse.Namespace) -> NodeOptions:
         "node.site": args.site,
         "network.port_mapping": False if args.no_port_mapping else None,
         "network.lan_discovery": False if args.no_lan_discovery else None,
+        "network.dht": False if args.no_dht else None,
     }
     loaded = load_config(find_paths(args.home), flags)
     listen = loaded.config.listen_addresses
@@ -121,6 +123,7 @@ def _options(args: argparse.Namespace) -> NodeOptions:
         port_mapping=loaded.config.network.port_mapping,
         port_guessing=loaded.config.network.port_guessing,
         lan_discovery=loaded.config.network.lan_discovery,
+        dht=loaded.config.network.dht,
     )
 
 

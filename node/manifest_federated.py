@@ -284,7 +284,7 @@ def privacy_lines(manifest: Manifest) -> list[str]:
                 "your control variate, a mean gradient of your data, travels beside your update and is seen by the same members",
                 *always,
             ]
-        return [what + "; an update can give away what it was trained on", *always]
+        return [what + "; an update can give away what it was trained on", _metrics_line(SecureTable()), *always]
     count = (
         "how much you trained is in the sum, too"
         if secure.max_weight > 1
@@ -294,6 +294,11 @@ def privacy_lines(manifest: Manifest) -> list[str]:
         f"nobody sees your update, not even a part of it: it is masked, and the masks come off the sum of at least {secure.threshold} "
         f"sites (more than two thirds of the members); {count}",
         _metrics_line(secure),
+        *(
+            ["the coordinator, which is the organiser's node or another member's, adds up masked updates: it sees no more than the others"]
+            if manifest.federated.topology == "coordinator"
+            else []
+        ),
         "if all others in a sum work together against you, they can subtract their own updates and see yours; so may somebody who has been "
         "invited under many names",
         _privacy_line(manifest),

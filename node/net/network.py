@@ -80,17 +80,15 @@ class PeerNetwork:
         texts: dnsaddr.Texts = dnsaddr.texts_of,
         reach: ReachSettings | None = None,
         lan_discovery: bool = False,
+        dht: bool = True,
     ) -> None:
         """``listen``, ``announce``: ``/ip4/HOST/tcp/PORT``; ``bootstrap``: the same with ``/p2p/PEER``, or ``/dnsaddr/HOST``.
 
         ``cache``: the peer cache file; ``texts``: where the names among ``bootstrap`` are looked up.
-        ``lan_discovery``: look for peers in the house by multicast DNS, and be found by it (not where ``listen`` is loopback).
+        ``lan_discovery``: look for peers in the house by multicast DNS, and be found by it (not where ``listen`` is loopback). ``dht``: be part of it.
         ``lane_port``: TCP port of the lane listener, on the hosts of the listen addresses; 0 takes any. Raises ConfigError.
         """
-        for address in listen:
-            check_listen(address)
-        for address in announce:
-            check_announce(address)
+        _ = [*map(check_listen, listen), *map(check_announce, announce)]
         self.peer = identity.peer
         self._cache = cache
         self._rng = rng or random.Random()
@@ -111,7 +109,7 @@ class PeerNetwork:
             [], self.connect, self._host.connected, lambda: not self._host.peers(), self.book.peers, self._look_up, self._rng
         )
         self.add_bootstrap(bootstrap)
-        self.dht = Dht(identity, self._host, self.connect, self._addresses_of, self.book, self._faults, self._rng)
+        self.dht = Dht(identity, self._host, self.connect, self._addresses_of, self.book, self._faults, self._rng, dht)
         self._rendezvous = Rendezvous(identity, self._host, self.connect, lambda: self._bootstrap.peers, self._faults, self._rng)
         self._rendezvous.learned = self._learned
         self._helpers = Helpers(self._host, self.book.addresses)
@@ -415,7 +413,7 @@ class PeerNetwork:
         """Provider records: the way in when no bootstrap knows anybody, and the way out when all of them are dead."""
         backoff = Backoff(SEARCH_AGAIN_S, SEARCH_MAX_S, self._rng)
         scope = self._runs.get(run)
-        if scope is None:  # withdrawn before this task ran
+        if scope is None or not self.dht.on:  # withdrawn before this task ran
             return
         with scope:
             while not self._host.peers():

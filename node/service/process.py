@@ -65,6 +65,8 @@ class NodeOptions:
     """Behind a router, ask it to lead a port here (NAT-PMP, UPnP)."""
     lan_discovery: bool = False
     """Find peers in the house, and be found."""
+    dht: bool = True
+    """Be a node of the DHT."""
     resume: bool = True
     """Enter the runs of the last life again (not in a private node: its script names the run)."""
 
@@ -110,6 +112,7 @@ async def _main(
             relay=RelayLimits(open_to_all=options.relay_for_all), port_mapping=options.port_mapping, port_guessing=options.port_guessing
         ),
         lan_discovery=options.lan_discovery,
+        dht=options.dht,
     )  # fmt: skip
     token = trio.lowlevel.current_trio_token()
     nodes: list[Node] = []

@@ -160,3 +160,19 @@ def test_a_round_of_real_nodes_is_computed_again_from_what_they_kept(tmp_path: P
             file.write_bytes(bytes(len(file.read_bytes())))
         told = atoll(organiser.home, "audit", run.signed.run_id, "--recompute", str(done), "--from", str(theirs))
         assert (told.status, "has signed" in told.err) == (77, True), told
+
+
+def test_a_run_with_a_list_lets_in_whom_it_names_and_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`[join] policy = "allow"`, without the DHT: who is listed gets in with an invite's addresses; an invite alone is worth nothing."""
+    monkeypatch.setenv("ATOLL_NETWORK__DHT", "false")
+    listed = load_or_create(find_paths(new_home(tmp_path / "listed")).identity_file).peer
+    run = new_run(tmp_path, model=f'[join]\npolicy = "allow"\nallow = ["{listed}"]')
+    organiser = run.organiser()
+    with ended(organiser):
+        member = run.member("listed")
+        with ended(member):
+            one_round(organiser, member)
+            assert organiser.status()["network"]["dht_peers"] == 0
+            with pytest.raises(NotAdmittedError, match="only the peers that its manifest names") as caught:
+                run.member("stranger")
+            assert caught.value.code == "E201"

@@ -42,3 +42,38 @@ def test_what_a_reduction_costs_at_least() -> None:
     assert set(result["passes"]) == {"encode", "seal", "socket", "open", "reduce", "hash", "deliver"}
     assert all(seconds > 0 for seconds in result["passes"].values())
     assert "seal" not in printed("bench_floor.py", "--plain")["passes"]
+
+
+def federated(script: str, *arguments: str) -> dict[str, Any]:
+    """The JSON object of a script that knows nothing of peers."""
+    done = subprocess.run([sys.executable, str(ROOT / "scripts" / script), *arguments], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_federated_methods_in_virtual_time() -> None:
+    methods = ("fedavg", "scaffold", "fedcompass")
+    result = federated(
+        "bench_federated.py", "--methods", ",".join(methods), "--clients", "5", "--seeds", "1", "--rounds", "4", "--against", "nothing"
+    )
+    assert list(result["table"]) == list(methods)
+    assert result["settings"]["clients"] == 5
+    for row in result["table"].values():
+        assert 0.05 < row["accuracy"] <= 1
+        assert 0 <= row["idle_share"] < 1
+        assert row["bytes"] > 0
+        assert len(row["accuracy_at"]) == 4
+    assert result["table"]["scaffold"]["bytes"] == 2 * result["table"]["fedavg"]["bytes"]  # as many turns, twice the vectors
+    assert result["table"]["fedcompass"]["idle_share"] < result["table"]["fedavg"]["idle_share"]
+    assert {run["method"] for run in result["runs"]} == set(methods)
+    assert result["planted_groups"]
+
+
+def test_secure_aggregation() -> None:
+    result = federated("bench_secagg.py", "--clients", "5", "--elements", "2000", "--dropouts", "1", "--reps", "1")
+    assert result["exact"] is True
+    assert result["settings"]["threshold"] == 4
+    (run,) = result["runs"]
+    assert set(run["steps"]) == {"keys", "deal", "mask", "reveal", "unmask"}
+    assert 0 < sum(run["steps"].values()) == pytest.approx(run["seconds"], rel=1e-6)
+    assert result["seconds"] > 0

@@ -108,3 +108,34 @@ def test_two_peers_with_nodes_of_their_own(what: str, tmp_path: Path) -> None:
             assert len({line[3] for line in lines if line}) == 1  # they have the same anchor
     finally:
         atoll(first, "down")
+
+
+@pytest.mark.slow
+def test_the_hospital_template_with_four_sites(tmp_path: Path) -> None:
+    """From `atoll new --template` to a trained model, on tiny data: each site with a data file of its own, none of which a manifest names."""
+    text = atoll(tmp_path / "p0", "new", "--template", "federated-hospital")["text"]
+    text = text.replace("sync_every = 50", "sync_every = 10").replace("rounds = 50", "rounds = 3").replace("noise = 5.0", "noise = 0.5")
+    (tmp_path / "run.toml").write_text(text.replace("epsilon = 12\n", "epsilon = 60\n"))
+    script, data = EXAMPLE.format("hospital/train"), f"{EXAMPLE.format('hospital/site')}:make"
+    homes = [tmp_path / f"p{index}" for index in range(4)]
+    atoll(homes[0], "up", "--background")
+    try:
+        invite = atoll(homes[0], "new", str(tmp_path / "run.toml"))["invite"]
+        sites = [
+            subprocess.Popen(
+                [sys.executable, "-m", "atoll.node.cli", "join", target, "--script", script, "--data", data, "--yes"],
+                env=around(home, SITE=home.name), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL,
+            )
+            for home, target in zip(homes, ["hospitals", invite, invite, invite], strict=True)
+        ]  # fmt: skip
+        said = [site.communicate(timeout=250) for site in sites]
+        assert [site.returncode for site in sites] == [0] * 4, "\n".join(f"{out}\n{err}" for out, err in said)
+        losses = [re.search(r"round 3, \d+ samples counted, held-out loss ([\d.]+)", out) for out, _ in said]
+        assert all(losses), said
+        assert len({found[1] for found in losses if found}) == 1  # they have the same anchor
+        (run,) = atoll(homes[0], "status")["runs"]
+        assert run["secure"]["last"]["members"]
+        assert 0 < run["privacy"]["epsilon"] <= 60
+        assert run["privacy"]["steps"] >= 3
+    finally:
+        atoll(homes[0], "down")

@@ -870,3 +870,30 @@ def test_an_ended_node_leaves_nothing_and_says_nothing(capfd: pytest.CaptureFixt
 
     run(main)
     assert capfd.readouterr().err == ""
+
+
+def test_without_the_dht_members_meet_by_the_bootstrap_and_nobody_asks_them() -> None:
+    """A node with `dht` off speaks no word of it, keeps nothing for others and asks nobody; its run works."""
+
+    async def main(nursery: trio.Nursery) -> None:
+        hub, inboxes = network(dht=False), [Inbox(), Inbox()]
+        await nursery.start(hub.run)
+        members = [network(hub, dht=False) for _ in range(2)]
+        for member, inbox in zip(members, inboxes, strict=True):
+            member.on_message(RUN, inbox)
+            await nursery.start(member.run)
+            member.announce_run(RUN)
+        for member, other in (members, members[::-1]):
+            await wait_for(lambda member=member, other=other: [peer for peer, _ in member.members(RUN)] == [other.peer])
+        members[0].send(RUN, members[1].peer, b"hello")
+        assert await inboxes[1].until(1) == [(members[0].peer, b"hello")]
+        assert await members[0].find_members(RUN) == members[0].members(RUN)
+        asker = network(hub)
+        await nursery.start(asker.run)
+        await wait_for(lambda: asker.connected(hub.peer))
+        assert await asker.dht.provide(run_key(RUN)) == 0  # nobody notes it
+        with pytest.raises(NotSpokenError):
+            await asker._host.open_stream(hub.peer, "/atoll/kad/1.0.0")
+        assert {node.status()["dht_peers"] for node in (hub, *members)} == {0}
+
+    run(main)

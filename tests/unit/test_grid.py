@@ -117,3 +117,4 @@ def test_the_mixture_of_a_model():
     assert [spec.name for spec in ordered.tensors if spec.role != "parameter"] == ["layers.1.norm.running_mean", "v"]
     assert [spec.name for spec in ordered.tensors if "mlp" in spec.name] == [f"layers.{i}.mlp" for i in range(40)]
     assert arranged(specs, "int8", {}) == specs
+    assert arranged(specs, "bits", {}) == specs  # of a run whose contributions are masked

@@ -42,21 +42,27 @@ class Dht:
         book: PeerBook,
         faults: Faults,
         rng: random.Random,
+        on: bool = True,
     ) -> None:
-        """``connect`` raises NetworkError; ``addresses_of`` reads the peer book, and knows ourselves."""
+        """``connect`` raises NetworkError; ``addresses_of`` reads the peer book, and knows ourselves. ``on``: without it nothing is asked, told or
+        answered, and whoever asks us is told that we do not speak it."""
+        self.on = on
         self._host, self._connect, self._faults, self._rng = host, connect, faults, rng
         self.engine = Engine(identity, addresses_of, book, host.connected, rng)
         self.table = self.engine.table
         self._channels: dict[PeerId, Channel] = {}
         self._serving: dict[PeerId, int] = {}
         self._nursery: trio.Nursery | None = None
-        host.handle(PROTOCOL, self._serve)
+        if on:
+            host.handle(PROTOCOL, self._serve)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Ask, refresh, republish and provide again until cancelled."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             task_status.started()
+            if not self.on:
+                await trio.sleep_forever()
             nursery.start_soon(self._provide_again)
             while True:
                 await trio.sleep(MAINTAIN_S * self._rng.uniform(0.5, 1.0))
@@ -71,6 +77,8 @@ class Dht:
 
     def link_changed(self, peer: PeerId, up: bool) -> None:
         """Connected peers are in the table, lost ones are not."""
+        if not self.on:
+            return
         self.engine.link_changed(peer, up, network_of(self._host.remote_host(peer)) if up else "")
         if not up:
             self._channels.pop(peer, None)
@@ -92,6 +100,8 @@ class Dht:
 
     async def provide(self, key: bytes) -> int:
         """Tell the network that we provide ``key``, now and every ten minutes until `withdraw`; returns how many peers noted it."""
+        if not self.on:
+            return 0
         return await self._carry_out(self.engine.provide(key, self._host.addresses(), trio.current_time()))
 
     def withdraw(self, key: bytes) -> None:
@@ -100,6 +110,8 @@ class Dht:
 
     async def find_providers(self, key: bytes, count: int = K, *, exhaustive: bool = True) -> list[Located]:
         """Who provides ``key``, without ourselves: the network is asked until ``count`` are found or all near peers were asked."""
+        if not self.on:
+            return []
         return await self._carry_out(self.engine.find_providers(key, count, exhaustive, trio.current_time()))
 
     async def _provide_again(self) -> None:

@@ -1,0 +1,73 @@
+"""What `atoll validate --explain` says of who can see what, for every combination that a manifest can ask for: word for word.
+
+The words are in `who_sees_what.txt`. To change them: python tests/unit/test_who_sees_what.py > tests/unit/who_sees_what.txt, and read what changed.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from atoll.collectives.errors import ConfigError
+from atoll.node.manifest import parse_manifest
+from atoll.node.manifest_federated import privacy_lines
+
+GOLDEN = Path(__file__).with_name("who_sees_what.txt")
+TOPOLOGIES = ("serverless", "coordinator")
+SECURE = {"members see contributions": "", "masked": "[secure]\n", "masked, weighted": "[secure]\nmax_weight = 1000\n"}
+METRICS = {"": "", "means of metrics": 'metrics = ["loss", "accuracy"]\n'}
+NOISE = "[privacy]\nnoise = 5.0\nclip = 1.0\ndelta = 1e-5\nstop_at_epsilon = 12\n"
+PRIVACY = {"": "", "private": NOISE, "private, bound follows": NOISE + "quantile = 0.5\n"}
+
+
+def combinations() -> dict[str, str]:
+    """The manifest of every combination, by its name; also of those that are refused."""
+    found = dict[str, str]()
+    for topology, (secure, tables), (metrics, names), (privacy, noise) in product(
+        TOPOLOGIES, SECURE.items(), METRICS.items(), PRIVACY.items()
+    ):
+        if names and not tables:
+            continue  # the key is one of [secure]
+        name = ", ".join(part for part in (topology, secure, metrics, privacy) if part)
+        head = f'schema = 1\nname = "x"\nmode = "federated"\n[train]\nrounds = 50\n[federated]\ntopology = "{topology}"\n'
+        found[name] = head + tables + names + noise
+    return found
+
+
+def explained() -> str:
+    """All of them."""
+    told: list[str] = []
+    for name, text in combinations().items():
+        try:
+            lines = privacy_lines(parse_manifest(text))
+        except ConfigError as error:
+            lines = [f"refused: {error.key}: {error.why} {error.hint}"]
+        told += [f"== {name}", *lines, ""]
+    return "\n".join(told)
+
+
+def test_the_words_are_those_that_were_read() -> None:
+    assert explained() == GOLDEN.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", combinations())
+def test_the_words_say_what_is_so(name: str) -> None:
+    """Of each combination that there is: who sees a contribution, a metric, and what bounds the rest."""
+    try:
+        told = " ".join(privacy_lines(parse_manifest(combinations()[name])))
+    except ConfigError:
+        assert "private" in name
+        assert any(part in name for part in ("members see contributions", "weighted", "means of metrics"))
+        return
+    assert ("nobody sees your update" in told) == ("masked" in name)
+    assert ("coordinator" in told) == ("coordinator" in name)
+    assert ("of loss, accuracy everybody sees the mean" in told) == ("means of metrics" in name)
+    assert ("spends epsilon" in told) == ("private" in name)
+    assert ("there is no [privacy]" in told) == ("masked" in name and "private" not in name)
+    assert "no sample of them" in told
+
+
+if __name__ == "__main__":
+    print(explained(), end="")
