@@ -1,0 +1,28 @@
+"""BTARD: gradients are averaged among peers of whom fewer than half lie, and liars are found, proven and removed. State machines without I/O.
+
+Gorbunov, Borzunov, Diskin and Ryabinin, ICML 2022, arXiv 2106.11257; docs/protocol.md has the messages, the rules, and where this differs. Every
+gradient follows from a public seed, so anybody can compute anybody's.
+
+settings   what a run's peers have in common
+messages   what is said: bounded, signed for one attempt
+wire       frames as bytes
+draw       commitments; the common draw, and what follows from it: directions, seeds, validators
+residuals  the numbers of a part: fixed point, residuals, roundings
+history    radius and Delta max from earlier steps
+table      what is held of an attempt, by slot
+evidence   signed messages that prove a fault to anybody
+waiting    what is lacking: asked for, then testified to be missing
+finished   a step that is over, as validators need it
+judging    what is open after the checks, and who is guilty
+attempt    one attempt at a step: the algorithm
+peer       one peer over all its steps: removals, attempts, who is behind
+"""
+
+from __future__ import annotations
+
+from .evidence import verify_evidence, verify_removals
+from .messages import Bundle, Fault, Signer
+from .peer import Host, Peer, Task
+from .settings import Settings
+
+__all__ = ["Bundle", "Fault", "Host", "Peer", "Settings", "Signer", "Task", "verify_evidence", "verify_removals"]

@@ -1,0 +1,491 @@
+"""One attempt at a step, by one peer: the algorithm of the paper, stage by stage. Who is removed ends it, and the step is begun again without it.
+
+    stage        until all have said or sent   then
+    commits      commitments to parts          send parts to their owners
+    parts        parts of one's own            clip them about their fixed point; commit to that, and to a share of the draw
+    results      those commitments             send the aggregate to all; reveal the share
+    reveals      shares, aggregates            draw; project clipped residuals on the drawn directions
+    residuals    projections and norms         verify them; accuse
+    checks       accusations                   the step is over; or, where something is open:
+    exhibits     parts that it is about        look at them; judge
+    judgements   whom they find guilty         remove whom more than half find guilty, or the step is over
+
+A peer that lacks something asks all for it, and then testifies that it is missing (`waiting`). No clock, no network: drivers give times and frames.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from random import Random
+from typing import Protocol
+
+import numpy as np
+
+from ...collectives.identifiers import PeerId
+from . import draw
+from .evidence import kind_of
+from .finished import Finished
+from .history import Distances
+from .judging import Cases, open_cases, sentence, verdicts
+from .messages import (
+    FLOAT,
+    Accusation,
+    Ask,
+    Body,
+    Bundle,
+    Checks,
+    Commit,
+    Context,
+    Fault,
+    Frame,
+    Item,
+    Judgement,
+    Kind,
+    Lacking,
+    Piece,
+    Residuals,
+    Result,
+    Reveal,
+    Signed,
+    Signer,
+    Slotted,
+    Vector,
+    Verify,
+    decode,
+    fits,
+    is_signed,
+    sign,
+)
+from .residuals import ACCUSED, Residual, aggregate, differs, readable, residual
+from .settings import Settings
+from .table import Table, Vectors
+from .waiting import Waiting
+
+
+class Stage(IntEnum):
+    """What a peer waits for."""
+
+    COMMITS = 1
+    PARTS = 2
+    RESULTS = 3
+    REVEALS = 4
+    RESIDUALS = 5
+    CHECKS = 6
+    EXHIBITS = 7
+    JUDGEMENTS = 8
+
+
+_HEARD = {
+    Stage.COMMITS: Kind.COMMIT, Stage.RESULTS: Kind.RESULT, Stage.REVEALS: Kind.REVEAL, Stage.RESIDUALS: Kind.RESIDUALS,
+    Stage.CHECKS: Kind.CHECKS, Stage.JUDGEMENTS: Kind.JUDGEMENT,
+}  # fmt: skip
+_BEFORE = {
+    Kind.RESULT: Kind.COMMIT, Kind.REVEAL: Kind.RESULT, Kind.RESIDUALS: Kind.REVEAL, Kind.CHECKS: Kind.RESIDUALS,
+    Kind.JUDGEMENT: Kind.CHECKS,
+}  # fmt: skip
+
+
+class Surroundings(Protocol):
+    """What an attempt asks of its peer."""
+
+    settings: Settings
+    signer: Signer
+    verify: Verify
+    rng: Random
+    distances: Distances
+    previous: Finished | None
+    gradient: Vector
+
+    def tell(self, to: PeerId | None, frame: Frame) -> None:
+        """Send a frame to one peer, or to all others."""
+        ...
+
+    def examine(self, target: PeerId) -> float | None:
+        """How far the last gradient of ``target`` is from the right one; None: still computing."""
+        ...
+
+    def appealed(self, maker: PeerId, owner: PeerId) -> bool:
+        """A part went from maker to owner in public only; whether that is once too often."""
+        ...
+
+    def convict(self, now: float, bundles: list[Bundle]) -> None:
+        """Remove whom these prove to be at fault; the attempt is over."""
+        ...
+
+    def finished(self, now: float, attempt: Attempt) -> None:
+        """The step is over."""
+        ...
+
+
+class Attempt:
+    """The part of peer ``signer.peer`` in one attempt."""
+
+    def __init__(self, context: Context, around: Surroundings) -> None:
+        self.context, self.around = context, around
+        self.roster = context.roster
+        self.me = self.roster.index(around.signer.peer)
+        self.muted = False  # another attempt has taken its place
+        self.over = False
+        self.stage = Stage.COMMITS
+        previous = around.previous
+        self.seeds = previous.draw if previous else draw.first_draw(context.run)
+        self.targets = {} if previous is None else draw.validators(
+            previous.draw, self.roster, previous.residuals.keys(), around.settings.validators
+        )  # fmt: skip
+        self.contributors = [number for number, peer in enumerate(self.roster) if peer not in self.targets]
+        self.bounds = draw.bounds(len(around.gradient), len(self.roster))
+        self.radii = [around.distances.radius(stop - start) for start, stop in zip(self.bounds, self.bounds[1:], strict=False)]
+        self.table = Table(context)
+        self.vectors = Vectors(self.table, self.bounds)
+        self.draw = b""
+        self.share = b""
+        self.cases = Cases()
+        self._waiting = Waiting(around.settings)
+        self._since = float("inf")  # until its own gradient is there
+        self._served: set[tuple[int, type[Body], Item]] = set()
+        self._shown: set[tuple[int, Kind]] = set()
+        self._uninvited = 0
+        self._eliminates: int | None = None
+        self._testimonies: dict[Item, dict[int, Signed]] = {}
+
+    # What the peer does, in order.
+
+    def commit(self, now: float) -> None:
+        """Begin: the gradient is there (a validator has none)."""
+        parts = b""
+        if self.me in self.contributors:
+            for part in range(len(self.roster)):
+                self.vectors.held[Kind.PART, self.me, part] = self.mine(part)
+                parts += draw.part_commitment(self.context, self.roster[self.me], part, self.mine(part))
+        self._enter(now, Stage.COMMITS)
+        self.say(now, Commit(parts))
+
+    def scatter(self, now: float) -> None:
+        """All have committed: nobody can suit its gradient to another's any more."""
+        self._enter(now, Stage.PARTS)
+        if self.me in self.contributors:
+            for number in range(len(self.roster)):
+                if number != self.me:
+                    self.send((Kind.PART, self.me, number), number)
+
+    def aggregate(self, now: float) -> None:
+        """Clip about the fixed point; commit to it before anybody knows the draw."""
+        rows = [self.vectors.held[Kind.PART, number, self.me] for number in self.contributors]
+        found = aggregate(rows, self.radii[self.me])
+        self.vectors.held[Kind.AGGREGATE, self.me, 0] = found
+        self.share = self.around.rng.randbytes(32)
+        me = self.roster[self.me]
+        committed = draw.aggregate_commitment(self.context, me, found), draw.share_commitment(self.context, me, self.share)
+        self._enter(now, Stage.RESULTS)
+        self.say(now, Result(self.table.view(Kind.COMMIT), *committed))
+
+    def reveal(self, now: float) -> None:
+        """All have committed to their aggregates and shares."""
+        self._enter(now, Stage.REVEALS)
+        for number in range(len(self.roster)):
+            if number != self.me:
+                self.send((Kind.AGGREGATE, self.me, 0), number)
+        self.say(now, Reveal(self.table.view(Kind.RESULT), self.share))
+
+    def project(self, now: float) -> None:
+        """The draw is there: project one's residuals of all parts."""
+        wrong = self._wrong_shares()
+        if wrong:
+            self.around.convict(now, wrong)
+            return
+        self.draw = draw.drawn(self.context, [each.share for each in self.table.all(Kind.REVEAL, Reveal)])
+        found = [self.residual_of(self.mine(part), part) for part in range(len(self.roster))] if self.me in self.contributors else []
+        projections, norms = (np.array([each[i] for each in found], FLOAT).tobytes() for i in (0, 1))
+        self._enter(now, Stage.RESIDUALS)
+        self.say(now, Residuals(self.table.view(Kind.REVEAL), projections, norms))
+
+    def check(self, now: float) -> None:
+        """Verification 1, of the part that one owns, and validation, of the target's last gradient."""
+        accusations: list[Accusation] = []
+        for number in self.contributors:
+            row = self.vectors.held[Kind.PART, number, self.me]
+            found = self.residual_of(row, self.me)
+            if differs(self.said(number)[self.me], found, self.radii[self.me], ACCUSED) or not np.isfinite(row).all():
+                accusations.append(Accusation(Fault.RESIDUAL, number))
+        target = self.targets.get(self.roster[self.me])
+        if target is not None and (self.around.examine(target) or 0.0) > self.around.settings.tolerance:
+            accusations.append(Accusation(Fault.GRADIENT, self.roster.index(target)))
+        if self._eliminates is not None:
+            accusations.append(Accusation(Fault.ELIMINATION, self._eliminates))
+        self._enter(now, Stage.CHECKS)
+        self.say(now, Checks(self.table.view(Kind.RESIDUALS), tuple(accusations)))
+
+    def close(self, now: float) -> None:
+        """Verifications 2 and 3, whose outcome is the same everywhere; over, or something is open."""
+        self.cases = open_cases(self)
+        if not self.cases.any():
+            self.finish(now)
+            return
+        self._enter(now, Stage.EXHIBITS)
+        for whose, part in sorted(self.cases.exhibits):
+            if self.me in (whose, part):
+                self.publish((Kind.PART, whose, part))
+
+    def judge(self, now: float) -> None:
+        """All exhibits are there."""
+        self._enter(now, Stage.JUDGEMENTS)
+        self.say(now, Judgement(self.table.view(Kind.CHECKS), verdicts(self)))
+
+    def sentence(self, now: float) -> None:
+        """Whom more than half find guilty is removed."""
+        guilty = sentence(self)
+        if guilty:
+            self.around.convict(now, guilty)
+        else:
+            self.finish(now)
+
+    def finish(self, now: float) -> None:
+        """Everybody has the same view of a step in which nothing is open."""
+        self.over = True
+        self.around.finished(now, self)
+
+    # What it hears.
+
+    def on_signed(self, now: float, signed: Signed) -> None:
+        """A message of this attempt, from whomever. One that its sender did not sign is dropped."""
+        body = decode(signed.body)
+        if self.knows(signed) or not is_signed(self.context, signed, self.around.verify):
+            return  # heard already, or not said by its sender
+        if body is None or not fits(body, len(self.roster)):
+            self.around.convict(now, [Bundle(self.context, Fault.NONSENSE, signed.sender, None, (signed,))])
+        elif isinstance(body, Ask | Lacking):
+            self._on_lack(now, signed, body)
+        else:
+            self._on_slotted(now, signed, body)
+
+    def knows(self, signed: Signed) -> bool:
+        """Whether this message is in its slot already."""
+        body = decode(signed.body)
+        kind = None if body is None else kind_of(body)
+        return kind is not None and signed.tag == self.context.tag and self.table.signed(kind, signed.sender) == signed
+
+    def on_piece(self, now: float, sender: PeerId, piece: Piece) -> None:
+        """A vector of this attempt."""
+        maker = piece.item[1]
+        by_maker = maker < len(self.roster) and self.roster[maker] == sender
+        if self._welcome(piece.item) and self.vectors.put(piece, by_maker=by_maker):
+            wanted = self._waiting.settled(piece.item)
+            if wanted is not None:
+                self.send(piece.item, wanted)
+            self.advance(now)
+
+    def _welcome(self, item: Item) -> bool:
+        """Whether this peer has a use for a vector; it keeps some parts of others that come before it hears what they are for."""
+        if item[0] != Kind.PART or item[2] == self.me or self._waiting.is_appealed(item) or (item[1], item[2]) in self.cases.exhibits:
+            return True
+        self._uninvited += 1
+        return self._uninvited <= len(self.roster)
+
+    def _on_slotted(self, now: float, signed: Signed, body: Slotted) -> None:
+        kind = kind_of(body)
+        assert kind is not None
+        proof = self.table.put(kind, signed, body)
+        if proof is not None and self.muted:
+            self.table.replace(kind, signed, body)
+        elif proof is not None:
+            self.around.convict(now, [proof])
+            return
+        if kind in (Kind.COMMIT, Kind.RESULT):
+            self.vectors.settle()
+        self.advance(now)
+
+    def _on_lack(self, now: float, signed: Signed, body: Ask | Lacking) -> None:
+        for item in body.items:
+            if (signed.sender, type(body), item) not in self._served:
+                self._served.add((signed.sender, type(body), item))
+                self._serve(now, signed.sender, item)
+            if isinstance(body, Lacking):
+                witnesses = self._testimonies.setdefault(item, {})
+                witnesses[signed.sender] = signed
+                if 2 * len(witnesses) > len(self.roster):
+                    proof = Bundle(self.context, Fault.WITHHELD, item[1], item, tuple(witnesses.values()))
+                    self.around.convict(now, [proof])
+                    return
+
+    def _serve(self, now: float, asker: int, item: Item) -> None:
+        """Somebody lacks something: give it, if it is here. A part that its owner lacks is given to all, so that all know of it."""
+        kind, whose, part = item
+        if kind in (Kind.PART, Kind.AGGREGATE):
+            committed = self.table.signed(Kind.COMMIT if kind == Kind.PART else Kind.RESULT, whose)
+            if committed is not None and asker != self.me:
+                self._tell(asker, committed)  # what it was sent may not open another commitment that it was told
+            owner_asks = kind == Kind.PART and asker == part and whose in self.contributors and whose != part
+            if owner_asks and whose == self.me:
+                self.publish(item)
+            elif item in self.vectors.held:
+                self.send(item, asker)
+            elif owner_asks and asker != self.me:
+                self._waiting.appealed(now, item, asker)
+            if owner_asks and self.me in (whose, part) and self.around.appealed(self.roster[whose], self.roster[part]):
+                self._eliminates = part if self.me == whose else whose
+        else:
+            held = self.table.signed(Kind(kind), whose) if kind in _HEARD.values() else None
+            if held is not None:
+                self._tell(asker, held)
+
+    # How it goes on.
+
+    def advance(self, now: float) -> None:
+        """Do what can be done."""
+        entered = None
+        while not (self.over or self.muted) and self.stage != entered and self.ready():
+            entered = self.stage  # who is convicted ends the attempt; a stage is never left twice
+            self._leave(now)
+        if self.muted and not self.over and self._closed_elsewhere():
+            self.finish(now)
+
+    def ready(self) -> bool:
+        """Whether the stage is complete."""
+        heard = _HEARD.get(self.stage)
+        return (heard is None or self.table.full(heard)) and not self.lacking() and not self._computing()
+
+    def _leave(self, now: float) -> None:
+        match self.stage:
+            case Stage.COMMITS:
+                self.scatter(now)
+            case Stage.PARTS:
+                self.aggregate(now)
+            case Stage.RESULTS:
+                self.reveal(now)
+            case Stage.REVEALS:
+                self.project(now)
+            case Stage.RESIDUALS:
+                self.check(now)
+            case Stage.CHECKS:
+                self.close(now)
+            case Stage.EXHIBITS:
+                self.judge(now)
+            case Stage.JUDGEMENTS:
+                self.sentence(now)
+
+    def _closed_elsewhere(self) -> bool:
+        """Whether this attempt, which another has replaced here, ended for somebody who has everybody's last word in it, this peer's included."""
+        if self.stage < Stage.CHECKS or not self._unanimous(Kind.CHECKS):
+            return False
+        return not open_cases(self).any() or (self._unanimous(Kind.JUDGEMENT) and not sentence(self))
+
+    def _unanimous(self, kind: Kind) -> bool:
+        return self.table.full(kind) and all(self.acceptable(kind, number) for number in range(len(self.roster)))
+
+    def lacking(self) -> list[Item]:
+        """What keeps this peer in its stage."""
+        heard = _HEARD.get(self.stage)
+        items: list[Item] = []
+        if heard is not None:
+            items = [(heard, number, 0) for number in range(len(self.roster)) if not self.acceptable(heard, number)]
+        if self.stage == Stage.PARTS:
+            items = [(Kind.PART, number, self.me) for number in self.contributors]
+        elif self.stage == Stage.REVEALS:
+            items += [(Kind.AGGREGATE, number, 0) for number in range(len(self.roster))]
+        elif self.stage == Stage.EXHIBITS:
+            items = [(Kind.PART, whose, part) for whose, part in sorted(self.cases.exhibits)]
+        return [item for item in items if item not in self.vectors.held]
+
+    def acceptable(self, kind: Kind, sender: int) -> bool:
+        """Whether somebody has said what it can say with the views that this peer has. Where views differ, each shows the other its own."""
+        body = self.table.said(kind, sender)
+        contributes = sender in self.contributors
+        if body is None:
+            return False
+        if isinstance(body, Commit):
+            return bool(body.parts) == contributes
+        before = _BEFORE[kind]
+        if body.seen != self.table.view(before):
+            if (sender, before) not in self._shown:
+                self._shown.add((sender, before))
+                for number in range(len(self.roster)):
+                    held = self.table.signed(before, number)
+                    if held is not None:
+                        self._tell(sender, held)
+            return False
+        return not isinstance(body, Residuals) or bool(body.norms) == contributes
+
+    def tick(self, now: float) -> None:
+        """Look at the time; every half of `timeout_s`, or more often."""
+        if self.over or self.muted:
+            return
+        asks, testimonies = self._waiting.look(now, self.lacking(), self._since)
+        if asks:
+            self.say(now, Ask(tuple(asks)))
+        if testimonies:
+            self.say(now, Lacking(tuple(testimonies)))
+
+    def _computing(self) -> bool:
+        """Whether a gradient must be there first that is still computed."""
+        targets = [self.targets.get(self.roster[self.me])] if self.stage == Stage.RESIDUALS else []
+        if self.stage == Stage.EXHIBITS:
+            targets = [self.roster[number] for number in self.cases.targets]
+        return any(target is not None and self.around.examine(target) is None for target in targets)
+
+    def _enter(self, now: float, stage: Stage) -> None:
+        self.stage, self._since = stage, now
+
+    def _wrong_shares(self) -> list[Bundle]:
+        """Whose revealed share is not the one it committed to."""
+        wrong: list[Bundle] = []
+        for number, peer in enumerate(self.roster):
+            result, reveal = (self.table.signed(kind, number) for kind in (Kind.RESULT, Kind.REVEAL))
+            committed, share = self.table.body(Kind.RESULT, number, Result), self.table.body(Kind.REVEAL, number, Reveal)
+            if result is None or reveal is None or committed is None or share is None:
+                continue  # nobody is missing here
+            if committed.share != draw.share_commitment(self.context, peer, share.share):
+                wrong.append(Bundle(self.context, Fault.REVEAL, number, None, (result, reveal)))
+        return wrong
+
+    # What it knows.
+
+    def mine(self, part: int) -> Vector:
+        """A part of one's own gradient."""
+        return self.around.gradient[self.bounds[part] : self.bounds[part + 1]]
+
+    def centre(self, part: int) -> Vector:
+        """The aggregate of a part; zeros where its owner sent what is no number, which is not the fixed point either."""
+        return readable(self.vectors.held[Kind.AGGREGATE, part, 0])
+
+    def residual_of(self, row: Vector, part: int) -> Residual:
+        """Of a contribution to a part."""
+        return residual(row, self.centre(part), draw.direction(self.draw, part, len(row)), self.radii[part])
+
+    def said(self, number: int) -> list[Residual]:
+        """What a contributor said of its residuals, by part."""
+        body = self.table.body(Kind.RESIDUALS, number, Residuals)
+        assert body is not None
+        columns = (np.frombuffer(each, FLOAT).astype(np.float64).tolist() for each in (body.projections, body.norms))
+        return [Residual(*pair) for pair in zip(*columns, strict=True)]
+
+    def outcome(self) -> Finished:
+        """What there is to remember of the step."""
+        parts = range(len(self.roster))
+        said = {self.roster[number]: self.said(number) for number in self.contributors}
+        return Finished(self.context, self.seeds, self.draw, [self.centre(part) for part in parts], self.radii, said)
+
+    # What it says.
+
+    def say(self, now: float, body: Body) -> None:
+        """Sign a message, keep it, and send it to all."""
+        if self.muted:
+            return
+        signed = sign(self.context, self.around.signer, body)
+        self._tell(None, signed)
+        self.on_signed(now, signed)
+
+    def send(self, item: Item, to: int) -> None:
+        """Give somebody a vector that is here."""
+        self._tell(to, self._piece(item))
+
+    def publish(self, item: Item) -> None:
+        """Give everybody a vector that is here."""
+        if item in self.vectors.held:
+            self._tell(None, self._piece(item))
+
+    def _piece(self, item: Item) -> Piece:
+        return Piece(self.context.step, self.context.tag, item, self.vectors.held[item])
+
+    def _tell(self, to: int | None, frame: Frame) -> None:
+        if not self.muted:
+            self.around.tell(None if to is None else self.roster[to], frame)

@@ -1,0 +1,46 @@
+"""A step that is over, as all its peers remember it: what the next one's validators look at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ...collectives.identifiers import PeerId
+from .draw import direction, seed_of
+from .messages import Context, Vector
+from .residuals import Residual, residual, sketch_error
+
+
+class Finished(NamedTuple):
+    """``draw``: of this step; ``seeds``: of the one before, from which its gradients' seeds came. ``residuals``: what each contributor said."""
+
+    context: Context
+    seeds: bytes
+    draw: bytes
+    centres: Sequence[Vector]
+    radii: Sequence[float]
+    residuals: Mapping[PeerId, Sequence[Residual]]
+
+    @property
+    def vector(self) -> Vector:
+        """The aggregate of all parts."""
+        return np.concatenate(self.centres)
+
+    def seed(self, peer: PeerId) -> bytes:
+        """Of a contributor's gradient."""
+        return seed_of(self.seeds, self.context.step, peer)
+
+    def error(self, peer: PeerId, gradient: Vector) -> float:
+        """How far the gradient that ``peer`` committed to is from the right one, relative to its norm; from what it had to say after the draw.
+
+        No vector is asked for: the owners of the parts have seen that what it said is so for the committed bytes, or have accused it.
+        """
+        found: list[Residual] = []
+        start = 0
+        for part, (centre, radius) in enumerate(zip(self.centres, self.radii, strict=True)):
+            row = gradient[start : start + len(centre)]
+            found.append(residual(row, centre, direction(self.draw, part, len(centre)), radius))
+            start += len(centre)
+        return sketch_error(self.residuals[peer], found, float(np.linalg.norm(gradient.astype(np.float64))))

@@ -1,0 +1,114 @@
+"""What is open after the checks of an attempt, who is found guilty, and of whom that is proven.
+
+What is open follows from messages that all have, so all look at the same. An accuser who is wrong pays with its own place. Whoever is unsure at the
+edge of rounding convicts nobody: accusers need `ACCUSED` roundings (or the tolerance), judges `CONVICTED` (or half of it), so what one honest
+peer accuses all honest ones convict.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from .draw import direction
+from .messages import Bundle, Checks, Fault, Judgement, Kind, Verdict
+from .residuals import CONVICTED, differs, impossible, off_centre, unbalanced
+
+if TYPE_CHECKING:
+    from .attempt import Attempt
+
+
+class Cases(msgspec.Struct):
+    """By numbers in the roster. ``residuals``, ``gradients``: (accuser, accused); ``columns``: owners whose aggregate is looked into;
+    ``pairs``: who leaves, and takes whom along; ``impossible``: who said what no vector has; ``void``: who accused where it had no say."""
+
+    residuals: set[tuple[int, int]] = msgspec.field(default_factory=set)
+    gradients: set[tuple[int, int]] = msgspec.field(default_factory=set)
+    columns: set[int] = msgspec.field(default_factory=set)
+    pairs: dict[int, int] = msgspec.field(default_factory=dict)
+    impossible: set[int] = msgspec.field(default_factory=set)
+    void: set[int] = msgspec.field(default_factory=set)
+    exhibits: set[tuple[int, int]] = msgspec.field(default_factory=set)
+
+    def any(self) -> bool:
+        """Whether something is open."""
+        return bool(self.residuals or self.gradients or self.columns or self.pairs or self.impossible or self.void)
+
+    @property
+    def targets(self) -> set[int]:
+        """Whose last gradient is recomputed."""
+        return {whom for _, whom in self.gradients}
+
+
+def open_cases(attempt: Attempt) -> Cases:
+    """Accusations; Verification 2: projections that do not add up to zero; Verification 3: a part from which most are too far."""
+    cases = Cases()
+    for accuser, checks in enumerate(attempt.table.all(Kind.CHECKS, Checks)):
+        target = attempt.targets.get(attempt.roster[accuser])
+        for each in checks.accusations:
+            if each.fault == Fault.RESIDUAL and each.whom in attempt.contributors:
+                cases.residuals.add((accuser, each.whom))
+            elif each.fault == Fault.GRADIENT and target == attempt.roster[each.whom]:
+                cases.gradients.add((accuser, each.whom))
+            elif each.fault == Fault.ELIMINATION and each.whom != accuser:
+                cases.pairs.setdefault(accuser, each.whom)
+            else:
+                cases.void.add(accuser)
+    said = {number: attempt.said(number) for number in attempt.contributors}
+    for part, radius in enumerate(attempt.radii):
+        column = [residuals[part] for residuals in said.values()]
+        length = attempt.bounds[part + 1] - attempt.bounds[part]
+        far = attempt.around.distances.too_far(length)
+        if unbalanced(column, attempt.centre(part), radius) or 2 * sum(each.norm > far for each in column) > len(column):
+            cases.columns.add(part)
+        reach = float(np.linalg.norm(direction(attempt.draw, part, length)))
+        cases.impossible |= {number for number in said if impossible(said[number][part], reach, radius)}
+    cases.exhibits = {(whom, accuser) for accuser, whom in cases.residuals}
+    cases.exhibits |= {(number, part) for part in cases.columns for number in attempt.contributors}
+    return cases
+
+
+def verdicts(attempt: Attempt) -> tuple[Verdict, ...]:
+    """Whom this peer finds guilty."""
+    cases = attempt.cases
+    guilty = {Verdict(number, Fault.ACCUSATION) for number in cases.void}
+    guilty |= {Verdict(number, Fault.RESIDUAL) for number in cases.impossible}
+    leaving = set[int]()
+    for pair in cases.pairs.items():
+        if not leaving & set(pair):  # in the order of the roster: nobody takes two along, nor one who is taken
+            leaving |= set(pair)
+    guilty |= {Verdict(number, Fault.ELIMINATION) for number in leaving}
+    for accuser, whom in cases.residuals:
+        guilty.add(Verdict(whom, Fault.RESIDUAL) if _misstated(attempt, whom, accuser) else Verdict(accuser, Fault.ACCUSATION))
+    for accuser, whom in cases.gradients:
+        wrong = (attempt.around.examine(attempt.roster[whom]) or 0.0) > attempt.around.settings.tolerance / 2
+        guilty.add(Verdict(whom, Fault.GRADIENT) if wrong else Verdict(accuser, Fault.ACCUSATION))
+    for part in cases.columns:
+        rows = [attempt.vectors.held[Kind.PART, number, part] for number in attempt.contributors]
+        guilty |= {Verdict(number, Fault.RESIDUAL) for number in attempt.contributors if _misstated(attempt, number, part)}
+        if off_centre(rows, attempt.vectors.held[Kind.AGGREGATE, part, 0], attempt.radii[part]):
+            guilty.add(Verdict(part, Fault.AGGREGATE))
+    return tuple(sorted(guilty))
+
+
+def sentence(attempt: Attempt) -> list[Bundle]:
+    """Proofs against all whom more than half find guilty, one each."""
+    votes: dict[Verdict, list[int]] = {}
+    for judge, judgement in enumerate(attempt.table.all(Kind.JUDGEMENT, Judgement)):
+        for verdict in set(judgement.verdicts):
+            votes.setdefault(verdict, []).append(judge)
+    found: dict[int, Bundle] = {}
+    for verdict, judges in sorted(votes.items()):
+        if 2 * len(judges) > len(attempt.roster):
+            signed = tuple(each for judge in judges if (each := attempt.table.signed(Kind.JUDGEMENT, judge)) is not None)
+            found.setdefault(verdict.whom, Bundle(attempt.context, verdict.fault, verdict.whom, None, signed))
+    return list(found.values())
+
+
+def _misstated(attempt: Attempt, whom: int, part: int) -> bool:
+    """Whether a contributor said of its part what is not so, or sent what is no number."""
+    row = attempt.vectors.held[Kind.PART, whom, part]
+    found = attempt.residual_of(row, part)
+    return not np.isfinite(row).all() or differs(attempt.said(whom)[part], found, attempt.radii[part], CONVICTED)

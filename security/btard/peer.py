@@ -1,0 +1,235 @@
+"""One peer over all its steps: who is removed and on what evidence, which attempt is open, what the next one needs.
+
+Evidence is a set that only grows and that anybody can check, so peers that have the same of it have the same roster, and an attempt is named
+by its roster. Who hears of a fault in an open step begins it again without the peer at fault, with the same gradient and a fresh draw.
+Who is spoken to in an attempt that it has left sends the evidence; who is behind is sent the last messages of the step that it has not finished.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from random import Random
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from ...collectives.errors import SecurityError
+from ...collectives.identifiers import PeerId, RunId
+from .attempt import Attempt, Stage
+from .draw import seed_of
+from .evidence import belongs, verify_evidence
+from .finished import Finished
+from .history import Distances
+from .messages import Bundle, Context, Frame, Kind, Piece, Signed, Signer, Vector, Verify
+from .settings import Settings
+
+EARLY = 32  # messages kept of each peer that is ahead
+
+
+class Task(NamedTuple):
+    """A gradient to compute at the state before ``step``, from a public seed."""
+
+    step: int
+    peer: PeerId
+    seed: bytes
+
+
+class Host(Protocol):
+    """What a peer asks of its driver."""
+
+    def tell(self, to: PeerId | None, frame: Frame) -> None:
+        """Send to one peer, or to all others."""
+        ...
+
+    def compute(self, task: Task) -> None:
+        """Compute this and call `Peer.computed`; states of the last two steps are needed."""
+        ...
+
+    def finished(self, now: float, step: Finished) -> None:
+        """A step is over: apply its vector, then call `Peer.begin` for the next."""
+        ...
+
+    def removed(self, now: float, bundle: Bundle, gone: PeerId) -> None:
+        """Somebody is removed, perhaps this peer itself, on this evidence."""
+        ...
+
+
+class Peer:
+    """A peer of a run from its first step on."""
+
+    attempt_type: type[Attempt] = Attempt
+
+    def __init__(
+        self, run: RunId, signer: Signer, verify: Verify, roster: Sequence[PeerId], size: int, settings: Settings, host: Host, rng: Random
+    ) -> None:
+        """``roster``: all that the run begins with; ``size``: values of a gradient; ``rng``: unpredictable to others."""
+        self.run, self.signer, self.verify, self.settings, self.host, self.rng = run, signer, verify, settings, host, rng
+        self.first = tuple(sorted(roster))
+        self.size = size
+        self.distances = Distances(settings.radius, size)
+        self.previous: Finished | None = None
+        self.gradient: Vector = np.zeros(size, np.float32)
+        self.removed: dict[PeerId, Bundle] = {}
+        self.evidence: list[Bundle] = []
+        self.attempt: Attempt | None = None
+        self.step = -1
+        self.ended = False  # removed, or too few are left
+        self._state = b""
+        self._computed = False
+        self._left: list[Attempt] = []  # attempts at the open step whose place another has taken
+        self.closed: Attempt | None = None  # the last step's
+        self._errors: dict[PeerId, float | None] = {}
+        self._early: dict[PeerId, deque[Signed]] = {}
+        self._told: set[tuple[PeerId, bytes]] = set()
+        self._appeals: dict[tuple[PeerId, PeerId], int] = {}
+
+    @property
+    def roster(self) -> tuple[PeerId, ...]:
+        """Who is left."""
+        return tuple(peer for peer in self.first if peer not in self.removed)
+
+    def begin(self, now: float, step: int, state: bytes) -> None:
+        """The next step: ``state`` is the hash of what its gradients are computed at."""
+        self.step, self._state = step, state
+        self._computed = False
+        self._errors, self._left = {}, []
+        self._told.clear()
+        self._attempt(now)
+
+    def computed(self, now: float, task: Task, gradient: Vector) -> None:
+        """A gradient is there."""
+        if self.attempt is None:
+            return
+        if task.step == self.step and task.peer == self.signer.peer and not self._computed:
+            self.gradient, self._computed = gradient, True
+            self.attempt.commit(now)
+        elif self.previous is not None and task.step == self.step - 1 and task.peer in self._errors:
+            self._errors[task.peer] = self.previous.error(task.peer, gradient)
+            self.attempt.advance(now)
+
+    def receive(self, now: float, sender: PeerId, frame: Frame) -> None:
+        """A frame from an authenticated peer."""
+        if self.ended:
+            return
+        if isinstance(frame, Bundle):
+            self._on_evidence(now, frame)
+            return
+        open_ = [each for each in (self.attempt, *self._left) if each is not None and each.context.tag == frame.tag]
+        if not open_:
+            self._elsewhere(sender, frame)
+        elif isinstance(frame, Piece):
+            open_[0].on_piece(now, sender, frame)
+        else:
+            if open_[0].muted:
+                self._behind(sender, frame)
+            open_[0].on_signed(now, frame)
+
+    def tick(self, now: float) -> None:
+        """Look at the time; every half of `Settings.timeout_s`, or more often."""
+        if self.attempt is not None and not self.ended:
+            self.attempt.tick(now)
+
+    # What an attempt asks.
+
+    def tell(self, to: PeerId | None, frame: Frame) -> None:
+        """Send a frame to one peer, or to all others."""
+        self.host.tell(to, frame)
+
+    def examine(self, target: PeerId) -> float | None:
+        """How far the last gradient of ``target`` is from the right one; None: still computing."""
+        if target not in self._errors:
+            self._errors[target] = None
+            assert self.previous is not None
+            self.host.compute(Task(self.step - 1, target, self.previous.seed(target)))
+        return self._errors[target]
+
+    def appealed(self, maker: PeerId, owner: PeerId) -> bool:
+        """A part went from maker to owner in public only; whether that is once too often."""
+        self._appeals[maker, owner] = self._appeals.get((maker, owner), 0) + 1
+        return self._appeals[maker, owner] > self.settings.patience
+
+    def finished(self, now: float, attempt: Attempt) -> None:
+        """The step is over. One whose place another attempt has taken counts where this peer has not yet spoken its last word in that one."""
+        current = self.attempt
+        if current is None or (attempt is not current and (current.context.step != attempt.context.step or current.stage >= Stage.CHECKS)):
+            return
+        self.closed, self.attempt, self._left = attempt, None, []
+        current.muted = attempt.muted = True
+        step = self.previous = attempt.outcome()
+        lengths = [len(centre) for centre in step.centres]
+        self.distances.saw((each.norm, length) for row in step.residuals.values() for each, length in zip(row, lengths, strict=True))
+        self.host.finished(now, step)
+
+    def convict(self, now: float, bundles: list[Bundle]) -> None:
+        """Remove whom these prove to be at fault, tell all others, and begin the step again."""
+        new = [bundle for bundle in bundles if self._take(now, bundle)]
+        for bundle in new:
+            self.host.tell(None, bundle)
+        if new and not self.ended and self.attempt is not None:
+            self._attempt(now)
+
+    def _take(self, now: float, bundle: Bundle) -> bool:
+        """Check evidence; whether it removes somebody who was still there."""
+        if self.ended or not belongs(bundle.context, self.run, self.first, self.removed):
+            return False
+        try:
+            gone = verify_evidence(bundle, self.verify)
+        except SecurityError:
+            return False
+        if gone in self.removed:
+            return False
+        self.removed[gone] = bundle
+        self.evidence.append(bundle)
+        self.host.removed(now, bundle, gone)
+        self.ended = self.signer.peer == gone or len(self.roster) < self.settings.least
+        if self.ended and self.attempt is not None:
+            self.attempt.muted = True
+        return True
+
+    def _on_evidence(self, now: float, bundle: Bundle) -> None:
+        if self._take(now, bundle) and not self.ended and self.attempt is not None:
+            self._attempt(now)
+
+    def _attempt(self, now: float) -> None:
+        """Begin an attempt at the open step with who is left."""
+        if self.attempt is not None:
+            self.attempt.muted = True
+            self._left.append(self.attempt)
+        self.attempt = attempt = self.attempt_type(Context(self.run, self.step, self._state, self.roster), self)
+        if self._computed or self.signer.peer in attempt.targets:
+            attempt.commit(now)
+        else:
+            draw = self.previous.draw if self.previous else attempt.seeds
+            self.host.compute(Task(self.step, self.signer.peer, seed_of(draw, self.step, self.signer.peer)))
+        early, self._early = self._early, {}
+        for peer, messages in early.items():
+            for signed in messages:
+                self.receive(now, peer, signed)
+
+    # Peers that are elsewhere.
+
+    def _elsewhere(self, sender: PeerId, frame: Signed | Piece) -> None:
+        """A frame of an attempt that is not open here: later ones are kept; who says what shows that it is behind is told what it does not know."""
+        if isinstance(frame, Piece):
+            return
+        if frame.step >= self.step:
+            self._early.setdefault(sender, deque(maxlen=EARLY)).append(frame)
+        if frame.step <= self.step and not (self.closed is not None and self.closed.knows(frame)):
+            self._behind(sender, frame)
+
+    def _behind(self, sender: PeerId, frame: Signed) -> None:
+        """Send, once per attempt, what ends it: all evidence of this step and the last, and the messages that ended the last."""
+        if (sender, frame.tag) in self._told or len(self._told) > 4 * len(self.first):
+            return
+        self._told.add((sender, frame.tag))
+        for bundle in self.evidence:
+            if bundle.context.step >= self.step - 1:
+                self.host.tell(sender, bundle)
+        closed = self.closed
+        if closed is not None and frame.step == closed.context.step:
+            for kind in (Kind.CHECKS, Kind.JUDGEMENT):
+                for number in range(len(closed.roster)):
+                    signed = closed.table.signed(kind, number)
+                    if signed is not None:
+                        self.host.tell(sender, signed)

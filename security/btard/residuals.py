@@ -1,0 +1,96 @@
+"""The numbers of a part: its aggregate by centred clipping, residuals of contributions to it, and how far rounding may go.
+
+At the fixed point v of centred clipping the clipped residuals (x_i - v) min(1, radius / |x_i - v|) add up to zero, so their projections on any
+direction do. A v that is not it leaves a sum R whose projection on a direction that was unknown when v was fixed is about |R|.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..rules.centre import centred_clip
+from ..rules.gram import combine, gram
+from .messages import Vector
+
+ROUNDING = 2.0**-24
+ACCUSED = 32.0  # roundings above which something is wrong; what honest peers differ by is below CONVICTED
+CONVICTED = 8.0
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+class Residual(NamedTuple):
+    """Of one contribution to one part: projection of the clipped residual, norm of the residual."""
+
+    projection: float
+    norm: float
+
+
+def readable(row: Vector) -> Vector:
+    """The row itself, or zeros where it holds what is no number."""
+    return row if np.isfinite(row).all() else np.zeros_like(row)
+
+
+def aggregate(rows: Sequence[Vector], radius: float) -> Vector:
+    """The fixed point of centred clipping, float32."""
+    stacked = torch.from_numpy(np.stack([readable(row) for row in rows]))
+    return combine(stacked, centred_clip(gram(stacked), 0, radius=radius)).numpy()
+
+
+def residual(row: Vector, centre: Vector, direction: NDArray[np.float64], radius: float) -> Residual:
+    """What a contributor says of its part, in float64."""
+    apart = readable(row).astype(np.float64) - centre
+    norm = float(np.sqrt(np.dot(apart, apart)))
+    return Residual(float(np.dot(direction, apart)) * min(1.0, radius / max(norm, radius)), min(norm, _LARGEST))
+
+
+def differs(said: Residual, found: Residual, radius: float, roundings: float) -> bool:
+    """Whether a residual that was said is not the one found, by more than so many roundings."""
+    limit = roundings * ROUNDING
+    return (
+        abs(said.projection - found.projection) > limit * (radius + abs(found.projection))
+        or abs(said.norm - found.norm) > limit * found.norm
+    )
+
+
+def impossible(said: Residual, reach: float, radius: float) -> bool:
+    """Whether no vector has this residual; ``reach``: norm of the direction."""
+    return said.norm < 0 or abs(said.projection) > min(said.norm, radius) * reach * (1 + ACCUSED * ROUNDING)
+
+
+def unbalanced(said: Sequence[Residual], centre: Vector, radius: float) -> bool:
+    """Verification 2: whether the projections do not add up to zero."""
+    return abs(sum(each.projection for each in said)) > ACCUSED * _unit(len(said), centre, radius)
+
+
+def off_centre(rows: Sequence[Vector], centre: Vector, radius: float) -> bool:
+    """Whether ``centre`` is not the fixed point of these rows."""
+    if not np.isfinite(centre).all():
+        return True
+    total = np.zeros(len(centre))
+    for row in rows:
+        apart = readable(row).astype(np.float64) - centre
+        total += apart * min(1.0, radius / max(float(np.sqrt(np.dot(apart, apart))), radius))
+    return float(np.sqrt(np.dot(total, total))) > CONVICTED * _unit(len(rows), centre, radius)
+
+
+def sketch_error(said: Sequence[Residual], found: Sequence[Residual], size: float) -> float:
+    """How far the gradient behind ``said`` is from the recomputed one behind ``found``, relative to the latter's norm ``size``: an estimate.
+
+    Projections of a difference on independent directions of variance 1, one for each part, have its squared norm as the mean of their squares' sum;
+    clipping brings points no further apart.
+    """
+    if not size:
+        return 0.0 if all(np.isclose(a, b).all() for a, b in zip(said, found, strict=True)) else float("inf")
+    apart = np.array(said, np.float64) - np.array(found, np.float64)
+    return float(np.sqrt((apart * apart).sum(axis=0).max())) / size
+
+
+def _unit(rows: int, centre: Vector, radius: float) -> float:
+    """About one rounding of a sum of clipped residuals, the centre's own included."""
+    wide = centre.astype(np.float64)
+    return rows * ROUNDING * (float(np.sqrt(np.dot(wide, wide))) + radius)

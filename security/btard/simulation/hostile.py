@@ -1,0 +1,419 @@
+"""Peers that do not do as they should. All of a swarm's hostile peers know each other, and spare each other as validators and owners.
+
+An attack is an `Attempt` that does one thing otherwise; `Attack.vector` has those that are only another gradient. What an attack is expected to
+end with stands beside it: in the step in which it struck, or some time later, when a validator looks.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+import numpy as np
+
+from ..attempt import Attempt
+from ..draw import aggregate_commitment, drawn
+from ..messages import (
+    Accusation,
+    Ask,
+    Body,
+    Bundle,
+    Checks,
+    Commit,
+    Fault,
+    Item,
+    Judgement,
+    Kind,
+    Lacking,
+    Piece,
+    Residuals,
+    Result,
+    Reveal,
+    Verdict,
+    sign,
+    sign_bytes,
+)
+from ..peer import Peer
+
+if TYPE_CHECKING:
+    from .swarm import Member
+
+
+class Hostile(Peer):
+    """A peer that belongs to the attackers."""
+
+    member: Member
+
+    def examine(self, target: str) -> float | None:
+        """Friends are always right."""
+        return 0.0 if target in self.member.swarm.hostile else super().examine(target)  # type: ignore[arg-type]
+
+
+class Struck(Attempt):
+    """Base of attacks."""
+
+    @property
+    def member(self) -> Member:
+        """Whose attempt it is."""
+        assert isinstance(self.around, Hostile)
+        return self.around.member
+
+    @property
+    def chance(self) -> Random:
+        """Of this peer's attacks."""
+        return self.member.chance
+
+    def strikes(self, later: bool = False) -> bool:
+        """Whether it attacks in this step; then it is noted that it did (``later``: to be found in the next one)."""
+        acts = self.member.acts(self.context.step)
+        if acts:
+            self.member.swarm.struck(self.context.step + later, self.roster[self.me])
+        return acts
+
+    def is_friend(self, number: int) -> bool:
+        """Whether a peer belongs to the attackers."""
+        return self.roster[number] in self.member.swarm.hostile
+
+    def honest(self) -> list[int]:
+        """Numbers of all others."""
+        return [number for number in range(len(self.roster)) if not self.is_friend(number)]
+
+
+class Equivocates(Struck):
+    """Says one thing to some and another to others, of one kind of message."""
+
+    def say(self, now: float, body: Body) -> None:
+        """Two signed messages for one slot."""
+        kinds = (Commit, Result, Residuals, Checks)
+        chosen = kinds[(self.context.step + self.me) % len(kinds)]
+        other = self._other(body)
+        later = chosen is Checks  # some have ended the step before others see the two messages
+        if type(body) is not chosen or other is None or self.muted or not self.strikes(later):
+            super().say(now, body)
+            return
+        one, two = (sign(self.context, self.around.signer, each) for each in (body, other))
+        for number in self.honest():
+            self._tell(number, one if number % 2 else two)
+        for number in range(len(self.roster)):
+            if self.is_friend(number) and number != self.me:
+                self._tell(number, one)
+        self.on_signed(now, one)
+
+    def _other(self, body: Body) -> Body | None:
+        match body:
+            case Commit(parts) if parts:
+                return msgspec.structs.replace(body, parts=parts[::-1])
+            case Result(share=share):
+                return msgspec.structs.replace(body, share=share[::-1])
+            case Residuals(norms=norms) if norms:
+                return msgspec.structs.replace(body, projections=bytes(len(norms)))
+            case Checks():
+                return msgspec.structs.replace(body, accusations=(Accusation(Fault.RESIDUAL, self.honest()[0]),))
+            case _:
+                return None
+
+
+class WithholdsParts(Struck):
+    """Sends no part to some honest owners, not even when they ask."""
+
+    def send(self, item: Item, to: int) -> None:
+        """Not to them."""
+        if item[0] == Kind.PART and item[1] == self.me and not self.is_friend(to) and to % 2 and self.strikes():
+            return
+        super().send(item, to)
+
+    def publish(self, item: Item) -> None:
+        """Nor to all."""
+        if not self.member.acts(self.context.step):
+            super().publish(item)
+
+
+class WithholdsAggregate(Struck):
+    """Sends the aggregate of its part to nobody but its friends."""
+
+    def send(self, item: Item, to: int) -> None:
+        """Not to honest peers."""
+        if item[0] == Kind.AGGREGATE and self.is_friend(item[1]) and not self.is_friend(to):
+            owner = self.member.swarm.members[self.roster[item[1]]]
+            if owner.acts(self.context.step) and (owner is not self.member or self.strikes()):
+                return
+        super().send(item, to)
+
+
+class Silent(Struck):
+    """Stops speaking in the middle of a step."""
+
+    def say(self, now: float, body: Body) -> None:
+        """Nothing from its result on."""
+        if not isinstance(body, Commit) and self.strikes():
+            return
+        super().say(now, body)
+
+
+class WrongAggregate(Struck):
+    """Commits to an aggregate with one value changed."""
+
+    def say(self, now: float, body: Body) -> None:
+        """The commitment is to the changed aggregate."""
+        if isinstance(body, Result) and not self.muted and self.strikes():
+            item = (Kind.AGGREGATE, self.me, 0)
+            wrong = self.vectors.held[item].copy()
+            wrong[0] += np.float32(1e-2)
+            self.vectors.held[item] = wrong
+            body = msgspec.structs.replace(body, aggregate=aggregate_commitment(self.context, self.roster[self.me], wrong))
+        super().say(now, body)
+
+
+class FalseResiduals(Struck):
+    """Says of one of its parts what is not so."""
+
+    def say(self, now: float, body: Body) -> None:
+        """One projection changed, of a part that an honest peer owns."""
+        if isinstance(body, Residuals) and body.norms and self.strikes():
+            part = self.chance.choice(self.honest())
+            projections = np.frombuffer(body.projections, "<f4").copy()
+            projections[part] += np.float32(1e-2)
+            body = msgspec.structs.replace(body, projections=projections.tobytes())
+        super().say(now, body)
+
+
+class FalseAccusation(Struck):
+    """Accuses an honest peer: of its residual, or as its validator, or where it has no say; its friends find it guilty."""
+
+    def say(self, now: float, body: Body) -> None:
+        """An accusation, or the votes for it."""
+        if isinstance(body, Checks) and self.strikes():
+            whom = self.chance.choice(self.honest())
+            target = self.targets.get(self.roster[self.me])
+            if target is not None and target not in self.member.swarm.hostile:
+                accusation = Accusation(Fault.GRADIENT, self.roster.index(target))
+            else:
+                accusation = Accusation(self.chance.choice((Fault.RESIDUAL, Fault.GRADIENT)), whom)
+            body = msgspec.structs.replace(body, accusations=(accusation,))
+        elif isinstance(body, Judgement):
+            accused = [(each, Fault.RESIDUAL) for _, each in self.cases.residuals] + [(each, Fault.GRADIENT) for each in self.cases.targets]
+            body = msgspec.structs.replace(body, verdicts=tuple(sorted({Verdict(*each) for each in accused})))
+        super().say(now, body)
+
+
+class AbortsDraw(Struck):
+    """Reveals its share last, and only if it likes the draw: the first bit is zero."""
+
+    kept: tuple[float, Body] | None = None
+
+    def say(self, now: float, body: Body) -> None:
+        """The reveal waits for all others."""
+        if isinstance(body, Reveal) and self.member.acts(self.context.step):
+            self.kept = (now, body)
+        else:
+            super().say(now, body)
+
+    def advance(self, now: float) -> None:
+        """All others have revealed: would it be a good draw?"""
+        super().advance(now)
+        if self.kept is None or self.muted or self.stage != 4:
+            return
+        shares = [self.table.body(Kind.REVEAL, number, Reveal) for number in range(len(self.roster))]
+        if sum(share is None for share in shares) > 1:
+            return
+        kept, self.kept = self.kept, None
+        body = kept[1]
+        assert isinstance(body, Reveal)
+        if drawn(self.context, [body.share if share is None else share.share for share in shares])[0] < 128:
+            super().say(now, body)
+        else:
+            self.strikes()
+
+
+class WrongReveal(Struck):
+    """Reveals another share than the one it committed to."""
+
+    def say(self, now: float, body: Body) -> None:
+        """Another share."""
+        if isinstance(body, Reveal) and self.strikes():
+            body = msgspec.structs.replace(body, share=self.chance.randbytes(32))
+        super().say(now, body)
+
+
+class CopiesCommitments(Struck):
+    """Says the commitments of an honest peer as its own, and sends that one's parts, which it knows, as its gradient follows from a public seed."""
+
+    def say(self, now: float, body: Body) -> None:
+        """The commitments wait for those of an honest contributor."""
+        if isinstance(body, Commit) and body.parts and self.victim() is not None and self.strikes():
+            self.waits = True
+        else:
+            super().say(now, body)
+
+    waits = False
+
+    def victim(self) -> int | None:
+        """Whose commitments it copies."""
+        return next((number for number in self.honest() if number in self.contributors), None)
+
+    def advance(self, now: float) -> None:
+        """Once the victim has committed, so has this peer."""
+        victim = self.victim()
+        if self.waits and victim is not None:
+            commit = self.table.body(Kind.COMMIT, victim, Commit)
+            if commit is not None:
+                self.waits = False
+                stolen = self.member.swarm.gradient_of(self.context.step, self.roster[victim])
+                for part in range(len(self.roster)):
+                    self.vectors.held[Kind.PART, self.me, part] = stolen[self.bounds[part] : self.bounds[part + 1]]
+                super().say(now, commit)
+        super().advance(now)
+
+
+class Nonsense(Struck):
+    """Signs bytes that are no message."""
+
+    def say(self, now: float, body: Body) -> None:
+        """Garbage in place of its result."""
+        if isinstance(body, Result) and self.strikes():
+            self._tell(None, sign_bytes(self.context, self.around.signer, self.chance.randbytes(40)))
+        else:
+            super().say(now, body)
+
+
+class FalseTestimony(Struck):
+    """All attackers testify that an honest peer says nothing, and pass around evidence that proves nothing."""
+
+    def commit(self, now: float) -> None:
+        """At once."""
+        super().commit(now)
+        if not self.member.acts(self.context.step):
+            return
+        whom = self.honest()[0]
+        item: Item = (Kind.COMMIT, whom, 0)
+        self._tell(None, sign(self.context, self.around.signer, Lacking((item,))))
+        mine = sign(self.context, self.around.signer, Lacking((item,)))
+        friends = tuple(peer for peer in self.roster if peer in self.member.swarm.hostile)
+        small = msgspec.structs.replace(self.context, roster=(*friends, self.roster[whom]))
+        signed = tuple(sign(small, self.member.swarm.members[peer].signer, Lacking(((Kind.COMMIT, len(friends), 0),))) for peer in friends)
+        self._tell(None, Bundle(small, Fault.WITHHELD, len(friends), (Kind.COMMIT, len(friends), 0), signed))
+        self._tell(None, Bundle(self.context, Fault.WITHHELD, whom, item, (mine,) * len(self.roster)))
+
+
+class OtherView(Struck):
+    """Claims to have heard something else than all others."""
+
+    def say(self, now: float, body: Body) -> None:
+        """Another view in its residuals."""
+        if isinstance(body, Residuals) and self.strikes():
+            body = msgspec.structs.replace(body, seen=self.chance.randbytes(32))
+        super().say(now, body)
+
+
+class Colludes(Struck):
+    """Owner and senders together: a wrong aggregate, and the owner's own projection balances the sum."""
+
+    def say(self, now: float, body: Body) -> None:
+        """As the owner, an aggregate far off; then a projection that makes up for it, which the owner itself does not accuse."""
+        if isinstance(body, Result) and self.me in self.contributors and not self.muted and self.strikes():
+            item = (Kind.AGGREGATE, self.me, 0)
+            wrong = self.vectors.held[item] + np.float32(0.5)
+            self.vectors.held[item] = wrong
+            body = msgspec.structs.replace(body, aggregate=aggregate_commitment(self.context, self.roster[self.me], wrong))
+        elif isinstance(body, Residuals) and body.norms and self.member.acts(self.context.step):
+            rows = (self.vectors.held[Kind.PART, number, self.me] for number in self.contributors if number != self.me)
+            rest = sum(self.residual_of(row, self.me).projection for row in rows)
+            projections = np.frombuffer(body.projections, "<f4").copy()
+            projections[self.me] = -rest
+            body = msgspec.structs.replace(body, projections=projections.tobytes())
+        super().say(now, body)
+
+
+class Grudging(Struck):
+    """Sends a part to one honest owner in public only, every time, though it could send it in private."""
+
+    def send(self, item: Item, to: int) -> None:
+        """Not to the first honest one."""
+        if item[0] == Kind.PART and item[1] == self.me and to == self.honest()[0]:
+            self.strikes()
+            return
+        super().send(item, to)
+
+
+class Eliminates(Struck):
+    """Leaves, and takes an honest peer along."""
+
+    def say(self, now: float, body: Body) -> None:
+        """As the last word of a step."""
+        if isinstance(body, Checks) and self.strikes():
+            whom = self.chance.choice(self.honest())
+            body = msgspec.structs.replace(body, accusations=(Accusation(Fault.ELIMINATION, whom),))
+        super().say(now, body)
+
+
+class Demands(Struck):
+    """Asks in public for parts that it has got."""
+
+    def aggregate(self, now: float) -> None:
+        """Asks all honest contributors again."""
+        whom = next((number for number in self.honest() if number in self.contributors), None)
+        if whom is not None and self.strikes():
+            super().say(now, Ask(((Kind.PART, whom, self.me),)))
+        if not self.muted:
+            super().aggregate(now)
+
+
+class SendsOtherPart(Struck):
+    """Sends an honest owner a part that is not the one committed to."""
+
+    def _piece(self, item: Item) -> Piece:
+        piece = super()._piece(item)
+        if item[0] == Kind.PART and item[1] == self.me and not self.is_friend(item[2]) and item[2] % 2 and self.strikes():
+            return piece._replace(values=piece.values + np.float32(1))
+        return piece
+
+
+class Attack(NamedTuple):
+    """``attempt``: what it does otherwise; ``vector``: name of an attack on gradients. ``faults``: what attackers are removed for; ``at_once``: in the
+    step in which they struck."""
+
+    attempt: type[Attempt] = Attempt
+    vector: str = ""
+    faults: tuple[Fault, ...] = (Fault.GRADIENT,)
+    at_once: bool = False
+
+
+def _protocol(attempt: type[Attempt], *faults: Fault) -> Attack:
+    return Attack(attempt, "", faults, True)
+
+
+PROTOCOL_ATTACKS: dict[str, Attack] = {
+    "equivocation": _protocol(Equivocates, Fault.EQUIVOCATION),
+    "withheld_parts": _protocol(WithholdsParts, Fault.WITHHELD),
+    "other_parts": _protocol(SendsOtherPart, Fault.WITHHELD),
+    "withheld_aggregate": _protocol(WithholdsAggregate, Fault.WITHHELD),
+    "silence": _protocol(Silent, Fault.WITHHELD),
+    "wrong_aggregate": _protocol(WrongAggregate, Fault.AGGREGATE),
+    "false_residuals": _protocol(FalseResiduals, Fault.RESIDUAL),
+    "false_accusation": _protocol(FalseAccusation, Fault.ACCUSATION),
+    "abort_abuse": _protocol(AbortsDraw, Fault.WITHHELD),
+    "wrong_reveal": _protocol(WrongReveal, Fault.REVEAL),
+    "copied_commitments": _protocol(CopiesCommitments, Fault.WITHHELD),
+    "nonsense": _protocol(Nonsense, Fault.NONSENSE),
+    "other_view": _protocol(OtherView, Fault.WITHHELD),
+    "collusion": Attack(Colludes, "", (Fault.GRADIENT, Fault.RESIDUAL, Fault.AGGREGATE)),
+}
+"""Attacks on the protocol after which only attackers are removed."""
+
+ODD_ATTACKS: dict[str, Attack] = {
+    "false_testimony": Attack(FalseTestimony, "", ()),
+    "grudge": Attack(Grudging, "", (Fault.ELIMINATION,)),
+    "elimination": Attack(Eliminates, "", (Fault.ELIMINATION,)),
+    "demands": Attack(Demands, "", (Fault.ELIMINATION,)),
+}
+"""Attacks that do nothing, or cost one honest peer each at most."""
+
+VECTORS: tuple[str, ...] = (
+    "sign_flip", "sign_flip_1000", "ipm_0.1", "foe_10", "alie_1.5", "mimic", "random_direction", "gaussian", "nan", "inf", "label_flip", "delayed",
+)  # fmt: skip
+ATTACKS: dict[str, Attack] = {
+    **PROTOCOL_ATTACKS, **ODD_ATTACKS, **{name: Attack(vector=name) for name in VECTORS},
+    "nan": Attack(vector="nan", faults=(Fault.RESIDUAL,)), "inf": Attack(vector="inf", faults=(Fault.RESIDUAL,)),
+}  # fmt: skip
+"""By the names of `bench_btard.py --attack`."""

@@ -1,0 +1,141 @@
+"""Known bugs, planted to see that the checker finds them. Production code has no switch for any of them.
+
+A plant replaces names of the protocol's modules for the time of one run. Beside it stands the attack under which it shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from random import Random
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ....collectives.identifiers import PeerId
+from .. import attempt as attempt_module
+from .. import draw as draw_module
+from .. import evidence as evidence_module
+from .. import finished as finished_module
+from .. import judging as judging_module
+from .. import peer as peer_module
+from .. import table as table_module
+from ..attempt import Attempt
+from ..messages import Ask, Body, Bundle, Context, Fault, Kind, Reveal, Signed, Slotted, Vector, Verdict
+from ..residuals import readable
+from .swarm import Options, Swarm
+
+
+class Plant(NamedTuple):
+    """``what``: the bug, in words; ``seams``: (where, name, what stands there instead)."""
+
+    what: str
+    attack: str
+    seams: tuple[tuple[Any, str, Any], ...]
+
+
+@contextmanager
+def planted(plant: Plant) -> Generator[None]:
+    """Around one run."""
+    whole = [(where, name, getattr(where, name)) for where, name, _ in plant.seams]
+    try:
+        for where, name, broken in plant.seams:
+            setattr(where, name, broken)
+        yield
+    finally:
+        for where, name, right in whole:
+            setattr(where, name, right)
+
+
+def find(plant: Plant, seeds: int, first: int = 0) -> tuple[int, str] | None:
+    """The first of so many seeds that finds the bug, and what does not hold; None: none does."""
+    options = Options(n=8, b=3, attack=plant.attack, steps=12, rate=0.5, until_clean=False)
+    for seed in range(first, first + seeds):
+        with planted(plant):
+            problems = Swarm(seed, options).run().problems
+        if problems:
+            return seed, problems[0]
+    return None
+
+
+_commit, _aggregate, _verdicts, _put = Attempt.commit, Attempt.aggregate, judging_module.verdicts, table_module.Table.put
+_part_commitment, _seed_of = draw_module.part_commitment, draw_module.seed_of
+
+
+def _parts_at_once(self: Attempt, now: float) -> None:
+    _commit(self, now)
+    for number in range(len(self.roster)):
+        if self.me in self.contributors and number != self.me:
+            self.send((Kind.PART, self.me, number), number)
+
+
+def _without_maker(context: Context, maker: PeerId, part: int, values: Vector) -> bytes:
+    return _part_commitment(context, PeerId(""), part, values)
+
+
+def _reveal_at_once(self: Attempt, now: float) -> None:
+    _aggregate(self, now)
+    self.say(now, Reveal(self.table.view(Kind.COMMIT), self.share))
+
+
+def _share_of_step(self: Attempt, now: float) -> None:
+    self.around.rng = Random(f"{self.context.step}/{self.me}")
+    _aggregate(self, now)
+
+
+def _first_counts(self: table_module.Table, kind: Kind, signed: Signed, body: Slotted) -> Bundle | None:
+    return _put(self, kind, signed, body) if self.signed(kind, signed.sender) is None else None
+
+
+def _accuser_is_right(attempt: Attempt) -> tuple[Verdict, ...]:
+    accused = {Verdict(whom, Fault.RESIDUAL) for _, whom in attempt.cases.residuals}
+    return tuple(sorted(accused | {Verdict(whom, Fault.GRADIENT) for whom in attempt.cases.targets}))
+
+
+def _accuser_goes_free(attempt: Attempt) -> tuple[Verdict, ...]:
+    return tuple(each for each in _verdicts(attempt) if each.fault != Fault.ACCUSATION)
+
+
+def _all_count(bundle: Bundle, says: Callable[[Body], bool]) -> bool:
+    bodies = (evidence_module.decode(each.body) for each in bundle.messages)
+    return 2 * sum(body is not None and says(body) for body in bodies) > len(bundle.context.roster)
+
+
+def _seed_of_first(draw: bytes, step: int, peer: PeerId) -> bytes:
+    return _seed_of(draw, 0, peer)
+
+
+def _never_testifies(self: Attempt, now: float) -> None:
+    asks, _ = self._waiting.look(now, self.lacking(), self._since)
+    if asks:
+        self.say(now, Ask(tuple(asks)))
+
+
+def _mean(rows: Sequence[Vector], radius: float) -> Vector:
+    return np.asarray(np.mean([readable(row) for row in rows], axis=0, dtype=np.float64), np.float32)
+
+
+PLANTS: dict[str, Plant] = {
+    "parts-at-once": Plant("parts are sent before all have committed", "sign_flip", ((Attempt, "commit", _parts_at_once),)),
+    "free-commitment": Plant(
+        "a commitment does not bind its maker", "copied_commitments",
+        ((draw_module, "part_commitment", _without_maker), (table_module, "part_commitment", _without_maker)),
+    ),
+    "reveal-at-once": Plant("a share is revealed before all have committed", "sign_flip", ((Attempt, "aggregate", _reveal_at_once),)),
+    "share-unchecked": Plant("a revealed share is believed", "wrong_reveal", ((Attempt, "_wrong_shares", lambda self: []),)),
+    "share-reused": Plant("a step that is begun again draws its old share", "abort_abuse", ((Attempt, "aggregate", _share_of_step),)),
+    "no-sum": Plant("nobody adds up projections", "wrong_aggregate", ((judging_module, "unbalanced", lambda *_: False),)),
+    "first-counts": Plant("of two messages for a slot the first counts", "equivocation", ((table_module.Table, "put", _first_counts),)),
+    "any-view": Plant(
+        "nobody compares views", "other_view",
+        ((Attempt, "acceptable", lambda self, kind, sender: self.table.said(kind, sender) is not None),),
+    ),
+    "accuser-believed": Plant("who is accused is guilty", "false_accusation", ((attempt_module, "verdicts", _accuser_is_right),)),
+    "accuser-free": Plant("a false accuser stays", "false_accusation", ((attempt_module, "verdicts", _accuser_goes_free),)),
+    "votes-counted-twice": Plant("all signatures of one witness count", "false_testimony", ((evidence_module, "_most", _all_count),)),
+    "any-roster": Plant("evidence may name any roster", "false_testimony", ((peer_module, "belongs", lambda *_: True),)),
+    "other-seed": Plant("validators take another seed", "silence", ((finished_module, "seed_of", _seed_of_first),)),
+    "no-testimony": Plant("nobody testifies that something is withheld", "silence", ((Attempt, "tick", _never_testifies),)),
+    "no-fixed-point": Plant("owners send the mean", "sign_flip", ((attempt_module, "aggregate", _mean),)),
+}  # fmt: skip
+"""By the names of `bench_btard.py --plant`."""

@@ -1,0 +1,98 @@
+"""Swarms of BTARD peers in virtual time: every attack ends as it must, honest peers agree to the bit, and planted bugs are found."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from atoll.security.btard import Fault
+from atoll.security.btard.simulation import Options, Swarm
+from atoll.security.btard.simulation.hostile import ATTACKS, PROTOCOL_ATTACKS, VECTORS
+from atoll.security.btard.simulation.plants import PLANTS, find
+
+SMALL = Options(n=8, b=3, rate=0.5, steps=60)
+
+
+def honest_removed(swarm: Swarm) -> set[Fault]:
+    return {fault for peer, (fault, _) in swarm.checker.removals.items() if peer not in swarm.hostile}
+
+
+@pytest.mark.parametrize("attack", PROTOCOL_ATTACKS)
+@pytest.mark.parametrize("messages", [False, True], ids=["fast", "messages"])
+def test_an_attack_on_the_protocol_ends_with_the_attackers_and_no_other(attack: str, messages: bool) -> None:
+    swarm = Swarm(1, replace(SMALL, attack=attack, messages=messages))
+    checker = swarm.run()
+    assert checker.problems == []
+    assert checker.removals.keys() == swarm.hostile
+    assert {fault for fault, _ in checker.removals.values()} <= set(ATTACKS[attack].faults)
+
+
+@pytest.mark.parametrize("attack", VECTORS)
+def test_hostile_gradients_end_with_the_attackers_and_no_other(attack: str) -> None:
+    swarm = Swarm(2, replace(SMALL, attack=attack, steps=400, rate=1.0))
+    checker = swarm.run()
+    assert checker.problems == []
+    assert checker.removals.keys() == swarm.hostile
+
+
+@pytest.mark.parametrize("attack", ["grudge", "demands", "elimination"])
+def test_two_who_cannot_exchange_parts_leave_together(attack: str) -> None:
+    """Nobody can tell whose fault it is: an attacker takes one honest peer along, and leaves itself."""
+    swarm = Swarm(3, replace(SMALL, attack=attack, until_clean=False, steps=24))
+    checker = swarm.run()
+    assert checker.problems == []
+    assert honest_removed(swarm) == {Fault.ELIMINATION}
+    assert len(checker.removals) == 2 * len(swarm.hostile & checker.removals.keys()) > 0
+
+
+def test_false_testimony_and_evidence_that_proves_nothing_do_nothing() -> None:
+    checker = Swarm(4, replace(SMALL, attack="false_testimony", rate=1.0, steps=6)).run()
+    assert (checker.problems, checker.removals, checker.steps) == ([], {}, 6)
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-3])
+def test_nobody_is_removed_where_all_are_honest(noise: float) -> None:
+    checker = Swarm(5, Options(n=8, b=0, steps=25, noise=noise, until_clean=False)).run()
+    assert (checker.problems, checker.removals, checker.steps) == ([], {}, 25)
+
+
+def test_control_bytes_of_sixteen_peers() -> None:
+    swarm = Swarm(6, Options(b=0, steps=4, messages=True, until_clean=False))
+    assert swarm.run().problems == []
+    assert sum(swarm.control_bytes.values()) / 16 / 4 <= 20 * 1024
+
+
+def test_a_seed_gives_the_same_run() -> None:
+    one, two = (Swarm(7, replace(SMALL, attack="equivocation", messages=True)) for _ in range(2))
+    assert one.run().removals == two.run().removals
+    assert one.control_bytes == two.control_bytes
+
+
+def test_a_draw_is_fair_though_attackers_abort_those_that_they_do_not_like() -> None:
+    """They reveal last, and only draws that begin with a zero bit: each abort costs an identity, and afterwards the bit is fair."""
+    swarm = Swarm(8, replace(SMALL, attack="abort_abuse", rate=1.0, steps=64, until_clean=False))
+    draws: list[int] = []
+    finished = swarm.checker.finished
+    watched = swarm.honest[0]
+
+    def note(member, step, state) -> None:  # type: ignore[no-untyped-def]
+        if member is watched and swarm.checker.clean():
+            draws.append(step.draw[0] >> 7)
+        finished(member, step, state)
+
+    swarm.checker.finished = note  # type: ignore[method-assign]
+    assert swarm.run().problems == []
+    assert len(draws) > 40
+    assert 0.25 < sum(draws) / len(draws) < 0.75
+
+
+@pytest.mark.parametrize("name", PLANTS)
+def test_a_planted_bug_is_found(name: str) -> None:
+    found = find(PLANTS[name], 200)
+    assert found is not None, PLANTS[name].what
+
+
+def test_without_a_bug_the_attacks_of_the_plants_show_nothing() -> None:
+    for attack in sorted({plant.attack for plant in PLANTS.values()}):
+        assert Swarm(0, Options(n=8, b=3, attack=attack, steps=12, rate=0.5, until_clean=False)).run().problems == []
