@@ -105,7 +105,8 @@ def main() -> int:
         for result in pool.imap_unordered(play, tasks(given)):
             results.append(result)
             problem = f": {result['problems'][0]}" if result["problems"] else ""
-            progress(f"{result['kind']} {result['attack']} seed {result['seed']}: {result['steps']} steps, {result['wall_s']:.1f} s{problem}")
+            what = f"{result['kind']} {result['attack']} seed {result['seed']}"
+            progress(f"{what}: {result['steps']} steps, {result['wall_s']:.1f} s{problem}")
     runs = [each for each in results if each["kind"] == "run"]
     messages = [each["control_kib"] for each in runs if each["control_kib"]]
     settings = vars(given)
