@@ -20,7 +20,6 @@ from atoll.node.net.dht import wire
 from atoll.node.net.dht.node import PROTOCOL as KAD
 from atoll.node.net.host import PING, Host
 from atoll.node.net.network import PeerNetwork
-from atoll.node.net.reach import punch
 from atoll.node.net.rendezvous import PROTOCOL as RENDEZVOUS
 from atoll.security.identity import Identity
 
@@ -132,18 +131,17 @@ def test_one_peer_does_not_take_all_places_where_members_are_told() -> None:
     run(main)
 
 
-def test_peers_that_do_not_exist_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peers_that_do_not_exist_leave_nothing_behind() -> None:
     """Named by the DHT, or by a relay that says that they call."""
-    monkeypatch.setattr(punch, "MAX_DRIVEN", 2)
 
     async def main(nursery: trio.Nursery) -> None:
         node, nobody = network(), [Identity.generate().peer for _ in range(4)]
         await nursery.start(node.run)
         for peer in nobody:
-            node.reach.puncher.arrived(peer)
+            node.reach.puncher.path_changed(peer)
             with pytest.raises(NetworkError):
                 await node.dht._channel(peer).call(wire.Rpc(wire.PING))
-        assert len(node.reach.puncher._driving) == 2
+        assert not node.reach.puncher._driving
         node.dht._tidy()
         assert not node.dht._channels
 
