@@ -11,7 +11,23 @@ from typing import Annotated
 import msgspec
 
 from .errors import RemoteProtocolError
-from .group import MAX_MEMBERS, MAX_PATH, NO_READING, Certified, Cid, Contributor, Count, Entry, Hash, LogName, Member, Plan, Reading
+from .group import (
+    MAX_MEMBERS,
+    MAX_PATH,
+    NO_READING,
+    Certified,
+    Cid,
+    Config,
+    Contributor,
+    Count,
+    Entry,
+    Hash,
+    LogName,
+    Member,
+    Plan,
+    Reading,
+    Vote,
+)
 from .identifiers import PeerId
 from .layout import Layout
 
@@ -25,6 +41,8 @@ PlanId = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 Span = tuple[Count, Count]
 """Chunks [first, stop)."""
 Spans = Annotated[tuple[Span, ...], msgspec.Meta(max_length=MAX_CHUNK_LIST)]
+Signature = Annotated[bytes, msgspec.Meta(max_length=64)]
+Votes = Annotated[tuple[Vote, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
@@ -225,6 +243,65 @@ class Retained(msgspec.Struct, frozen=True, array_like=True, tag="retained"):
     signature: Annotated[bytes, msgspec.Meta(max_length=64)]
 
 
+class Claim(msgspec.Struct, frozen=True, array_like=True, tag="claim"):
+    """What a member says of the open round where some may lie, signed, so that others can show it: its contribution, and whom it would have
+    in the next configuration (``admits``: who asks here to be let in; ``suspects``: who is silent here)."""
+
+    base: Hash
+    cid: Cid | None
+    weight: Count
+    reading: Reading
+    leave: bool
+    admits: Config
+    suspects: Config
+    signature: Signature = b""
+
+
+class Turn(msgspec.Struct, frozen=True, array_like=True, tag="turn"):
+    """I am in this ballot: where some may lie, nobody follows a convener before others have moved on, too."""
+
+    ballot: Count
+
+
+class Pledge(msgspec.Struct, frozen=True, array_like=True, tag="pledge"):
+    """Answer to Prepare where some may lie: a Promise that the convener can show. ``proof``: the echoes for what was accepted."""
+
+    ballot: Count
+    accepted: Accepted1 | None
+    proof: Votes
+    ready: Ready | None
+    signature: Signature
+
+
+class Pledged(msgspec.Struct, frozen=True, array_like=True):
+    """A member's pledge as the convener shows it: the hash and ballot accepted last (-1: none), and the signature."""
+
+    member: Member
+    ballot: Annotated[int, msgspec.Meta(ge=-1, le=1 << 48)]
+    entry_hash: Annotated[bytes, msgspec.Meta(max_length=32)]
+    signature: Signature
+
+
+class Propose(msgspec.Struct, frozen=True, array_like=True, tag="propose"):
+    """From the convener of ``ballot`` where some may lie: echo this entry, for these reasons. ``proof``: of the highest that was pledged."""
+
+    ballot: Count
+    entry: Entry
+    claims: Annotated[tuple[tuple[Member, Claim], ...], msgspec.Meta(max_length=2 * MAX_MEMBERS)]
+    pledges: Annotated[tuple[Pledged, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
+    proof: Votes
+    signature: Signature
+
+
+class Echo(msgspec.Struct, frozen=True, array_like=True, tag="echo"):
+    """I hold this entry's bytes and it is justified: the only one I echo in this ballot. ``proposed``: its convener's signature, if known."""
+
+    ballot: Count
+    entry_hash: Hash
+    signature: Signature
+    proposed: Signature
+
+
 class Gone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):
     """What you asked for is no longer here. Ask another member, or for a newer state."""
 
@@ -233,7 +310,7 @@ class Gone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):
 
 Body = (
     Ready | Prepare | Promise | PlanMessage | Missing | Need | Accept | Accepted | Fetch | Catch | Join | Get | AskState | Offer | Gone
-    | Fork | Consent | Begin | Seal | Sealed | Trial | Sample | Retained
+    | Fork | Consent | Begin | Seal | Sealed | Trial | Sample | Retained | Claim | Turn | Pledge | Propose | Echo
 )  # fmt: skip
 
 

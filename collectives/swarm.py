@@ -132,6 +132,7 @@ class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     plan: TopologyKind = "butterfly"  # on which ways contributions are added up
     reducer: str = "mean"  # what becomes of them: the weighted mean, or a robust rule (`atoll.security.rule_names`)
     fragments: Annotated[int, msgspec.Meta(ge=1, le=MAX_FRAGMENTS)] = 1  # how many logs the model is cut into
+    lying: int = 0  # members of a configuration that may do anything, and the log stays one
     rounds: int | None = None  # committed rounds after which the run is done; None: no end
     deadline_s: float | None = None  # how long a script waits for a round before it trains on; None: from measured rates
     coordinator: bool = False  # one member adds up all of a round: the organiser's, or another while that is away

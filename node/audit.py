@@ -163,7 +163,8 @@ def audit(source: Source, name: str, progress: Callable[[int], None] = lambda en
             why="The node has not yet received it from the other members, or the run was never founded.",
             hint="atoll status shows how far the run is.",
         )
-    report, sample = _Report(name), source.signed.open().settings().sample
+    manifest = source.signed.open()
+    report, sample, lying = _Report(name), manifest.settings().sample, manifest.quorum.lying
     try:
         check_genesis(genesis, run=source.signed.run_id, organiser=source.signed.organiser, verify=_verify, peer=PeerId(""))
         if genesis.entry.log != name:
@@ -172,7 +173,7 @@ def audit(source: Source, name: str, progress: Callable[[int], None] = lambda en
         for certified in entries:
             check_chain(
                 [certified], run=source.signed.run_id, log=name, base=report.head, config=report.config, organiser=source.signed.organiser,
-                verify=_verify, peer=PeerId(""),
+                verify=_verify, peer=PeerId(""), lying=lying,
             )  # fmt: skip
             if sample is not None:
                 _check_drawn(certified.entry, drawn(source.signed.run_id, report.head, report.config, sample))

@@ -16,9 +16,15 @@ from ..collectives.group import MAX_PEER_ID
 from ..collectives.identifiers import PeerId, RunId
 
 MAX_PAYLOAD, MAX_EVIDENCE = 2048, 8192
-SLOTS = {"atoll/vote/1": 5, "atoll/contribution/1": 5}
-"""By domain: vote = domain, run, log, round, ballot | hash of the entry; contribution = domain, run, log, entry, cid | Merkle root."""
-WHAT = {"atoll/vote/1": "it has voted for two values of one ballot", "atoll/contribution/1": "it has signed two contributions under one id"}
+SLOTS = {"atoll/vote/1": 5, "atoll/contribution/1": 5, "atoll/propose/1": 5, "atoll/echo/1": 5}
+"""By domain: vote, propose and echo = domain, run, log, round, ballot | hash of the entry; contribution = domain, run, log, entry, cid | Merkle
+root."""
+WHAT = {
+    "atoll/vote/1": "it has voted for two values of one ballot",
+    "atoll/contribution/1": "it has signed two contributions under one id",
+    "atoll/propose/1": "it has proposed two values in one ballot",
+    "atoll/echo/1": "it has echoed two values of one ballot",
+}
 
 Verify = Callable[[PeerId, bytes, bytes], bool]
 Payload = Annotated[bytes, msgspec.Meta(max_length=MAX_PAYLOAD)]

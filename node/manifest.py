@@ -27,6 +27,7 @@ from .manifest_form import canonical, schema_of, stands_for
 from .manifest_gpt import gpt_config
 from .manifest_join import AuditTable, JoinTable, check_audit, check_join
 from .manifest_presets import take_wish, with_preset
+from .manifest_quorum import NoQuorumTable, QuorumTable, check_quorum
 from .paths import Paths, make_private, storage_error, write_atomic
 from .strict_toml import convert, parse_toml
 
@@ -168,17 +169,6 @@ class CheckpointTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     every: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10
 
 
-class NoQuorumTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[no_quorum]``: what members do that see too few others to decide a round.
-
-    ``pause``: train on and wait. ``branch``: after ``reconfigure_after_s`` those who see one another go on together, uncertified, until
-    enough are back.
-    """
-
-    policy: Literal["pause", "branch"] = "pause"
-    reconfigure_after_s: Annotated[float, msgspec.Meta(ge=1, le=86_400)] = 120.0
-
-
 class NetworkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``[network]``: addresses to put into invites when the organiser's node is not running."""
 
@@ -202,6 +192,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     join: JoinTable = JoinTable()
     checkpoint: CheckpointTable = CheckpointTable()
     no_quorum: NoQuorumTable = NoQuorumTable()
+    quorum: QuorumTable = QuorumTable()
     network: NetworkTable = NetworkTable()
     robust: RobustTable = RobustTable()
     mode: Literal["swarm", "federated"] = "swarm"
@@ -246,6 +237,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             feedback_kept=self.exchange.feedback_kept,
             plan=self.exchange.plan,
             fragments=self.exchange.fragments,
+            lying=self.quorum.lying,
             rounds=self.train.rounds,
             deadline_s=self.exchange.deadline_s,
             **rounds_of(self),
@@ -364,6 +356,7 @@ def _check(manifest: Manifest, name: str) -> None:
     check_join(manifest, name)
     check_audit(manifest, name)
     check_robust(manifest, name)
+    check_quorum(manifest, name)
     check_federated(manifest, name)
     if model.entry == "builtin:gpt":
         gpt_config(model, name)

@@ -10,7 +10,8 @@ from ..collectives.group import MAX_MEMBERS
 from ..security.rule_names import MAX_F_MDA, parse_reducer, parse_step
 
 if TYPE_CHECKING:
-    from .manifest import ExchangeTable, Manifest, NoQuorumTable, TrainTable
+    from .manifest import ExchangeTable, Manifest, TrainTable
+    from .manifest_quorum import NoQuorumTable
 
 
 def check_places(table: dict[str, Any], name: str) -> None:

@@ -34,6 +34,7 @@ from typing import Any, cast
 
 from _bench import emit
 
+NOT_WITH_LIARS = ("amnesia", "shatter")  # a lost journal is a lie more; nobody branches in such a run
 FAULTS = ("crash", "freeze", "partition", "isolate", "cut", "storm", "amnesia", "leave", "shatter")
 
 
@@ -45,6 +46,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--peers", default="5:9", help="members a seed, FEWEST:MOST (default 5:9)")
     parser.add_argument("--rounds", type=int, default=10, help="rounds every seed must commit (default 10)")
     parser.add_argument("--faults", default="all", help=f"all, none, or a comma-separated choice of {', '.join(FAULTS)}")
+    parser.add_argument(
+        "--lying", type=int, default=0, metavar="F", help="so many members of each run lie; at least 3 F + 1 members (default 0)"
+    )
     parser.add_argument("--plant", default="", metavar="NAME|list", help="plant a known bug; the run stops at the first seed that finds it")
     parser.add_argument("--grid", type=int, default=0, metavar="N", help="averages of N members on a grid instead")
     parser.add_argument("--churn", type=float, default=0.05, help="with --grid: how many miss each step (default 0.05)")
@@ -56,6 +60,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
     unknown = set(arguments.kinds) - set(FAULTS)
     if unknown or not 1 <= arguments.fewest <= arguments.most or arguments.seeds < 1 or not 0 <= arguments.grid <= 256:
         parser.error(f"unknown fault {sorted(unknown)[0]!r}" if unknown else "senseless --peers, --seeds or --grid")
+    if arguments.lying:
+        arguments.kinds = tuple(kind for kind in arguments.kinds if kind not in NOT_WITH_LIARS)
+        if arguments.lying < 0 or arguments.fewest < 3 * arguments.lying + 1:
+            parser.error("--lying F takes --peers of at least 3 F + 1")
     if arguments.rounds < 1 or arguments.grid == 1 or not 0 <= arguments.churn < 1:
         parser.error("--rounds is at least 1, --grid at least 2, --churn from 0 to below 1")
     return arguments
@@ -74,15 +82,15 @@ def settle_down() -> None:
     gc.set_threshold(50_000, 20, 20)
 
 
-def play(task: tuple[int, tuple[int, int], int, tuple[str, ...], str]) -> dict[str, Any]:
+def play(task: tuple[int, tuple[int, int], int, tuple[str, ...], str, int]) -> dict[str, Any]:
     """One seed, in a worker process."""
     from atoll.collectives.simulation.faults import FaultKind
     from atoll.node.simulation.plants import PLANTS
     from atoll.node.simulation.swarm import Options, run_seed
 
-    seed, peers, rounds, kinds, plant = task
+    seed, peers, rounds, kinds, plant, lying = task
     began = time.perf_counter()
-    options = Options(peers=peers, rounds=rounds, faults=cast("tuple[FaultKind, ...]", kinds))
+    options = Options(peers=peers, rounds=rounds, faults=cast("tuple[FaultKind, ...]", kinds), lying=lying)
     try:
         verdict = run_seed(seed, options, PLANTS[plant]() if plant else None)
     except Exception as error:  # a defect that is no violated predicate is one all the same
@@ -97,7 +105,7 @@ def play(task: tuple[int, tuple[int, int], int, tuple[str, ...], str]) -> dict[s
 def verdicts(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Verdicts in the order of the seeds, however many processes."""
     tasks = (
-        (seed, (arguments.fewest, arguments.most), arguments.rounds, arguments.kinds, arguments.plant)
+        (seed, (arguments.fewest, arguments.most), arguments.rounds, arguments.kinds, arguments.plant, arguments.lying)
         for seed in range(arguments.first, arguments.first + arguments.seeds)
     )
     if arguments.jobs <= 1:
@@ -118,7 +126,7 @@ def report(arguments: argparse.Namespace, results: list[dict[str, Any]], wall_s:
     settings = {"first": arguments.first, "peers": [arguments.fewest, arguments.most], "rounds": arguments.rounds}
     emit(
         "simulate_rounds",
-        {**settings, "faults": list(arguments.kinds), "jobs": arguments.jobs},
+        {**settings, "lying": arguments.lying, "faults": list(arguments.kinds), "jobs": arguments.jobs},
         [round(result["wall_s"], 3) for result in results],
         seeds=len(results),
         violations=sum(not result["unfinished"] for result in failed),

@@ -5,6 +5,9 @@ merging       entries that adopt a branch
 log           the decided entries: the newest in memory, every other read where it is kept
 journal       the Journal seam: what a member must not forget; MemoryJournal
 certificate   what votes sign; checking a chain of entries
+signed        what is signed where members may lie
+acceptor      the acceptor's side: promises and votes
+lying         both sides where some members may lie
 state         volatile state of the open round, shape of the vector, the actions a machine asks for
 catching      asking for what was decided, and answering those who lag
 patience      how long a reduction may take, from measured rates
@@ -25,6 +28,7 @@ from .machine import RoundMachine
 from .merging import BRANCH, adopted_rounds, adopts, branch_log, rounds_in, samples_in, tip_entry, unproposed
 from .sampling import drawn
 from .sealing import Sealing, gone
+from .signed import Kind, claim_payload, pledge_payload, slot_payload
 from .state import KIN_BYTES, OpenRound, RoundActions, Shape
 from .timing import Timing
 
@@ -33,6 +37,7 @@ __all__ = [
     "KIN_BYTES",
     "Convening",
     "Journal",
+    "Kind",
     "Log",
     "MemoryJournal",
     "RECENT",
@@ -49,14 +54,17 @@ __all__ = [
     "adopts",
     "branch_log",
     "check_chain",
+    "claim_payload",
     "check_genesis",
     "drawn",
     "genesis_payload",
     "gone",
+    "pledge_payload",
     "rounds_in",
     "samples_in",
     "seal_payload",
     "sealed_payload",
+    "slot_payload",
     "tip_entry",
     "unproposed",
     "vote_payload",

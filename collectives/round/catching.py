@@ -67,7 +67,7 @@ class Catching:
             return
         check_chain(
             fresh, run=machine.run, log=machine.log, base=last.hash(), config=last.next_config, organiser=machine.organiser,
-            verify=machine.actions.verify, peer=peer,
+            verify=machine.actions.verify, peer=peer, lying=machine.lying,
         )  # fmt: skip
         machine.ahead.extend(fresh)
         if body.head > fresh[-1].entry.round + 1:

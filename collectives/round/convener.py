@@ -196,8 +196,7 @@ class Convening:
         machine = self.machine
         if self.ballot > 0 and machine.open.reduced:
             return self._propose_reduced(now, *machine.open.reduced)  # an earlier plan's bytes are all here: as honest as new ones
-        ready = machine.open.ready
-        awaited = [member for member in machine.draw.members if member not in ready and not machine.silent(member)]
+        awaited = [member for member in machine.draw.members if machine.acceptor.awaits(member) and not machine.silent(member)]
         offers = machine.offers()
         if not machine.enough(offers):
             if self.wants_entry(now):  # nobody waits for a round to be let in or out, or to learn the end of what was lost
@@ -350,7 +349,7 @@ class Convening:
         if self.ballot < machine.journal.promised or machine.root != entry.base_state:
             return self.stop()
         self.phase, self.entry = Phase.ACCEPT, entry
-        machine.cast_vote(now, self.ballot, entry)  # the convener votes first
+        machine.acceptor.cast(now, self.ballot, entry)  # the convener votes first
         self._broadcast(m.Accept(self.ballot, entry))
         return None
 

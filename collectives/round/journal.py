@@ -11,7 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from ..group import Certified, Config, Entry
+from ..group import Certified, Config, Entry, Vote
 from .log import Log
 
 _certified = msgspec.msgpack.Decoder(Certified)
@@ -38,14 +38,21 @@ class Journal(Protocol):
     """All of them can be read; few are in memory."""
     promised: int
     accepted: tuple[int, Entry] | None
+    proof: tuple[Vote, ...]
+    """Of what was accepted: the echoes of a quorum, where members may lie."""
+    echoed: tuple[int, Entry] | None
     sealed: SealRecord | None
 
     def promise(self, ballot: int) -> None:
         """Record that ballots below ``ballot`` are ignored."""
         ...
 
-    def accept(self, ballot: int, entry: Entry) -> None:
+    def accept(self, ballot: int, entry: Entry, proof: tuple[Vote, ...] = ()) -> None:
         """Record a vote; the result bytes of ``entry`` are already stored."""
+        ...
+
+    def echo(self, ballot: int, entry: Entry) -> None:
+        """Record an echo, where members may lie; the result bytes of ``entry`` are already stored. It promises as a vote does."""
         ...
 
     def append(self, certified: Certified) -> None:
@@ -67,23 +74,31 @@ class MemoryJournal:
         self.entries = Log(lambda first, stop: [_certified.decode(data) for data in self.kept[first:stop]])
         self.promised = -1
         self.accepted: tuple[int, Entry] | None = None
+        self.proof: tuple[Vote, ...] = ()
+        self.echoed: tuple[int, Entry] | None = None
         self.sealed: SealRecord | None = None
 
     def promise(self, ballot: int) -> None:
         """Record a promise."""
         self.promised = ballot
 
-    def accept(self, ballot: int, entry: Entry) -> None:
+    def accept(self, ballot: int, entry: Entry, proof: tuple[Vote, ...] = ()) -> None:
         """Record a vote."""
         self.promised = ballot
-        self.accepted = (ballot, entry)
+        self.accepted, self.proof = (ballot, entry), proof
+
+    def echo(self, ballot: int, entry: Entry) -> None:
+        """Record an echo."""
+        self.promised = ballot
+        self.echoed = (ballot, entry)
 
     def append(self, certified: Certified) -> None:
         """Record an applied entry."""
         self.kept.append(msgspec.msgpack.encode(certified))
         self.entries.append(certified)
         self.promised = -1
-        self.accepted = None
+        self.accepted = self.echoed = None
+        self.proof = ()
         self.restarted = False
 
     def seal(self, record: SealRecord) -> None:

@@ -11,17 +11,19 @@ from collections.abc import Collection, Sequence, Set
 from random import Random
 
 from .. import messages as m
+from ..errors import RemoteProtocolError
 from ..group import NO_READING, Certified, Config, Contributor, Entry, Member, Plan, Reading, Vote, conveners, is_quorum
 from ..identifiers import PeerId
 from ..trees import senders_of
+from .acceptor import Acceptor
 from .catching import Catching
-from .certificate import vote_payload
 from .convener import Convening
 from .journal import Journal
+from .lying import sides
 from .merging import adopts
 from .patience import rtt_s, stuck_s
 from .pulling import ask_again, on_missing, on_the_way
-from .readiness import close_round, my_ready, on_ready, ready_fits, repeat_ready, send_ready
+from .readiness import close_round, on_ready, repeat_ready, send_ready
 from .sampling import Draw
 from .sealing import Sealing
 from .state import OpenRound, RoundActions, Shape
@@ -36,10 +38,12 @@ class RoundMachine:
 
     def __init__(
         self, *, run: str, log: str, me: Member, organiser: PeerId | None, journal: Journal, shape: Shape, timing: Timing, actions: RoundActions,
-        rng: Random, now: float, site: str = "", merges: bool = False,
+        rng: Random, now: float, site: str = "", merges: bool = False, lying: int = 0,
     ) -> None:  # fmt: skip
-        """``site``: the label by which members near each other know that they are. ``merges``: an entry of this log may adopt a branch."""
-        self.site, self.merges = site, merges
+        """``site``: the label by which members near each other know that they are. ``merges``: an entry of this log may adopt a branch.
+        ``lying``: how many members of a configuration may do anything (`round.lying`)."""
+        self.site, self.merges, self.lying = site, merges, lying
+        self.caught = set[PeerId]()  # who has proved to lie
         self.run, self.log, self.me, self.organiser = run, log, me, organiser
         self.journal, self.shape, self.timing, self.actions, self.rng = journal, shape, timing, actions, rng
         self.root: bytes | None = None  # Merkle root of the state before the open round; None while it is being hashed
@@ -80,8 +84,9 @@ class RoundMachine:
         return self.me in self.config and self.me not in self.removed
 
     def silent(self, member: Member) -> bool:
-        """Whether a member will not answer: its peer is suspected, or it lost its journal and lives on as another member."""
-        return self.ended(member) or self.actions.suspected(member.peer)
+        """Whether a member will not answer, or is not to be counted on: its peer is suspected, it lost its journal and lives on as another
+        member, or it has lied."""
+        return self.ended(member) or member.peer in self.caught or self.actions.suspected(member.peer)
 
     def ended(self, member: Member) -> bool:
         """Whether its peer has spoken as a later life: this one never votes again."""
@@ -129,7 +134,7 @@ class RoundMachine:
 
     def quorum(self, voters: Sequence[Member]) -> bool:
         """Whether these acceptors decide the open round."""
-        return is_quorum(self.config, set(voters), self.organiser)
+        return is_quorum(self.config, set(voters), self.organiser, self.lying)
 
     # ---- inputs
     def contribute(self, now: float, cid: bytes, weight: int, reading: Reading = NO_READING) -> None:
@@ -138,6 +143,7 @@ class RoundMachine:
         if self.open.plan is None:
             self.open.progress_at = now
         close_round(self)
+        self.acceptor.claim(now)
         self.convening.step(now)
 
     def set_idle(self, now: float, idle: bool) -> None:
@@ -150,7 +156,7 @@ class RoundMachine:
         """Say whether a script waits to hear what became of an earlier life's contribution: any entry tells, one without contributors, too."""
         self.unsettled = unsettled
         if unsettled:
-            self._progress(now)
+            self.progress(now)
             send_ready(self)
 
     def on_message(self, now: float, peer: PeerId, incarnation: int, round_: int, body: m.Body) -> None:
@@ -169,7 +175,7 @@ class RoundMachine:
             return self.catching.answer(now, peer, round_)
         if isinstance(body, (m.Accept, m.Accepted)):
             self.voted = max(self.voted, round_)
-        if isinstance(body, m.Seal):
+        if isinstance(body, m.Seal) and not self.lying:
             return self.sealing.on_seal(now, who, round_, body)
         if isinstance(body, (m.Fetch, m.Join)):
             if round_ > self.round:
@@ -190,25 +196,14 @@ class RoundMachine:
         match body:
             case m.Ready():
                 on_ready(self, now, who, body)
-            case m.Prepare():
-                self._on_prepare(now, who, body.ballot)
-            case m.Promise():
-                if body.ready and ready_fits(self, body.ready):
-                    self.open.ready[who] = body.ready
-                if body.accepted is None or self.entry_fits(body.accepted.entry):
-                    self.convening.on_promise(now, who, body)
             case m.PlanMessage():
                 self._on_plan(now, who, body.plan)
             case m.Missing():
                 on_missing(self, now, who, body)
             case m.Need():
                 self.actions.resend_results(who.peer, body.plan_id, body.chunks)
-            case m.Accept():
-                self._on_accept(now, who, body.ballot, body.entry)
-            case m.Accepted():
-                self._on_accepted(now, who, body)
             case _:
-                pass
+                self.acceptor.on_message(now, who, body)
 
     def on_result(self, now: float, digests: tuple[bytes, ...], plan_id: bytes | None = None) -> None:
         """All result bytes with these part digests are stored here; ``plan_id`` names the plan they were reduced by, if any."""
@@ -217,7 +212,7 @@ class RoundMachine:
         if opened.plan and opened.plan.plan_id == plan_id:
             opened.reduced = (opened.plan, digests)
             self.bulk_s = now - opened.planned_at
-            self._progress(now)
+            self.progress(now)
         self._bytes_arrived(now)
 
     def on_report(
@@ -239,12 +234,18 @@ class RoundMachine:
         self.root = None
         self._open(now)
 
-    def resume(self, now: float) -> None:
-        """Take up what came early. To be called after `on_applied` or `adopt_snapshot`, once the data plane has opened the new round."""
+    def resume(self, now: float) -> list[RemoteProtocolError]:
+        """Take up what came early; what of it broke a rule. To be called after `on_applied` or `adopt_snapshot`, once the data plane has opened
+        the new round."""
         early, self._early = self._early, []
+        breaches: list[RemoteProtocolError] = []
         for peer, incarnation, round_, body in early:
-            self.on_message(now, peer, incarnation, round_, body)
+            try:
+                self.on_message(now, peer, incarnation, round_, body)
+            except RemoteProtocolError as error:
+                breaches.append(error)
         self._advance(now)
+        return breaches
 
     def on_root(self, now: float, round_: int, root: bytes) -> None:
         """Merkle root of the state before round ``round_``."""
@@ -278,37 +279,26 @@ class RoundMachine:
             self.catching.ask_around(now, self.timing.quiet_s)
         if not self.is_member:
             return
-        if opened.pending:
-            self._try_vote(now)
+        self.acceptor.step(now)
         plan = opened.plan
         if plan is None or (self.contribution and all(c.cid != self.contribution[0] for c in plan.contributors)):
             repeat_ready(self, now)
         if plan is not None and opened.lacking != 0:
             self.actions.report(plan.plan_id)
-        self._repeat_vote()
+        self.acceptor.tick(now)
         self.convening.step(now)
         self.convening.repeat(now)
         self._consider_takeover(now)
 
-    # ---- acceptor
-    def _on_prepare(self, now: float, who: Member, ballot: int) -> None:
-        if ballot < 1 or self.convener_of(ballot) != who or ballot < self.journal.promised:
-            return
-        if ballot > self.journal.promised:
-            self._progress(now)
-            self.journal.promise(ballot)
-        self.ballot = max(self.ballot, ballot)
-        accepted = self.journal.accepted
-        self.tell(who.peer, m.Promise(ballot, m.Accepted1(*accepted) if accepted else None, my_ready(self), self.actions.tip()))
-
     def _on_plan(self, now: float, who: Member, plan: Plan) -> None:
         current = self.open.plan
-        if self.stateless or self.convener_of(plan.ballot) != who or plan.ballot < self.journal.promised or not self._plan_fits(plan):
+        owned = self.convener_of(plan.ballot) == who and self.acceptor.follows(plan)
+        if self.stateless or not owned or plan.ballot < self.journal.promised or not self._plan_fits(plan):
             return
         self.ballot = max(self.ballot, plan.ballot)
         if current and (plan.ballot, plan.revision) <= (current.ballot, current.revision):
             return
-        self._progress(now)
+        self.progress(now)
         self.open.plan, self.open.plan_sender, self.open.lacking, self.open.planned_at = plan, who.peer, None, now
         self.open.senders, self.open.cut = senders_of(plan, self.me.peer), set()
         self.actions.execute(plan, [member.peer for member in self.config])
@@ -320,19 +310,6 @@ class RoundMachine:
         drawn = bool(contributors) and set(contributors) <= set(self.draw.members)
         return same and drawn and len(set(contributors)) == len(contributors) and owners
 
-    def _on_accept(self, now: float, who: Member, ballot: int, entry: Entry) -> None:
-        if ballot < self.journal.promised or self.convener_of(ballot) != who or not self.entry_fits(entry):
-            return
-        self.ballot = max(self.ballot, ballot)
-        self.open.known[entry.hash()] = entry
-        accepted = self.journal.accepted
-        if accepted and accepted[0] == ballot:
-            return
-        if not self.open.pending or self.open.pending[0] < ballot:
-            self._progress(now)
-            self.open.pending = (ballot, entry, who.peer)
-        self._try_vote(now)
-
     def entry_fits(self, entry: Entry) -> bool:
         """Whether an entry may be one of the open round."""
         same = (entry.log, entry.round, entry.base) == (self.log, self.round, self.base) and (
@@ -341,44 +318,12 @@ class RoundMachine:
         same = same and (self.shape.sample is None or {c.member for c in entry.contributors} <= set(self.draw.members))
         return same and bool(entry.next_config) and len(entry.part_digests) == len(entry.parts)
 
-    def _try_vote(self, now: float) -> None:
-        pending = self.open.pending
-        if pending is None:
-            return
-        ballot, entry, sender = pending
-        if ballot < self.journal.promised:
-            self.open.pending = None
-        elif self.root is not None and self.root == entry.base_state:
-            if self.has_bytes(entry):
-                self.open.pending = None
-                self.cast_vote(now, ballot, entry)
-            elif not on_the_way(self, now, entry):
-                self.actions.fetch_result(entry, [sender])
-
-    def cast_vote(self, now: float, ballot: int, entry: Entry) -> None:
-        """Vote: all bytes of the entry and the state before it are stored here."""
-        self.actions.keep(entry)  # first the bytes, then the vote, then the answer
-        self.journal.accept(ballot, entry)
-        self.open.known[entry.hash()] = entry
-        self._send_vote(ballot, entry)
-
-    def _send_vote(self, ballot: int, entry: Entry) -> None:
-        digest = entry.hash()
-        body = m.Accepted(ballot, digest, self.actions.sign(vote_payload(self.run, self.log, self.round, ballot, digest)))
-        for peer in self.others:
-            self.tell(peer, body)
-        self.tell(self.me.peer, body)
-
-    def _repeat_vote(self) -> None:
-        """A vote is repeated from the journal, never from a fresh reduction, until the round is decided."""
-        if self.journal.accepted and not self.open.decided:
-            self._send_vote(*self.journal.accepted)
-
     # ---- learner
-    def _on_accepted(self, now: float, who: Member, body: m.Accepted) -> None:
+    def count_vote(self, now: float, who: Member, body: m.Accepted) -> None:
+        """A vote of an acceptor; a quorum of them under one ballot decides."""
         votes = self.open.votes.setdefault((body.ballot, body.entry_hash), {})
         if who not in votes:
-            self._progress(now)
+            self.progress(now)
             votes[who] = body.signature
         if self.open.decided is None and self.quorum(list(votes)):
             entry = self.open.known.get(body.entry_hash)
@@ -401,7 +346,7 @@ class RoundMachine:
             self.actions.fetch_result(decided.entry, [peer for peer in dict.fromkeys(holders) if peer != self.me.peer])
 
     def _bytes_arrived(self, now: float) -> None:
-        self._try_vote(now)
+        self.acceptor.step(now)
         self._try_apply(now)
         self.convening.step(now)
 
@@ -432,13 +377,14 @@ class RoundMachine:
         self.base = self.journal.entries[-1].entry.hash()
         self.draw = Draw(self)
         self.ballot = max(0, self.journal.promised)
-        self.convening, self.sealing = Convening(self), Sealing(self)
+        self.acceptor, self.convening = sides(self) if self.lying else (Acceptor(self), Convening(self))
+        self.sealing = Sealing(self)
         self.joiners = {who: seen for who, seen in self.joiners.items() if self.near(seen[0])}
         close_round(self)
 
     def offers(self) -> list[Contributor]:
         """The contributions that a plan can be made of."""
-        return self.open.offers(self.draw.members, self.shape.kin)
+        return self.acceptor.vouched(self.open.offers(self.draw.members, self.shape.kin))
 
     def enough(self, offers: Sequence[Contributor]) -> bool:
         """Whether a plan can be made of these offers: there are some, and where the reducer needs several, as many from members that live."""
@@ -457,7 +403,8 @@ class RoundMachine:
     def engaged(self) -> bool:
         """Whether the open round is under way as far as this member knows; a merely training swarm is not stuck."""
         opened, said, waits = self.open, self.journal.accepted or self.journal.promised >= 0, self.unsettled or self.draw.again
-        return bool(self.contribution or waits or self.actions.tip() or said or opened.plan or opened.pending or opened.decided)
+        under_way = self.contribution or waits or self.actions.tip() or said or opened.plan or opened.pending or opened.decided
+        return bool(under_way) or self.acceptor.urged
 
     def _consider_takeover(self, now: float) -> None:
         if not self.engaged or self.open.decided:
@@ -470,7 +417,7 @@ class RoundMachine:
         elif self.ballot == 0:
             patience += self.timing.grace(self.round_s)
         suspected = self.convener_of(self.ballot) != self.me and self.silent(self.convener_of(self.ballot))
-        if now - self.open.progress_at <= patience and not suspected:
+        if now - self.open.progress_at <= patience and not suspected and not self.acceptor.overdue(now, patience):
             return
         if self.waits_for_offers and not suspected and not self.convening.wants_entry(now):
             return  # another convener could do no more
@@ -478,21 +425,28 @@ class RoundMachine:
 
     def next_ballot(self, now: float, *, aside: bool = False) -> None:
         """Move on to the next ballot whose owner is not suspected. ``aside``: the own contribution is not offered in it."""
-        self.ballot = max(self.ballot, self.journal.promised) + 1
+        ballot = max(self.ballot, self.journal.promised) + 1
         for _ in self.config:
-            owner = self.convener_of(self.ballot)
+            owner = self.convener_of(ballot)
             if owner == self.me or not self.silent(owner):
                 break
-            self.ballot += 1
+            ballot += 1
+        self.enter(now, ballot, aside=aside)
+
+    def enter(self, now: float, ballot: int, *, aside: bool = False) -> None:
+        """Be in this ballot from now on."""
+        self.ballot = ballot
         self.open.progress_at = now
-        if self.convener_of(self.ballot) == self.me:
-            self.convening.begin(now, self.ballot)
+        if self.convener_of(ballot) == self.me:
+            self.convening.begin(now, ballot)
         else:
             self.convening.stop()
-            self.open.aside = self.ballot if aside else -1
+            self.open.aside = ballot if aside else -1
             send_ready(self)
+        self.acceptor.entered(now)
 
-    def _progress(self, now: float) -> None:
+    def progress(self, now: float) -> None:
+        """Something came that brings the round on."""
         self.open.progress_at = now
 
     def tell(self, peer: PeerId, body: m.Body) -> None:

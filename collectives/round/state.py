@@ -119,6 +119,10 @@ class RoundActions(Protocol):
         """Whether the peer is a member to add up for the others, though it contributes nothing."""
         ...
 
+    def caught(self, peer: PeerId, one: tuple[bytes, bytes], other: tuple[bytes, bytes]) -> None:
+        """A member has signed two payloads (each with its signature) for one slot, where members may lie."""
+        ...
+
     def pace(self) -> Pace:
         """How fast this member's links are."""
         ...

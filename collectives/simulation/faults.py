@@ -29,6 +29,11 @@ ROUND_MESSAGES = (
     "part", "result", "blob", "write",
 )  # fmt: skip
 """What traps wait for: messages by kind (votes and proposals weigh more), records of the data plane, writes to the journal."""
+LYING_MESSAGES = (
+    "propose", "propose", "echo", "echo", "accepted", "accepted", "pledge", "prepare", "claim", "turn", "plan", "ready", "catch", "get", "missing",
+    "fetch", "part", "result", "blob", "write",
+)  # fmt: skip
+"""The same where members may lie."""
 
 
 class ProcessDied(BaseException):

@@ -12,7 +12,7 @@ from ..manifest import Manifest
 from ..manifest_federated import privacy_lines
 from ..manifest_methods import READS
 from .output import bytes_text, count_text, span_text
-from .views import rule_text
+from .views import lying_text, rule_text
 
 _STATE_BYTES = 8  # float32 anchor and momentum on disk
 _DDP_BYTES = 2  # bf16 gradients in a ring all-reduce every step: the comparison that "less than DDP" means
@@ -38,6 +38,7 @@ def describe(manifest: Manifest) -> dict[str, Any]:
         "codec": "masked" if settings.secure else settings.codec,
         "codecs": settings.codecs,
         "rule": manifest.robust.reducer,
+        "lying": manifest.quorum.lying,
         "secure": msgspec.to_builtins(settings.secure),
         "privacy": msgspec.to_builtins(settings.privacy),
         "outer": {"kind": settings.outer.kind, "lr": settings.outer.lr, "momentum": settings.outer.momentum},
@@ -81,6 +82,8 @@ def describe_lines(manifest: Manifest) -> list[str]:
     ]
     if d["rule"] != "mean":
         lines.append(f"rule     {rule_text(d['rule'])}")
+    if d["lying"]:
+        lines.append(f"lying    {lying_text(d['lying'], 0)}")
     codecs = ", ".join([d["codec"], *(f"{codec} for {pattern}" for pattern, codec in d["codecs"].items())])
     if d["parameters"]:
         wire = f"wire     up to {bytes_text(d['bytes_up_per_round'])} up and as much down a round ({codecs})"

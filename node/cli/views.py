@@ -56,6 +56,8 @@ def run_lines(terminal: Terminal, run: Document) -> list[str]:
         lines.append(f"  join     {entry}")
     if (rule := str(run.get("rule") or "mean")) != "mean":
         lines.append(f"  rule     {rule_text(rule)}")
+    if lying := int(run.get("lying") or 0):
+        lines.append(f"  lying    {lying_text(lying, len(members))}")
     if secure := run.get("secure"):
         lines.append(f"  secure   {secure_text(secure)}")
     if privacy := run.get("privacy"):
@@ -99,6 +101,19 @@ def rule_text(reducer: str) -> str:
     steps = "".join(f"{step.kind}{f' {step.number:g}' if step.number else ''}, " for step in parsed.before)
     return (
         f"{steps}{parsed.rule}, f = {parsed.f}: up to {parsed.f} of a round's contributions may be hostile; it needs {parsed.least} of them"
+    )
+
+
+def lying_text(lying: int, members: int) -> str:
+    """How many members may lie, and what that takes; ``members`` 0: not known yet."""
+    least = 3 * lying + 1
+    said = f"the log stays one though {lying} of its members lie{'s' if lying == 1 else ''}"
+    if not members:
+        return f"{said}; that takes {least} members, and rounds begin with the last of these"
+    return (
+        f"{said}: it takes {(members + lying) // 2 + 1} of {members}"
+        if members >= least
+        else f"rounds begin with {least} members; there are {members}"
     )
 
 

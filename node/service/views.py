@@ -38,6 +38,7 @@ def status_of(run: RunService) -> dict[str, Any]:
         "entry": run.session.round if run.session else -1,
         "rounds": run.manifest.train.rounds if run.manifest else None,
         "rule": run.manifest.robust.reducer if run.manifest else "mean",
+        "lying": run.manifest.quorum.lying if run.manifest else 0,
         "secure": _secure(run),
         "privacy": _privacy(run),
         "members": config,
@@ -165,6 +166,7 @@ def peers_of(run: RunService) -> list[dict[str, Any]]:
             "role": run.roles.get(peer, "train"),
             "trusted": peer in run.banning.lists.trusted,
             **(_newcomer(run, peer) if peer not in config else {}),
+            **({"lying": session.settings.lying} if session.settings.lying else {}),
             **({"banned": why} if (why := run.banning.lists.why(peer)) is not None else {}),
         }
         for peer in listed

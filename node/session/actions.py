@@ -13,6 +13,7 @@ from ...collectives.identifiers import PeerId
 from ...collectives.layout import Layout
 from ...collectives.pace import Pace
 from ...collectives.round import BRANCH, adopted_rounds, unproposed
+from ..evidence import twice
 from . import events as ev
 from .timeline import Timeline
 
@@ -200,6 +201,10 @@ class LogActions:
     def helps(self, peer: PeerId) -> bool:
         """Whether the peer's invite is to aggregate."""
         return self.session.membership.roles.get(peer) == "aggregate"
+
+    def caught(self, peer: PeerId, one: tuple[bytes, bytes], other: tuple[bytes, bytes]) -> None:
+        """A member has proved to lie."""
+        self.session.ports.emit(ev.Equivocated(peer, twice(peer, one, other).encode()))
 
     def pace(self) -> Pace:
         """How fast this node's links are."""

@@ -92,13 +92,13 @@ class Admission:
         match envelope.body:
             case m.Ready() as ready:
                 self._check(peer, [peer] if ready.cid is not None else [])
-            case m.Promise(ready=m.Ready() as ready):
+            case m.Promise(ready=m.Ready() as ready) | m.Pledge(ready=m.Ready() as ready):
                 self._check(peer, [peer] if ready.cid is not None else [])
             case m.PlanMessage(plan):
                 self._check(peer, [contributor.member.peer for contributor in plan.contributors])
-            case m.Accept(entry=entry):
+            case m.Accept(entry=entry) | m.Propose(entry=entry):
                 self._check(peer, [contributor.member.peer for contributor in entry.contributors])
-            case m.Accepted() as vote:
+            case m.Accepted() as vote if not self.session.settings.lying:  # there the machine looks itself
                 self.witness.heard(peer, envelope.round, vote)
             case m.Join():
                 if self._role(peer) == "observe":

@@ -43,7 +43,7 @@ class Applying:
             self._checkpoint(decided)
         session.ports.storage.forget_results(machine.round - session.timing.keep_rounds)
         session.opened(now)
-        machine.resume(now)
+        session.resume(now, machine)
 
     def retry(self, now: float) -> None:
         """What had to wait for room on the disk."""

@@ -146,7 +146,7 @@ class Branch(BesideRun):
         self.results.clear()
         self.moved_at = now
         self.open_round()
-        machine.resume(now)
+        session.resume(now, machine)
         self.branching.offer(now)
         session.settle(now)
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import msgspec
 
-from ...collectives.group import Config, Entry
+from ...collectives.group import Config, Entry, Vote
 from .volatile import VolatileJournal
 
 
@@ -71,11 +71,11 @@ class KeptJournal(VolatileJournal):
         self._write(ballot, self.accepted)
         super().promise(ballot)
 
-    def accept(self, ballot: int, entry: Entry) -> None:
+    def accept(self, ballot: int, entry: Entry, proof: tuple[Vote, ...] = ()) -> None:
         """Record a vote; the result's bytes are stored."""
         self._use()
         self._write(ballot, (ballot, entry))
-        super().accept(ballot, entry)
+        super().accept(ballot, entry, proof)
 
     def _write(self, promised: int, accepted: tuple[int, Entry] | None) -> None:
         self._write_down(promised, accepted, False)

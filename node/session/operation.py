@@ -248,7 +248,7 @@ class Operation(BesideRun):
         ballot = decided.votes[0].ballot
         if ballot >= journal.promised and journal.accepted != (ballot, entry):
             with contextlib.suppress(StorageError):  # then they keep it for as long as for one that is gone
-                self.machine.cast_vote(now, ballot, entry)
+                self.machine.acceptor.cast(now, ballot, entry)
 
     def decided(self, certified: Certified, counted: bool) -> None:
         """Told by `apply` already."""

@@ -33,6 +33,11 @@ def recertify(sessions: Sequence[Session], now: float, peers: Collection[PeerId]
     first = sessions[0]
     if first.me != first.organiser:
         raise RecertifyError("only the run's organiser can recertify it", why=f"its organiser is {first.organiser}")
+    if first.settings.lying:
+        raise RecertifyError(
+            "this run cannot be recertified", why="Its manifest says that members may lie: the organiser's word, and answers to it, are theirs.",
+            hint="Found a run that goes on from its model: atoll export RUN DIR",
+        )  # fmt: skip
     if any(session.machine is None or session.machine.stateless for session in sessions):
         raise RecertifyError(
             "the run's state is not here yet", why="What is recertified goes on from this node's state, and it has none that is whole.",

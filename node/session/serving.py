@@ -59,13 +59,12 @@ class Serving:
 
     def recall(self, machine: RoundMachine) -> None:
         """After a restart: the bytes of the entry voted for in the open round."""
-        if machine.journal.accepted is None:
-            return
-        entry = machine.journal.accepted[1]
-        data = self.session.ports.storage.kept(entry) if entry.contributors else None
-        if data is not None and self.matches(entry, data):
-            self.session.actions.results[entry.part_digests] = data
-            machine.open.held.add(entry.part_digests)
+        for voted in (machine.journal.echoed, machine.journal.accepted):
+            entry = voted[1] if voted is not None else None
+            data = self.session.ports.storage.kept(entry) if entry is not None and entry.contributors else None
+            if entry is not None and data is not None and self.matches(entry, data):
+                self.session.actions.results[entry.part_digests] = data
+                machine.open.held.add(entry.part_digests)
 
     # ---- results
     def find(self, name: bytes) -> tuple[Entry, memoryview] | None:

@@ -85,7 +85,7 @@ class Session:
         self.machine: RoundMachine | None = None
         self.replica: Replica | None = None
         self.actions = LogActions(self)
-        self.transfer = Transfer(self.actions, organiser, self.timing, rng)
+        self.transfer = Transfer(self.actions, organiser, self.timing, rng, settings.lying)
         self.serving = Serving(self)
         self.operations = Operations(self)
         self.earlier = Earlier(self)
@@ -190,7 +190,7 @@ class Session:
             run=self.run, log=self.log, me=Member(self.me, journal.incarnation), organiser=self.organiser, journal=journal,
             shape=replace(shape, kin=self.secure is not None, single=self.settings.coordinator, sample=self.settings.sample), timing=self.timing,
             actions=self.actions, rng=self.rng, now=now, site=self.site,
-            merges=self.branching.after_s is not None,
+            merges=self.branching.after_s is not None, lying=self.settings.lying,
         )  # fmt: skip
         self.machine.stateless = self.replica is None
         self.machine.idle = self.script is None or not self.admission.trains
@@ -403,9 +403,14 @@ class Session:
         self.actions.results.clear()
         self.opened(now)
         self.branching.restore()
-        machine.resume(now)
+        self.resume(now, machine)
         self.ports.emit(ev.StateReady(self.completed))
         self._drain(now)
+
+    def resume(self, now: float, machine: RoundMachine) -> None:
+        """Its round is open: take up what came early."""
+        for error in machine.resume(now):
+            self.ports.emit(ev.PeerMisbehaved(PeerId(error.peer), error.message))
 
     def applied(self, now: float, entry: Entry) -> None:
         """The outer step of the decided entry is done: the next round opens."""

@@ -97,7 +97,8 @@ class Fetching:
 class Transfer:
     """Everything this member is fetching for the main log of a run."""
 
-    def __init__(self, actions: TransferActions, organiser: PeerId, timing: Timing, rng: Random) -> None:
+    def __init__(self, actions: TransferActions, organiser: PeerId, timing: Timing, rng: Random, lying: int = 0) -> None:
+        self.lying = lying
         self.actions, self.organiser, self.timing, self.rng = actions, organiser, timing, rng
         self.fetching: dict[bytes, Fetching] = {}
         self.offers: dict[tuple[int, bytes], dict[PeerId, m.Offer]] = {}
@@ -243,7 +244,7 @@ class Transfer:
             return (entry if round_ == 0 else following).entry.base_state == root  # type: ignore[union-attr]
         config = entry.entry.next_config
         voters: list[Member] = [member for member in config if member.peer in offering]
-        return is_quorum(config, voters, self.organiser)
+        return is_quorum(config, voters, self.organiser, self.lying)
 
     # ---- both
     def _want(self, now: float, item: Fetching) -> None:

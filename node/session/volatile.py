@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ...collectives import messages as m
-from ...collectives.group import Entry, Member
+from ...collectives.group import Entry, Member, Vote
 from ...collectives.identifiers import PeerId
 from ...collectives.pace import Pace
 from ...collectives.round import MemoryJournal, Timing
@@ -36,10 +36,10 @@ class VolatileJournal(MemoryJournal):
         self._use()
         super().promise(ballot)
 
-    def accept(self, ballot: int, entry: Entry) -> None:
+    def accept(self, ballot: int, entry: Entry, proof: tuple[Vote, ...] = ()) -> None:
         """Record a vote."""
         self._use()
-        super().accept(ballot, entry)
+        super().accept(ballot, entry, proof)
 
     def _use(self) -> None:
         if not self.spent:
@@ -90,6 +90,9 @@ class BesideRun:
     def helps(self, peer: PeerId) -> bool:
         """Nobody: an operation is of those who call it."""
         return False
+
+    def caught(self, peer: PeerId, one: tuple[bytes, bytes], other: tuple[bytes, bytes]) -> None:
+        """Nothing of what is said beside the run's log could tell: it is decided by majorities."""
 
     def pace(self) -> Pace:
         """How fast this node's links are."""

@@ -11,6 +11,8 @@ swarm     members, world, network, faults and checker: one seed, one run
 plant     the seams at which known bugs are planted
 branch_plants  those of branches
 seal_plants  those of recertifying
+lying_plants  those of the round under members that lie
+liars     members that lie: what they say in the place of what is so
 plants    known bugs, planted to see that the checker finds them
 stage     blocking scripts in virtual time, one running at a time (for `atoll.node.local`)
 averages  averages of a large swarm on a grid, under churn (stands on `atoll.node.local`)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from ...collectives import messages as m
 from ...collectives.group import Contributor, Entry, Member
+from ...collectives.identifiers import PeerId
+from ...collectives.round import acceptor as acceptor_module
 from ...collectives.round import adopted_rounds, adopts, tip_entry
 from ...collectives.round import machine as machine_module
 from ..session import branch as branch_module
@@ -80,24 +84,17 @@ class AnyHalfDecides(BranchPlant):
     machine = _AnyHalf
 
 
-class _BlindAdoption(machine_module.RoundMachine):
-    def _try_vote(self, now: float) -> None:
-        pending = self.open.pending
-        if (
-            pending is None
-            or not adopts(pending[1], self.shape)
-            or pending[0] < self.journal.promised
-            or self.root != pending[1].base_state
-        ):
-            return super()._try_vote(now)
-        self.open.pending = None
-        return self.cast_vote(now, pending[0], pending[1])
+class _BlindAdoption(acceptor_module.Acceptor):
+    def holds(self, now: float, entry: Entry, holders: Sequence[PeerId]) -> bool:
+        """The certified state is enough."""
+        blind = adopts(entry, self.machine.shape) and self.machine.root == entry.base_state
+        return blind or super().holds(now, entry, holders)
 
 
 class AdoptionWithoutBytes(BranchPlant):
     """A member votes for the adoption of a branch whose state it does not hold."""
 
-    machine = _BlindAdoption
+    acceptor = _BlindAdoption
 
 
 BRANCH_PLANTS: dict[str, type[Plant]] = {

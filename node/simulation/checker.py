@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...collectives.codec import Grid, Wire
 from ...collectives.digest import chunk_hash, part_digest
-from ...collectives.group import Certified, Config, Contributor, Entry, Member, is_quorum
+from ...collectives.group import Certified, Config, Contributor, Entry, Member, is_quorum, least_members
 from ...collectives.identifiers import PeerId
 from ...collectives.messages import Tip as TipMessage
 from ...collectives.reduce import MEAN, TwoPhaseReducer, Weighing, least_of
@@ -37,6 +37,9 @@ class Violation(AssertionError):
     def __init__(self, predicate: str, detail: str) -> None:
         super().__init__(f"{predicate}: {detail}")
         self.predicate = predicate
+
+
+MOST_BALLOTS = 1000  # of a round in which honest members turn by their clocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,11 @@ Holders = Callable[[Entry], Collection[Member]]
 class Checker:
     """Watches one log. ``holders`` answers who holds an entry durably at the moment it is asked."""
 
-    def __init__(self, *, organiser: PeerId | None, outer: OuterSettings, holders: Holders) -> None:
+    def __init__(
+        self, *, organiser: PeerId | None, outer: OuterSettings, holders: Holders, lying: int = 0, liars: Collection[PeerId] = ()
+    ) -> None:
+        """``lying``: how many members of a configuration may lie; ``liars``: who does."""
+        self.lying, self.liars = lying, liars
         self.organiser, self.outer, self._holders = organiser, outer, holders
         self.entries: list[Certified] = []  # as first applied by anybody; [0] is the genesis
         self.results: list[bytes] = []
@@ -108,6 +115,8 @@ class Checker:
         self._one_entry(entry.round, ballot, entry, who.peer)
         if who in self.retired:
             raise Violation("silence", f"{who.peer}/{who.incarnation} votes in round {entry.round} after it was removed")
+        if self.lying and ballot > MOST_BALLOTS:
+            raise Violation("turns", f"{who.peer} votes in ballot {ballot} of round {entry.round}, which no honest member has come to")
         self._voters.setdefault((entry.round, ballot, entry.hash()), set()).add(who)
         if entry.contributors and not holds_bytes:
             raise Violation("vote without bytes", f"{who.peer} votes in round {entry.round}, ballot {ballot}")
@@ -216,6 +225,18 @@ class Checker:
         if known != entry.hash():
             raise Violation("one entry a ballot", f"round {round_}, ballot {ballot}: a second entry, seen at {who}")
 
+    def _claimed(self, entry: Entry, config: Config) -> None:
+        """What liars cannot invent: contributions of others, members that nobody let in."""
+        for contributor in entry.contributors if self.liars else ():
+            frozen, peer = self.frozen.get(contributor.cid), contributor.member.peer
+            if peer not in self.liars and (frozen is None or (frozen.peer, frozen.weight) != (peer, contributor.weight)):
+                raise Violation("honest outcome", f"entry {entry.round} names what {peer} did not contribute")
+        if self.lying and len(entry.next_config) < len(config) and len(entry.next_config) < least_members(self.lying) <= len(config):
+            raise Violation("membership", f"entry {entry.round} leaves {len(entry.next_config)} members")
+
+    def _quorum(self, config: Config, voters: set[Member]) -> bool:
+        return is_quorum(config, voters, self.organiser, self.lying)
+
     def _config(self, round_: int) -> Config | None:
         return self.entries[round_ - 1].entry.next_config if 0 < round_ <= len(self.entries) else None
 
@@ -226,10 +247,11 @@ class Checker:
         if certified.removed:
             self._lost_only_with_the_removed(certified)
             self.recertified += 1
-        elif not is_quorum(config, {vote.member for vote in certified.votes}, self.organiser):
+        elif not self._quorum(config, {vote.member for vote in certified.votes}):
             raise Violation("certificate", f"entry {entry.round} is applied without the votes of a quorum")
+        self._claimed(entry, config)
         holders = set(self._holders(entry))
-        if not certified.removed and not is_quorum(config, holders, self.organiser):
+        if not certified.removed and not self._quorum(config, holders | {who for who in config if who.peer in self.liars}):
             names = ", ".join(sorted(member.peer for member in holders))
             raise Violation("durability", f"entry {entry.round} is applied while only {names or 'nobody'} of {len(config)} holds it")
         if adopted_rounds(entry):

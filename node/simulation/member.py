@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from ...collectives.group import Certified, Entry, Member
@@ -12,6 +13,7 @@ from ..session.record import BranchRecord
 from ..session.replica import ModelReplica
 from ..session.session import Session
 from .checker import Frozen, Violation
+from .liars import LyingProcess
 from .process import NodeProcess
 from .script import Script, Units
 from .storage import Observer, SimStorage
@@ -52,7 +54,8 @@ class SimMember:
         swarm, self.life = self.swarm, self.life + 1
         now, rng = swarm.world.now, swarm.world.stream(f"{self.peer}/{self.life}")
         storage, *others = [disk.storage for disk in self.disks]
-        process = self.process = NodeProcess(
+        make = partial(LyingProcess, lies=swarm.options.lies, tell=swarm.count) if self.peer in swarm.liars else NodeProcess
+        process = self.process = make(
             swarm.place, self.peer, storage, rng, emit=self._hear, died=lambda back_after_s: swarm.died(self.peer, back_after_s),
             others=others,
         )  # fmt: skip

@@ -10,9 +10,13 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from ...collectives.exchange import Exchange
+from ...collectives.round import acceptor as acceptor_module
 from ...collectives.round import convener as convener_module
+from ...collectives.round import lying as lying_module
 from ...collectives.round import machine as machine_module
 from ...collectives.round import sealing as sealing_module
+from ...collectives.round.lying import acceptor as witness_module
+from ...collectives.round.lying import judge as judge_module
 from ..session import branch as branch_module
 from ..session import branching as branching_module
 from ..session import session as session_module
@@ -27,10 +31,16 @@ class Plant:
 
     branches = 0.0  # share of the seeds in which members without a quorum go on in branches
     recertified = 0.0  # share of the seeds in which the organiser recertifies
+    lying = 0  # how many members lie
+    lies: tuple[str, ...] = ()
     exchange: type[Exchange] = Exchange
     machine: type[machine_module.RoundMachine] | None = None
+    acceptor: type[acceptor_module.Acceptor] | None = None
     convening: type[convener_module.Convening] | None = None
     sealing: type[sealing_module.Sealing] | None = None
+    witness: type[witness_module.Witness] | None = None
+    accountable: type[lying_module.Accountable] | None = None
+    judge: type[judge_module.Judge] | None = None
     branching: type[branching_module.Branching] | None = None
     branch: type[branch_module.Branch] | None = None
 
@@ -39,8 +49,12 @@ class Plant:
         """Around one run: the classes of the protocol are replaced by broken ones."""
         seams: list[tuple[Any, str, Any]] = [
             (session_module, "RoundMachine", self.machine),
+            (machine_module, "Acceptor", self.acceptor),
             (machine_module, "Convening", self.convening),
             (machine_module, "Sealing", self.sealing),
+            (lying_module, "Witness", self.witness),
+            (lying_module, "Accountable", self.accountable),
+            (witness_module, "Judge", self.judge),
             (session_module, "Branching", self.branching),
             (branching_module, "Branch", self.branch),
         ]

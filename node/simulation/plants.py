@@ -16,10 +16,13 @@ from torch import Tensor
 from ...collectives import messages as m
 from ...collectives.exchange import Exchange
 from ...collectives.group import Certified, Entry, Member, Plan, Vote
+from ...collectives.identifiers import PeerId
+from ...collectives.round import acceptor as acceptor_module
 from ...collectives.round import convener as convener_module
 from ...collectives.round import machine as machine_module
 from ...collectives.round import vote_payload
 from .branch_plants import BRANCH_PLANTS
+from .lying_plants import LYING_PLANTS
 from .plant import Plant
 from .seal_plants import SEAL_PLANTS
 from .storage import SimStorage
@@ -72,18 +75,16 @@ class ContributorsPerOwner(Plant):
     exchange = _OwnerDecides
 
 
-class _VotesBlind(machine_module.RoundMachine):
-    def _try_vote(self, now: float) -> None:
-        pending = self.open.pending
-        if pending is not None and pending[0] >= self.journal.promised and self.root == pending[1].base_state:
-            self.open.pending = None
-            self.cast_vote(now, pending[0], pending[1])
+class _VotesBlind(acceptor_module.Acceptor):
+    def holds(self, now: float, entry: Entry, holders: Sequence[PeerId]) -> bool:
+        """The state is enough."""
+        return self.machine.root == entry.base_state
 
 
 class VoteWithoutBytes(Plant):
     """A member votes before it holds the result."""
 
-    machine = _VotesBlind
+    acceptor = _VotesBlind
 
 
 class _LiveConvener(machine_module.RoundMachine):
@@ -144,7 +145,7 @@ class _RepeatIsProgress(machine_module.RoundMachine):
     def _on_plan(self, now: float, who: Member, plan: Plan) -> None:
         super()._on_plan(now, who, plan)
         if self.open.plan == plan:
-            self._progress(now)
+            self.progress(now)
             self.convening.bulk_progress(now)
             self.convening.due_at = float("inf")  # its deadline never comes either
 
@@ -200,4 +201,5 @@ PLANTS: dict[str, type[Plant]] = {
     "snapshot-without-entries": SnapshotWithoutEntries,
     **BRANCH_PLANTS,
     **SEAL_PLANTS,
+    **LYING_PLANTS,
 }

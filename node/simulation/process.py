@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 from blake3 import blake3
 
 from ...collectives.exchange import Exchange
+from ...collectives.group import Entry
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.pace import Lead, Pace
 from ...collectives.round import Timing
@@ -49,12 +50,19 @@ class Place:
     per_hour: int = 0
     paces: dict[PeerId, Pace] = field(default_factory=dict[PeerId, Pace])  # what members have measured of their links
     sites: Mapping[PeerId, str] = field(default_factory=dict[PeerId, str])
+    plot: dict[tuple[str, int, int], dict[bytes, Entry]] = field(default_factory=dict[tuple[str, int, int], dict[bytes, Entry]])
+    """What liars have proposed, by log, round and ballot: they know of one another."""
     identities: Mapping[PeerId, Identity] = field(default_factory=dict[PeerId, Identity])  # of a secure run
 
 
 def sign_as(peer: PeerId, payload: bytes) -> bytes:
     """Stands in for Ed25519: cheap, and nobody in a simulation forges it."""
     return blake3(peer.encode() + b"\0" + payload).digest(32)
+
+
+def verify_as(peer: PeerId, payload: bytes, signature: bytes) -> bool:
+    """Whether a signature is `sign_as`'s."""
+    return signature == sign_as(peer, payload)
 
 
 class Input:
@@ -288,4 +296,4 @@ class NodeProcess:
 
     def verify(self, peer: PeerId, payload: bytes, signature: bytes) -> bool:
         """Check a peer's signature."""
-        return signature == sign_as(peer, payload)
+        return verify_as(peer, payload, signature)

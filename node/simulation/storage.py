@@ -5,7 +5,7 @@ Every write first goes past ``before_write``, where a trap may kill the process:
 
 from __future__ import annotations
 
-from ...collectives.group import Certified, Entry
+from ...collectives.group import Certified, Entry, Vote
 from ...collectives.layout import Layout
 from ...collectives.round import MemoryJournal, SealRecord
 from ...collectives.swarm import OuterSettings
@@ -50,11 +50,16 @@ class SimJournal(MemoryJournal):
         self.observer.before_write("promise")
         super().promise(ballot)
 
-    def accept(self, ballot: int, entry: Entry) -> None:
+    def accept(self, ballot: int, entry: Entry, proof: tuple[Vote, ...] = ()) -> None:
         """Record a vote."""
         self.observer.before_write("accept")
-        super().accept(ballot, entry)
+        super().accept(ballot, entry, proof)
         self.observer.voted(ballot, entry)
+
+    def echo(self, ballot: int, entry: Entry) -> None:
+        """Record an echo."""
+        self.observer.before_write("echo")
+        super().echo(ballot, entry)
 
     def seal(self, record: SealRecord) -> None:
         """Record a seal."""
@@ -105,7 +110,7 @@ class SimStorage(MemoryStorage):
     def reboot(self) -> None:
         """The machine lost power: what was voted for is not known any more, so the next life is a new one with the same log."""
         journal = self._journal
-        journal.incarnation, journal.promised, journal.accepted = journal.incarnation + 1, -1, None
+        journal.incarnation, journal.promised, journal.accepted, journal.echoed = journal.incarnation + 1, -1, None, None
 
     def end_of_life(self) -> None:
         """The process died; the next one reads what is here."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 import msgspec
@@ -15,22 +15,24 @@ from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import cut, make_layout
 from ...collectives.round import Timing
 from ...collectives.simulation import Faults, Network, World, quiet_plan, random_plan
-from ...collectives.simulation.faults import ALL_FAULTS, FaultKind, shatter_plan
+from ...collectives.simulation.faults import ALL_FAULTS, LYING_MESSAGES, ROUND_MESSAGES, FaultKind, shatter_plan
 from ...collectives.swarm import OuterSettings, RunSettings
 from ..session.events import (
     BranchBegun,
     BranchEnded,
     ContributionRefused,
     EarlierSettled,
+    Equivocated,
     PeerMisbehaved,
     RoundCommitted,
     StateDiverged,
     StateReady,
 )
 from .checker import Checker, Violation
+from .liars import LIES, Lie
 from .member import Disk, SimMember
 from .plant import Plant
-from .process import Place
+from .process import Place, verify_as
 from .removal import Removal
 from .watch import Watch
 
@@ -51,7 +53,7 @@ TIMING = Timing(pull_s=0.1, heartbeat_s=0.25, keep_rounds=4)
 class Options:
     """What a seed is run with. ``rounds``: entries that must be decided; ``patience_s``: how long after healing, virtual; ``plan``: the
     topology of its plans, ``fragments``: into how many the model is cut; both by the seed where they are None; ``reducer``: what becomes of
-    contributions."""
+    contributions; ``lying``: so many members tell ``lies``."""
 
     peers: tuple[int, int] = (5, 9)
     rounds: int = 10
@@ -61,6 +63,8 @@ class Options:
     plan: TopologyKind | None = None
     fragments: int | None = None
     reducer: str = "mean"
+    lying: int = 0
+    lies: tuple[Lie, ...] = LIES
 
 
 class _Body(msgspec.Struct, array_like=True):
@@ -99,6 +103,8 @@ class SimSwarm:
     def __init__(self, seed: int, options: Options | None = None, plant: Plant | None = None) -> None:
         branches = BRANCHED if plant is None else plant.branches
         self.options, self.plant = options or Options(), plant or Plant()
+        if self.plant.lying:
+            self.options = replace(self.options, peers=(4, 6), lying=self.plant.lying, lies=self.plant.lies or LIES)
         self.world = World(seed)
         self.rng, self.knocks = self.world.stream("swarm"), self.world.stream("knocks")
         self.network = Network(self.world, latency_s=0.0005, jitter_s=0.004)
@@ -120,6 +126,7 @@ class SimSwarm:
             reducer=self.options.reducer,
             plan=self.options.plan or ways.choice(get_args(TopologyKind)),
             fragments=fragments,
+            lying=self.options.lying,
         )
         length = self.rng.choice((1, 40, 90, 140))
         self.layout = make_layout([("w" if fragments == 1 else f"w{number}", (length,)) for number in range(fragments)])
@@ -128,17 +135,19 @@ class SimSwarm:
             self.world, self.network, self.names, self.run_id, self.organiser, self.settings, TIMING,
             chunk_elements=16, exchange=self.plant.exchange, sites={peer: ways.choice(("", "a", "b")) for peer in self.names},
         )  # fmt: skip
+        self.liars = frozenset(self.world.stream("liars").sample(self.names, self.options.lying))
         self.stats: dict[str, int] = {}
         self.watches = [Watch(self, number, part) for number, part in enumerate(cut(self.layout, fragments))]
         self.members = {peer: SimMember(self, peer) for peer in self.names}
         self.wiped: set[Member] = set()
         self.left = False
-        plan = random_plan(self.world.stream("plan"), self.names, horizon_s=self.options.horizon_s, kinds=kinds) if kinds else quiet_plan()
+        messages, chance = LYING_MESSAGES if self.options.lying else ROUND_MESSAGES, self.world.stream("plan")
+        plan = random_plan(chance, self.names, horizon_s=self.options.horizon_s, kinds=kinds, messages=messages) if kinds else quiet_plan()
         if branching:
             self.place.branch_after_s = policy.choice((0.5, 0.8, 1.5))
             shatter_plan(policy, self.names, plan)
         self.removal = Removal(self, self.world.stream("removal"))
-        self.removal.plan(RECERTIFIED if plant is None else plant.recertified, kinds)
+        self.removal.plan(0.0 if self.options.lying else RECERTIFIED if plant is None else plant.recertified, kinds)
         self.faults = Faults(self.world, self.network, self, plan, self.world.stream("faults"))
         self.network.tap = self._tap
 
@@ -193,7 +202,9 @@ class SimSwarm:
         """An event of a session."""
         if isinstance(event, StateDiverged):
             raise Violation("agreement", f"{disk.peer}'s state before entry {event.entry} is not the decided one")
-        if isinstance(event, PeerMisbehaved):
+        if isinstance(event, PeerMisbehaved | Equivocated):
+            self._accused(disk.peer, event)
+        if isinstance(event, PeerMisbehaved) and not self.liars & {event.peer, disk.peer}:
             raise Violation("honest peers", f"{disk.peer} accuses {event.peer}: {event.reason}")
         if isinstance(event, BranchBegun):
             self.count("branch begun")
@@ -205,12 +216,28 @@ class SimSwarm:
             self.count("contribution counted" if event.counted else "contribution left out" if event.cid else "nothing contributed")
             if event.lost:
                 self.count("eviction or leave")
+            if unknown := {*event.config} - {*self.names}:
+                raise Violation("membership", f"{sorted(unknown)} are members, whom nobody has met")
+            if self.options.lying and not self.options.faults and not self.liars.issuperset(event.lost):
+                raise Violation("membership", f"{', '.join(event.lost)} of which some are honest and there are removed from the run")
         if isinstance(event, ContributionRefused):
             self.count("stale contribution refused")
         if isinstance(event, EarlierSettled):
             self.count(f"earlier contribution {'counted' if event.counted else 'lost'}")
         if isinstance(event, StateReady):
             self.count("state ready")
+
+    def _accused(self, by: PeerId, event: PeerMisbehaved | Equivocated) -> None:
+        """Proof is against liars only, and holds."""
+        if isinstance(event, PeerMisbehaved):
+            return self.count("refused")
+        _, peer, one, one_signature, other, other_signature = msgspec.msgpack.decode(event.evidence)
+        kind, *slot = msgspec.msgpack.decode(one)
+        same = [kind, *slot[:-1]] == msgspec.msgpack.decode(other)[:-1] and one != other
+        proved = same and verify_as(peer, one, one_signature) and verify_as(peer, other, other_signature)
+        if peer not in self.liars or not proved:
+            raise Violation("honest peers", f"{by} has proof that {peer} signed two values for {kind}")
+        return self.count(f"proof of two for {kind}")
 
     def count(self, what: str, by: int = 1) -> None:
         """Statistics."""

@@ -22,7 +22,9 @@ class Watch:
     def __init__(self, swarm: SimSwarm, number: int, layout: Layout) -> None:
         self.swarm, self.number, self.layout = swarm, number, layout
         self.world, self.plant, self.train_s = swarm.world, swarm.plant, swarm.train_s
-        self.checker = Checker(organiser=swarm.organiser, outer=swarm.settings.outer, holders=self._holders)
+        self.checker = Checker(
+            organiser=swarm.organiser, outer=swarm.settings.outer, holders=self._holders, lying=swarm.options.lying, liars=swarm.liars
+        )
         self._votes: dict[bytes, set[Member]] = {}
         self._first_ballot: dict[bytes, int] = {}
         self._unchecked: dict[PeerId, tuple[int, Tensor]] = {}
@@ -89,7 +91,7 @@ class Watch:
         top = self.config
         for disk in self.disks:
             member = disk.member
-            if member.leaving and member.me not in top:
+            if (member.leaving and member.me not in top) or member.peer in self.swarm.liars:
                 continue
             if len(disk.log) < target or (member.me not in top and not member.leaving):
                 return False

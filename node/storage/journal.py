@@ -26,7 +26,7 @@ from typing import Literal
 import msgspec
 
 from ...collectives.errors import StorageError
-from ...collectives.group import Certified, Entry
+from ...collectives.group import Certified, Entry, Vote
 from ...collectives.round import SPAN, Log, SealRecord
 from .frames import FRAME, MAX_ENTRY_BYTES, check_of, framed, read_frames
 
@@ -47,6 +47,8 @@ class _Vote(msgspec.Struct, frozen=True, array_like=True):
     round: int
     promised: int
     accepted: tuple[int, Entry] | None
+    proof: tuple[Vote, ...] = ()
+    echoed: tuple[int, Entry] | None = None
 
 
 _vote = msgspec.msgpack.Decoder(_Vote)
@@ -136,6 +138,8 @@ class FileJournal:
         self.newest: Certified | None = None  # the newest entry that can be read, also behind damage
         self.promised = -1
         self.accepted: tuple[int, Entry] | None = None
+        self.proof: tuple[Vote, ...] = ()
+        self.echoed: tuple[int, Entry] | None = None
         self.sealed: SealRecord | None = None
         self.damaged = ""
         self._sequence = 0
@@ -156,11 +160,15 @@ class FileJournal:
     # ---- Journal
     def promise(self, ballot: int) -> None:
         """Record a promise."""
-        self._write_vote(ballot, self.accepted)
+        self._write_vote(ballot, self.accepted, self.proof, self.echoed)
 
-    def accept(self, ballot: int, entry: Entry) -> None:
+    def accept(self, ballot: int, entry: Entry, proof: tuple[Vote, ...] = ()) -> None:
         """Record a vote."""
-        self._write_vote(ballot, (ballot, entry))
+        self._write_vote(ballot, (ballot, entry), proof, self.echoed)
+
+    def echo(self, ballot: int, entry: Entry) -> None:
+        """Record an echo."""
+        self._write_vote(ballot, self.accepted, self.proof, (ballot, entry))
 
     def append(self, certified: Certified) -> None:
         """Record an applied entry."""
@@ -174,6 +182,7 @@ class FileJournal:
         self._take(certified, self._end)
         self._end += len(data)
         self.newest, self.promised, self.accepted, self.restarted = certified, -1, None, False
+        self.proof, self.echoed = (), None
 
     def seal(self, record: SealRecord) -> None:
         """Record a seal."""
@@ -319,6 +328,7 @@ class FileJournal:
             self._sequence = newest.sequence
             if newest.round == len(self.entries):
                 self.promised, self.accepted = newest.promised, newest.accepted
+                self.proof, self.echoed = newest.proof, newest.echoed
 
     def _read_vote(self, slot: int) -> _Vote | Literal["", "unreadable"]:
         head = os.pread(self._votes.fileno(), FRAME.size, slot * _SLOT_BYTES)
@@ -333,10 +343,13 @@ class FileJournal:
         except msgspec.MsgspecError:
             return "unreadable"
 
-    def _write_vote(self, promised: int, accepted: tuple[int, Entry] | None) -> None:
-        vote = _Vote(self._sequence + 1, len(self.entries), promised, accepted)
+    def _write_vote(
+        self, promised: int, accepted: tuple[int, Entry] | None, proof: tuple[Vote, ...], echoed: tuple[int, Entry] | None
+    ) -> None:
+        vote = _Vote(self._sequence + 1, len(self.entries), promised, accepted, proof, echoed)
         try:
             write_at(self._votes.fileno(), framed(msgspec.msgpack.encode(vote)), (vote.sequence % 2) * _SLOT_BYTES)
         except OSError as error:
             raise storage_error(self._folder / "vote", error) from error
         self._sequence, self.promised, self.accepted = vote.sequence, promised, accepted
+        self.proof, self.echoed = proof, echoed

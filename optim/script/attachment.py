@@ -291,7 +291,7 @@ class Attachment:
         emit(Reentered(self.swarm.run_id, self.round))
 
     def _decidable(self) -> bool:
-        return reached(self.swarm.members()).quorum
+        return reached(self.swarm.members(), self.swarm.settings.lying).quorum
 
     def _note(self, strand: Strand, turn: Turn) -> None:
         outcome, totals = turn.outcome, self._totals

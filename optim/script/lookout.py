@@ -63,7 +63,7 @@ class Lookout:
         members = self.swarm.members()
         self.swarm.report({**report, **self.metrics})
         self.peers = sum(1 for member in members if member.live and member.peer != self.swarm.peer)
-        there = reached(members)
+        there = reached(members, self.swarm.settings.lying)
         self._tell_quorum(there, undecided)
         if self.peers:
             self._said_alone = False
@@ -86,7 +86,7 @@ class Lookout:
         emit(QuorumSeen(self.swarm.run_id, there))
 
 
-def reached(members: Sequence[PeerView]) -> Reach:
-    """Whether these members can decide a round."""
+def reached(members: Sequence[PeerView], lying: int) -> Reach:
+    """Whether these members can decide a round, of whom so many may lie."""
     organiser = next((member.peer for member in members if member.organiser), None)
-    return reach({member.peer: member.live for member in members}, organiser)
+    return reach({member.peer: member.live for member in members}, organiser, lying=lying)

@@ -8,11 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atoll.collectives.errors import ConfigError
 from atoll.collectives.group import Member, Reach, is_quorum, reach
 from atoll.collectives.identifiers import PeerId
+from atoll.node.cli.costs import describe_lines
 from atoll.node.cli.live import Progress
 from atoll.node.cli.output import Terminal
-from atoll.node.cli.views import peers_table, runs_table, status_text
+from atoll.node.cli.views import lying_text, peers_table, run_lines, runs_table, status_text
+from atoll.node.manifest import parse_manifest
 from atoll.node.quorum import no_quorum, quorum_of
 
 FOUNDER, A, B = PeerId("o"), PeerId("a"), PeerId("b")
@@ -84,3 +87,29 @@ def test_what_a_node_cannot_tell_is_not_told() -> None:
     assert "quorum" not in peers_table(Terminal(no_color=True), unsure)
     for odd in (None, {}, 3, {"reachable": "x", "members": 3, "needed": 2}):
         assert no_quorum(odd) == ""
+
+
+LYING = 'schema = 1\nname = "n"\n[quorum]\nlying = 1\n'
+
+
+def test_a_manifest_says_how_many_may_lie() -> None:
+    manifest = parse_manifest(LYING)
+    assert (manifest.quorum.lying, manifest.settings().lying) == (1, 1)
+    assert parse_manifest(LYING.replace("lying = 1", "lying = 0")).run_id == parse_manifest('schema = 1\nname = "n"\n').run_id
+    assert any("that takes 4 members" in line for line in describe_lines(manifest))
+    for wrong, key in (
+        ('[no_quorum]\npolicy = "branch"\n', "$.no_quorum.policy"),
+        ("lying = 86", "$.quorum.lying"),
+    ):
+        with pytest.raises(ConfigError) as error:
+            parse_manifest(LYING.replace("lying = 1", wrong) if "86" in wrong else LYING + wrong)
+        assert error.value.key == key
+
+
+def test_words_of_a_run_that_bears_liars() -> None:
+    assert lying_text(1, 3) == "rounds begin with 4 members; there are 3"
+    assert lying_text(1, 5) == "the log stays one though 1 of its members lies: it takes 4 of 5"
+    told = quorum_of([{**row, "lying": 1} for row in rows({"o": True, "a": True, "b": True, "c": False, "d": False})])
+    assert (told or {})["needed"] == 4
+    assert no_quorum(told) == "no quorum: 3 of 5 members reachable; the open round waits for 4"
+    assert "lying    rounds begin with 4 members; there are 1" in "\n".join(run_lines(Terminal(), {"lying": 1, "members": ["o"]}))

@@ -1,0 +1,276 @@
+"""The acceptor's side of a round under members that lie: docs/protocol.md. An echo comes before each vote, and nothing is taken on trust."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import msgspec
+
+from ... import messages as m
+from ...errors import RemoteProtocolError
+from ...group import Cid, Contributor, Entry, Member, Plan, Vote
+from ..acceptor import Acceptor
+from ..patience import transfer_s
+from ..readiness import my_ready, ready_fits
+from ..signed import claim_payload, pledge_payload, slot_payload
+from .judge import Judge
+
+if TYPE_CHECKING:
+    from ..machine import RoundMachine
+    from ..signed import Kind
+    from .convener import Accountable
+
+LENGTHS = 4.0  # a ballot has so many times what it should take, and that again in each later one
+REPEAT_S = 0.5  # how often what changes seldom is said again
+OFFERS = 4  # claims of one member that are kept for what they offer
+AHEAD = 2  # times the members: ballots that far beyond the present one are counted
+
+
+class Witness(Acceptor):
+    """Volatile but for what the journal has: promise, echo, vote, and the vote's proof."""
+
+    def __init__(self, machine: RoundMachine) -> None:
+        super().__init__(machine)
+        self.judge = Judge(machine)
+        self.claims: dict[Member, m.Claim] = {}  # the newest of each member
+        self.offered: dict[Cid, tuple[Member, m.Claim]] = {}  # by contribution: also earlier ones, which plans may name
+        self.turns: dict[Member, int] = {}
+        self.echoes: dict[tuple[int, bytes], dict[Member, bytes]] = {}
+        self.proposed: dict[int, tuple[bytes, bytes]] = {}  # by ballot: what its convener has signed
+        self._said: dict[tuple[Kind, Member, int], tuple[bytes, bytes]] = {}
+        self._mine: m.Claim | None = None
+        self._told_at = self._turned_at = -1e9
+        self._entered_at = machine.open.born
+        for kept in (machine.journal.echoed, machine.journal.accepted):
+            if kept is not None:
+                machine.open.known[kept[1].hash()] = kept[1]
+
+    @property
+    def _convener(self) -> Accountable:
+        return cast("Accountable", self.machine.convening)
+
+    # ---- what the machine asks
+    @property
+    def urged(self) -> bool:
+        """Whether others have something to decide here, or are past the first ballot: nobody gets on alone."""
+        machine = self.machine
+        return machine.is_member and (any(self.turns.values()) or machine.enough(machine.offers()))
+
+    def follows(self, plan: Plan) -> bool:
+        """Not into a ballot that nobody else is in; and nothing is reduced before the run is founded."""
+        return plan.ballot <= self.machine.ballot and not self.judge.founding
+
+    def awaits(self, member: Member) -> bool:
+        """Also whose offer nobody could be shown."""
+        ready = self.machine.open.ready.get(member)
+        return ready is None or (ready.cid is not None and self.offered.get(ready.cid, (None,))[0] != member)
+
+    def vouched(self, offers: list[Contributor]) -> list[Contributor]:
+        """Those that their members have claimed, in these words."""
+        found = [(offer, self.offered.get(offer.cid)) for offer in offers]
+        return [
+            offer
+            for offer, known in found
+            if known and offer == Contributor(known[0], offer.cid, known[1].weight, known[1].reading) and not self.judge.founding
+        ]
+
+    def overdue(self, now: float, patience: float) -> bool:
+        """A lying convener can let bytes and plans trickle for ever: no ballot is that long."""
+        machine = self.machine
+        plan = machine.open.plan
+        whole = patience + (2 * transfer_s(machine, plan) if plan is not None else 0.0)
+        return machine.engaged and now - self._entered_at > LENGTHS * whole * (1 + machine.ballot)
+
+    def entered(self, now: float) -> None:
+        """Tell the others, so that they follow."""
+        self._entered_at = now
+        self._turn(now)
+
+    def _turn(self, now: float) -> None:
+        self._turned_at = now
+        for peer in self.machine.others:
+            self.machine.tell(peer, m.Turn(self.machine.ballot))
+
+    def tick(self, now: float) -> None:
+        """Repair loss: say again what is in the journal, the claim, and the ballot."""
+        machine = self.machine
+        if not machine.engaged:
+            self._entered_at = now
+        if machine.open.decided:
+            return
+        self.claim(now)
+        if machine.ballot > 0 and now - self._turned_at > REPEAT_S:
+            self._turn(now)
+        if machine.journal.echoed:
+            self._send_echo(*machine.journal.echoed)
+        super().tick(now)
+
+    # ---- claims
+    def claim(self, now: float) -> None:
+        """Tell everybody what this member has and whom it would have, when that changes; and the convener now and then."""
+        machine = self.machine
+        ready = my_ready(machine)
+        offer = ready if ready is not None and ready.cid is not None else None
+        blank = m.Claim(
+            machine.base, offer.cid if offer else None, offer.weight if offer else 0, offer.reading if offer else m.NO_READING, machine.leaving,
+            tuple(self._convener.asking_in(now)), tuple(who for who in machine.config if who != machine.me and machine.silent(who)),
+        )  # fmt: skip
+        if self._mine is None or msgspec.structs.replace(self._mine, signature=b"") != blank:
+            payload = claim_payload(machine.run, machine.log, machine.round, machine.me, blank)
+            first, self._mine = self._mine is None, msgspec.structs.replace(blank, signature=machine.actions.sign(payload))
+            if not first or blank.cid or blank.leave or blank.admits or blank.suspects:
+                self._told_at = now
+                self.broadcast(self._mine)
+        elif now - self._told_at > REPEAT_S or (blank.cid and machine.open.plan is None):
+            self._told_at = now
+            machine.tell(machine.convener_of(machine.ballot).peer, self._mine)
+
+    def _on_claim(self, now: float, who: Member, claim: m.Claim) -> None:
+        if self.claims.get(who) == claim:
+            return
+        if not self.judge.claimed(who, claim):
+            raise RemoteProtocolError("a claim that is not its sender's, or of another round", peer=who.peer)
+        self.claims[who] = claim
+        if claim.cid is not None and claim.weight and claim.cid not in self.offered:
+            earlier = [cid for cid, (of, _) in self.offered.items() if of == who]
+            for cid in earlier[: len(earlier) - OFFERS + 1]:
+                del self.offered[cid]
+            self.offered[claim.cid] = (who, claim)
+        self.machine.convening.step(now)
+
+    # ---- inputs
+    def on_message(self, now: float, who: Member, body: m.Body) -> None:
+        """What an acceptor is asked and told. Raises RemoteProtocolError, StorageError."""
+        ballot = getattr(body, "ballot", 0)
+        if ballot and isinstance(body, m.Turn | m.Prepare | m.Propose | m.Echo | m.Accepted):
+            self._turned(now, who, ballot)
+        match body:
+            case m.Claim():
+                self._on_claim(now, who, body)
+            case m.Prepare():
+                self._on_prepare(now, who, body.ballot)
+            case m.Pledge():
+                self._on_pledge(now, who, body)
+            case m.Propose():
+                self._on_propose(now, who, body)
+            case m.Echo():
+                self._on_echo(now, who, body)
+            case m.Accepted():
+                if self._first(who, "vote", body.ballot, body.entry_hash, body.signature):
+                    self.machine.count_vote(now, who, body)
+            case _:
+                pass
+
+    def _turned(self, now: float, who: Member, ballot: int) -> None:
+        """A ballot is entered once more members are in it than may lie."""
+        machine = self.machine
+        self.turns[who] = max(ballot, self.turns.get(who, 0))
+        where = [self.turns.get(member, 0) for member in machine.config if member != machine.me]
+        level = sorted((*where, machine.ballot), reverse=True)[min(machine.lying, len(where))]
+        if level > machine.ballot and not machine.open.decided and not self.judge.founding:
+            machine.enter(now, level)
+
+    def _on_prepare(self, now: float, who: Member, ballot: int) -> None:
+        machine, journal = self.machine, self.machine.journal
+        if not max(1, journal.promised) <= ballot <= machine.ballot or machine.convener_of(ballot) != who:
+            return
+        accepted = journal.accepted
+        if accepted is not None and accepted[0] >= ballot:
+            return
+        if ballot > journal.promised:
+            machine.progress(now)
+            journal.promise(ballot)
+        at, digest = (accepted[0], accepted[1].hash()) if accepted is not None else (-1, b"")
+        signature = machine.actions.sign(pledge_payload(machine.run, machine.log, machine.round, ballot, at, digest))
+        machine.tell(who.peer, m.Pledge(ballot, m.Accepted1(*accepted) if accepted else None, journal.proof, my_ready(machine), signature))
+
+    def _on_pledge(self, now: float, who: Member, body: m.Pledge) -> None:
+        machine, accepted = self.machine, body.accepted
+        at, digest = (accepted.ballot, accepted.entry.hash()) if accepted is not None else (-1, b"")
+        pledged = m.Pledged(who, at, digest, body.signature)
+        proved = accepted is None or (machine.entry_fits(accepted.entry) and self.judge.proved(at, digest, body.proof))
+        if not proved or not self.judge.pledged(body.ballot, pledged):
+            raise RemoteProtocolError("a pledge that is not its sender's, or names what was not accepted", peer=who.peer)
+        if body.ready and ready_fits(machine, body.ready):
+            machine.open.ready[who] = body.ready
+        self._convener.on_pledge(now, pledged, body)
+
+    def _on_propose(self, now: float, who: Member, body: m.Propose) -> None:
+        machine, ballot, digest = self.machine, body.ballot, body.entry.hash()
+        known = self.proposed.get(ballot)
+        if machine.convener_of(ballot) != who or (known is not None and known[0] == digest):
+            return self.step(now)
+        self._first(who, "propose", ballot, digest, body.signature)
+        said = self._said.get(("propose", who, ballot))  # perhaps an echo has told it before
+        if known is not None or said is None or said[0] != digest or ballot < machine.journal.promised:
+            return None
+        if wrong := self.judge.why_not(body, self.claims.items()):
+            raise RemoteProtocolError(f"a proposal with {wrong}", peer=who.peer)
+        self.proposed[ballot] = said
+        machine.open.known[digest] = body.entry
+        if ballot > machine.ballot:
+            machine.enter(now, ballot)  # honest members have pledged themselves to it
+        if not machine.open.pending or machine.open.pending[0] < ballot:
+            machine.progress(now)
+            machine.open.pending = (ballot, body.entry, who.peer)
+        return self.step(now)
+
+    def _on_echo(self, now: float, who: Member, body: m.Echo) -> None:
+        machine = self.machine
+        owner = machine.convener_of(body.ballot)
+        if body.proposed and self._said.get(("propose", owner, body.ballot)) != (body.entry_hash, body.proposed):
+            self._first(owner, "propose", body.ballot, body.entry_hash, body.proposed, teller=who)
+        if self._first(who, "echo", body.ballot, body.entry_hash, body.signature):
+            machine.progress(now)
+            self.echoes.setdefault((body.ballot, body.entry_hash), {})[who] = body.signature
+            self.step(now)
+
+    def _first(self, who: Member, kind: Kind, ballot: int, digest: bytes, signature: bytes, teller: Member | None = None) -> bool:
+        """Whether a member says this for the first time. What it says beside is proof that it lies. Raises RemoteProtocolError."""
+        machine = self.machine
+        key: tuple[Kind, Member, int] = (kind, who, ballot)
+        before = self._said.get(key)
+        if before is not None and before[0] == digest:
+            return False
+        if before is None and ballot > machine.ballot + AHEAD * len(machine.config):
+            return False  # it would fill memory; whoever lags is told the ballot by the turns of others
+        if not self.judge.signed(kind, who, ballot, digest, signature):
+            raise RemoteProtocolError(f"a signature of a {kind} that is not {who.peer}'s", peer=(teller or who).peer)
+        if before is None:
+            self._said[key] = (digest, signature)
+            return True
+        if who.peer not in machine.caught and who != machine.me:
+            machine.caught.add(who.peer)
+            one, other = (slot_payload(kind, machine.run, machine.log, machine.round, ballot, hash_) for hash_ in (before[0], digest))
+            machine.actions.caught(who.peer, (one, before[1]), (other, signature))
+        return False
+
+    # ---- echoes and votes
+    def step(self, now: float) -> None:
+        """Echo what is pending, and vote for what a quorum has echoed, once bytes and state are here."""
+        super().step(now)
+        journal, machine = self.machine.journal, self.machine
+        for (ballot, digest), echoes in sorted(self.echoes.items(), key=lambda item: item[0]):
+            entry, voted = machine.open.known.get(digest), journal.accepted[0] if journal.accepted else -1
+            if entry is None or ballot < journal.promised or ballot <= voted or not machine.quorum(list(echoes)):
+                continue
+            if self.holds(now, entry, [who.peer for who in echoes if who != machine.me]):
+                machine.actions.keep(entry)  # first the bytes, then the vote with its proof, then the answer
+                journal.accept(ballot, entry, tuple(Vote(who, ballot, signature) for who, signature in sorted(echoes.items())))
+                self._send_vote(ballot, entry)
+
+    def cast(self, now: float, ballot: int, entry: Entry) -> None:
+        """Echo: all bytes of the entry and the state before it are stored here. One entry a ballot, and never in an earlier one again."""
+        machine, echoed = self.machine, self.machine.journal.echoed
+        if echoed is not None and echoed[0] >= ballot:
+            return
+        machine.actions.keep(entry)
+        machine.journal.echo(ballot, entry)
+        machine.open.known[entry.hash()] = entry
+        self._send_echo(ballot, entry)
+
+    def _send_echo(self, ballot: int, entry: Entry) -> None:
+        machine, digest = self.machine, entry.hash()
+        signature = machine.actions.sign(slot_payload("echo", machine.run, machine.log, machine.round, ballot, digest))
+        proposed = self.proposed.get(ballot, (b"", b""))
+        self.broadcast(m.Echo(ballot, digest, signature, proposed[1] if proposed[0] == digest else b""))

@@ -1,0 +1,155 @@
+"""The convener's side of a round under members that lie: docs/protocol.md. It shows why its proposal is one that it may make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from ... import messages as m
+from ...group import Config, Entry, Member, Plan, Vote
+from ...identifiers import PeerId
+from ..convener import Convening, Phase
+from ..signed import slot_payload
+
+if TYPE_CHECKING:
+    from ..machine import RoundMachine
+    from .acceptor import Witness
+
+PUT_ASIDE = 2.0  # times detect_s: so long the bytes of a pledged value may take, where the other pledges are a quorum
+SETTLE = 4.0  # times detect_s: an entry that only tells scripts the end of what was lost comes no sooner; else one liar asks for one after another
+
+
+class Accountable(Convening):
+    """Volatile: an honest convener echoes what it proposes first, and that is in its journal. After a restart it never uses that ballot again."""
+
+    def __init__(self, machine: RoundMachine, witness: Witness) -> None:
+        super().__init__(machine)
+        self.witness, self.judge = witness, witness.judge
+        self.pledges: dict[Member, tuple[m.Pledged, m.Pledge]] = {}
+        self._reasons: tuple[tuple[m.Pledged, ...], tuple[Vote, ...]] = (), ()
+        self._proposal: m.Propose | None = None
+        self._adopting_since = 0.0
+
+    # ---- a ballot
+    def begin(self, now: float, ballot: int) -> None:
+        """Convene a ballot that this member owns."""
+        self.stop()
+        self.ballot, self.began_at, self.before = ballot, now, self.revision
+        self.pledges, self._reasons, self._proposal = {}, ((), ()), None
+        echoed = self.machine.journal.echoed
+        if ballot >= self.machine.journal.promised and (echoed is None or echoed[0] < ballot):
+            self.phase = Phase.READY if ballot == 0 else Phase.PREPARE
+            self.repeat(now)
+
+    def step(self, now: float) -> None:
+        """Go on as far as what is known allows."""
+        aside = self.phase is Phase.ADOPT and now - self._adopting_since > PUT_ASIDE * self.machine.timing.detect_s
+        if aside and self.entry is not None and not self.machine.has_bytes(self.entry):
+            rest = {who: pledge for who, pledge in self.pledges.items() if pledge[0].entry_hash != self.entry.hash()}
+            if self.machine.quorum(list(rest)):
+                self.phase, self.pledges = Phase.PREPARE, rest
+        super().step(now)
+
+    def repeat(self, now: float) -> None:
+        """Repair loss: say again what the others may not have heard."""
+        if self.phase is Phase.PREPARE:
+            for member in self.machine.config:
+                if member not in self.pledges:
+                    self._tell(member.peer, m.Prepare(self.ballot))
+        elif self.phase is Phase.ACCEPT and self._proposal is not None:
+            echoed = self.witness.echoes.get((self.ballot, self._proposal.entry.hash()), {})
+            for member in self.machine.config:
+                if member not in echoed:
+                    self._tell(member.peer, self._proposal)
+        else:
+            super().repeat(now)
+
+    def on_pledge(self, now: float, pledged: m.Pledged, body: m.Pledge) -> None:
+        """A verified answer to Prepare."""
+        if self.phase is Phase.PREPARE and body.ballot == self.ballot:
+            self.pledges[pledged.member] = (pledged, body)
+        self.step(now)
+
+    def _collect_promises(self, now: float) -> None:
+        if not self.machine.quorum(list(self.pledges)):
+            return
+        shown = [pledged for pledged, _ in self.pledges.values()]
+        highest, body = max(self.pledges.values(), key=lambda pledge: (pledge[0].ballot, pledge[0].entry_hash))
+        if body.accepted is None:
+            self._reasons = tuple(shown), ()
+            self.phase, self.began_at = Phase.READY, now
+            return
+        self._reasons, self._adopting_since = (tuple(shown), body.proof), now
+        self.machine.open.known[highest.entry_hash] = body.accepted.entry
+        self.phase, self.entry = Phase.ADOPT, body.accepted.entry
+
+    def _holders(self, entry: Entry) -> list[PeerId]:
+        digest = entry.hash()
+        named = [who.peer for who, (pledged, _) in self.pledges.items() if pledged.entry_hash == digest]
+        return [peer for peer in dict.fromkeys((*named, *self.machine.others)) if peer != self.machine.me.peer]
+
+    # ---- the proposal
+    def _propose_reduced(self, now: float, plan: Plan, digests: tuple[bytes, ...]) -> None:
+        if len(self.witness.vouched(list(plan.contributors))) < len(plan.contributors):
+            self.machine.open.reduced = None  # another's plan, over what cannot be shown: nobody would echo it
+            return
+        super()._propose_reduced(now, plan, digests)
+
+    def _propose(self, now: float, entry: Entry) -> None:
+        machine, journal = self.machine, self.machine.journal
+        spent = journal.echoed is not None and journal.echoed[0] >= self.ballot
+        if spent or self.ballot < journal.promised or machine.root != entry.base_state:
+            return self.stop()
+        pledges, proof = self._reasons
+        self.phase, self.entry = Phase.ACCEPT, entry
+        self.witness.cast(now, self.ballot, entry)  # on disk before anybody sees it
+        digest = entry.hash()
+        signature = machine.actions.sign(slot_payload("propose", machine.run, machine.log, machine.round, self.ballot, digest))
+        self._proposal = m.Propose(self.ballot, entry, () if proof else tuple(self._shown(entry)), pledges, proof, signature)
+        self._broadcast(self._proposal)
+        return None
+
+    def _shown(self, entry: Entry) -> Iterable[tuple[Member, m.Claim]]:
+        """The claims that an entry stands on."""
+        known = [self.witness.offered[contributor.cid] for contributor in entry.contributors]
+        newest = self.witness.claims.items() if entry.next_config != self.machine.config else ()
+        return dict.fromkeys((*known, *newest))
+
+    # ---- the next configuration
+    def asking_in(self, now: float) -> list[Member]:
+        """Who asks this member to be let in."""
+        return super()._joiners(now)
+
+    def _joiners(self, now: float) -> list[Member]:
+        return sorted(self.judge.wishes(tuple(self.witness.claims.items()))[2])
+
+    def wants_entry(self, now: float) -> bool:
+        """Whether an entry that only changes the configuration is wanted, and would change it."""
+        machine = self.machine
+        settle = any(ready.settle for ready in machine.open.ready.values())
+        late = now - machine.open.born > SETTLE * machine.timing.detect_s
+        return (settle and late) or self._next_config(now, set(machine.config)) != machine.config
+
+    def _next_config(self, now: float, contributing: set[Member]) -> Config:
+        """What the claims of members come to, as `Judge` sees it, never below the floor."""
+        machine, judge = self.machine, self.judge
+        leaving, silent, joining = judge.wishes(tuple(self.witness.claims.items()))
+        staying = list(machine.config)
+        going = [*sorted(leaving), *(who for who in sorted(silent - leaving) if who not in contributing)]
+        for member in going:
+            founder = judge.founding and member.peer == machine.organiser
+            if member in staying and len(staying) > judge.floor and not founder:
+                staying.remove(member)
+        room = max(1, len(staying) - 1)
+        for joiner in sorted(joining):
+            older = [member for member in staying if member.peer == joiner.peer]
+            if older and older[0].incarnation > joiner.incarnation:
+                continue
+            if older:
+                staying.remove(older[0])
+            elif room == 0:
+                continue
+            else:
+                room -= 1
+            staying.append(joiner)
+        return tuple(sorted(staying))

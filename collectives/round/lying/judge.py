@@ -1,0 +1,126 @@
+"""Whether what a convener proposes is justified, by what others have signed: docs/protocol.md, "The round under members that lie".
+
+Everything here follows from messages, configuration and keys, not from what this member happens to have seen: honest members judge alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ... import messages as m
+from ...group import Config, Contributor, Entry, Member, Vote, least_members
+from ..signed import claim_payload, pledge_payload, slot_payload
+
+if TYPE_CHECKING:
+    from ..machine import RoundMachine
+    from ..signed import Kind
+
+Claims = Sequence[tuple[Member, m.Claim]]
+
+
+class Judge:
+    """Of the open round of a machine."""
+
+    def __init__(self, machine: RoundMachine) -> None:
+        self.machine = machine
+        self._slot = machine.run, machine.log, machine.round
+        self.founding = len(machine.config) < least_members(machine.lying)
+
+    # ---- signatures
+    def signed(self, kind: Kind, who: Member, ballot: int, digest: bytes, signature: bytes) -> bool:
+        """Whether a proposal, an echo or a vote is its sender's."""
+        return self.machine.actions.verify(who.peer, slot_payload(kind, *self._slot, ballot, digest), signature)
+
+    def claimed(self, who: Member, claim: m.Claim) -> bool:
+        """Whether a claim is its sender's, and of the open round."""
+        payload = claim_payload(*self._slot, who, claim)
+        return claim.base == self.machine.base and self.machine.actions.verify(who.peer, payload, claim.signature)
+
+    def pledged(self, ballot: int, pledge: m.Pledged) -> bool:
+        """Whether a pledge for this ballot is its sender's; what it names was accepted in an earlier one."""
+        payload = pledge_payload(*self._slot, ballot, pledge.ballot, pledge.entry_hash)
+        return pledge.ballot < ballot and self.machine.actions.verify(pledge.member.peer, payload, pledge.signature)
+
+    def proved(self, ballot: int, digest: bytes, proof: Sequence[Vote]) -> bool:
+        """Whether these are echoes of a quorum for one entry in one ballot."""
+        voters = {vote.member for vote in proof if vote.ballot == ballot and vote.member in self.machine.config}
+        return (
+            len(voters) == len(proof)
+            and self.machine.quorum(list(voters))
+            and all(self.signed("echo", vote.member, ballot, digest, vote.signature) for vote in proof)
+        )
+
+    # ---- entries
+    def why_not(self, body: m.Propose, known: Collection[tuple[Member, m.Claim]]) -> str:
+        """What is wrong with a proposal; "" where nothing is. Claims that are ``known`` were verified when they came."""
+        entry = body.entry
+        if not self.machine.entry_fits(entry):
+            return "an entry that does not fit the round"
+        voters = {pledge.member for pledge in body.pledges if pledge.member in self.machine.config}
+        if body.ballot > 0 and not (len(voters) == len(body.pledges) and self.machine.quorum(list(voters))):
+            return "pledges of no quorum"
+        if not all(self.pledged(body.ballot, pledge) for pledge in body.pledges):
+            return "a pledge that nobody gave"
+        highest = max(body.pledges, key=lambda pledge: pledge.ballot, default=None)
+        if highest is not None and highest.ballot >= 0:
+            same = highest.entry_hash == entry.hash()
+            return (
+                "" if same and self.proved(highest.ballot, highest.entry_hash, body.proof) else "another entry than the one accepted before"
+            )
+        members = set(self.machine.config)
+        if not all(who in members and ((who, claim) in known or self.claimed(who, claim)) for who, claim in body.claims):
+            return "a claim that nobody made"
+        return self._invented(entry, body.claims)
+
+    def _invented(self, entry: Entry, claims: Claims) -> str:
+        offered = {Contributor(who, claim.cid, claim.weight, claim.reading) for who, claim in claims if claim.cid and claim.weight}
+        members = [contributor.member for contributor in entry.contributors]
+        if not set(entry.contributors) <= offered or len(set(members)) < len(members):
+            return "contributors that offered nothing of the kind"
+        if entry.contributors and self.founding:
+            return f"contributors before there are {least_members(self.machine.lying)} members"
+        if not {part.owner for part in entry.parts} <= {member.peer for member in self.machine.config}:
+            return "owners that are no members"
+        return self._wrong_config(entry.next_config, claims)
+
+    # ---- configurations
+    @property
+    def floor(self) -> int:
+        """The fewest members that the next configuration may have."""
+        return 1 if self.founding else least_members(self.machine.lying)
+
+    def voiced(self, naming: Iterable[tuple[Member, Member]]) -> set[Member]:
+        """Of (who, whom) those named by more members than may lie; while the run is founded by the organiser's."""
+        voices: dict[Member, set[Member]] = {}
+        for who, whom in naming:
+            voices.setdefault(whom, set()).add(who)
+        organiser, lying = self.machine.organiser, self.machine.lying
+        return {
+            whom
+            for whom, of in voices.items()
+            if len(of) > lying or (self.founding and any(who.peer == organiser for who in of))
+        }  # fmt: skip
+
+    def wishes(self, claims: Claims) -> tuple[set[Member], set[Member], set[Member]]:
+        """What claims come to: who leaves, who may be evicted, who may come in."""
+        leaving = {who for who, claim in claims if claim.leave}
+        silent = self.voiced((who, whom) for who, claim in claims for whom in claim.suspects)
+        joining = self.voiced((who, whom) for who, claim in claims for whom in claim.admits)
+        return leaving, silent - joining, joining - set(self.machine.config)
+
+    def _wrong_config(self, config: Config, claims: Claims) -> str:
+        old, new, (leaving, silent, joining) = set(self.machine.config), set(config), self.wishes(claims)
+        peers: Mapping[str, Member] = {member.peer: member for member in config}
+        if list(config) != sorted(new) or len(peers) != len(config):
+            return "a configuration that names somebody twice"
+        if not new - old <= joining:
+            return "members whom nobody admitted"
+        for member in old - new - leaving - silent:
+            later = peers.get(member.peer)
+            if later is None or later.incarnation <= member.incarnation:
+                return f"a configuration without {member.peer}, which neither left nor is silent"
+        if len(config) < self.floor or (self.founding and self.machine.organiser not in peers):
+            return f"a configuration of {len(config)} members"
+        fresh = sum(member.peer not in {before.peer for before in old} for member in new - old)
+        return "more joiners than staying members can tell" if fresh > max(1, len(config) - fresh - 1) else ""

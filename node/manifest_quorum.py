@@ -1,0 +1,48 @@
+"""What decides a round, and what members do that see too few others: `[quorum]` and `[no_quorum]` of a manifest."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import msgspec
+
+from ..collectives.errors import ConfigError
+from ..collectives.group import MAX_MEMBERS
+
+if TYPE_CHECKING:
+    from .manifest import Manifest
+
+
+class NoQuorumTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[no_quorum]``: what members do that see too few others to decide a round.
+
+    ``pause``: train on and wait. ``branch``: after ``reconfigure_after_s`` those who see one another go on together, uncertified, until
+    enough are back.
+    """
+
+    policy: Literal["pause", "branch"] = "pause"
+    reconfigure_after_s: Annotated[float, msgspec.Meta(ge=1, le=86_400)] = 120.0
+
+
+class QuorumTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[quorum]``: what decides a round. ``lying``: though so many members do anything at all, the log stays one; it takes 3 ``lying`` + 1 members."""
+
+    lying: Annotated[int, msgspec.Meta(ge=0, le=(MAX_MEMBERS - 1) // 3)] = 0
+
+
+def check_quorum(manifest: Manifest, name: str) -> None:
+    """What a run whose log bears members that lie cannot be."""
+    star = manifest.mode == "federated" and manifest.federated.topology == "coordinator"
+    refused = [
+        (manifest.no_quorum.policy == "branch", "$.no_quorum.policy", "A branch is taken over on the word of those few who were on it."),
+        (manifest.secure is not None, "$.secure", "A member that lies spoils a masked sum unseen."),
+        (star, "$.federated.topology", "One member adds up everything."),
+    ]
+    for wrong, key, why in refused:
+        if manifest.quorum.lying and wrong:
+            raise ConfigError(
+                f"{name}: {key} as it is, in a run with $.quorum.lying = {manifest.quorum.lying}",
+                key=key,
+                why=why,
+                hint="Leave one of the two out.",
+            )

@@ -1,0 +1,157 @@
+"""Known bugs of the round under members that lie, planted to see that the checker finds them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from ...collectives import messages as m
+from ...collectives.group import Config, Entry, Member, Vote
+from ...collectives.round import Kind
+from ...collectives.round import machine as machine_module
+from ...collectives.round.lying import Accountable, Judge, Witness
+from .plant import Plant
+from .storage import SimStorage
+
+
+class LyingPlant(Plant):
+    """A bug that shows only where somebody lies."""
+
+    lying = 1
+
+
+class _Credulous(Judge):
+    def why_not(self, body: m.Propose, known: Collection[tuple[Member, m.Claim]]) -> str:
+        """Whatever the convener says."""
+        return ""
+
+
+class JustificationNotChecked(LyingPlant):
+    """A proposal is echoed whatever it stands on."""
+
+    judge = _Credulous
+
+
+class _NoClaims(Judge):
+    def _invented(self, entry: Entry, claims: Sequence[tuple[Member, m.Claim]]) -> str:
+        return self._wrong_config(entry.next_config, claims)
+
+
+class ContributorsNotChecked(LyingPlant):
+    """A convener may name contributors that offered nothing."""
+
+    judge = _NoClaims
+    lies = ("forge",)
+
+
+class _AnyConfig(Judge):
+    def _wrong_config(self, config: Config, claims: Sequence[tuple[Member, m.Claim]]) -> str:
+        return ""
+
+
+class ConfigurationNotChecked(LyingPlant):
+    """A convener may remove whom it likes."""
+
+    judge = _AnyConfig
+    lies = ("evict",)
+
+
+class _Unproved(Judge):
+    def proved(self, ballot: int, digest: bytes, proof: Sequence[Vote]) -> bool:
+        """It says so."""
+        return True
+
+
+class ClaimsWithoutProof(LyingPlant):
+    """A pledge may name any value as accepted."""
+
+    judge = _Unproved
+    lies = ("equivocate", "twice", "promise", "withhold")
+
+
+class _Unsigned(Judge):
+    def signed(self, kind: Kind, who: Member, ballot: int, digest: bytes, signature: bytes) -> bool:
+        """The channel is authenticated, so why look."""
+        return True
+
+
+class SignaturesNotVerified(LyingPlant):
+    """Votes count without a look at their signatures: a certificate is one for nobody else."""
+
+    judge = _Unsigned
+    lies = ("garble", "twice")
+
+
+class _VotesAtOnce(Witness):
+    def cast(self, now: float, ballot: int, entry: Entry) -> None:
+        """A vote with the echo."""
+        super().cast(now, ballot, entry)
+        self.machine.journal.accept(ballot, entry)
+        self._send_vote(ballot, entry)
+
+
+class VoteWithoutEchoes(LyingPlant):
+    """A member votes for what only it was told."""
+
+    witness = _VotesAtOnce
+    lies = ("equivocate", "twice")
+
+
+class _Majority(machine_module.RoundMachine):
+    def quorum(self, voters: Sequence[Member]) -> bool:
+        """Half of them and one."""
+        return 2 * len(set(voters) & set(self.config)) > len(self.config)
+
+
+class MajorityDecides(LyingPlant):
+    """A majority is held for a quorum."""
+
+    machine = _Majority
+    lies = ("equivocate", "twice")
+
+
+class _Follower(Witness):
+    def _turned(self, now: float, who: Member, ballot: int) -> None:
+        if ballot > self.machine.ballot:
+            self.machine.enter(now, ballot)
+
+
+class AnybodyTurns(LyingPlant):
+    """A member follows into any ballot that one member says it is in: the last one there is, say."""
+
+    witness = _Follower
+    lies = ("turns",)
+
+
+class _Ignores(Accountable):
+    def on_pledge(self, now: float, pledged: m.Pledged, body: m.Pledge) -> None:
+        """As if nothing had been accepted."""
+        super().on_pledge(now, pledged, m.Pledge(body.ballot, None, (), body.ready, body.signature))
+
+
+class PledgedValueIgnored(LyingPlant):
+    """A convener proposes its own value although a pledge names one: nobody echoes it."""
+
+    accountable = _Ignores
+
+
+class EchoForgotten(LyingPlant):
+    """A crash takes echo and promise along: the next life echoes another value in the same ballot, and has signed two."""
+
+    def crashed(self, storage: SimStorage) -> None:
+        """Forget them."""
+        journal = storage.journal()
+        journal.promised, journal.echoed, journal.restarted = -1, None, False
+
+
+LYING_PLANTS: dict[str, type[Plant]] = {
+    "justification-not-checked": JustificationNotChecked,
+    "contributors-not-checked": ContributorsNotChecked,
+    "configuration-not-checked": ConfigurationNotChecked,
+    "claims-without-proof": ClaimsWithoutProof,
+    "signatures-not-verified": SignaturesNotVerified,
+    "vote-without-echoes": VoteWithoutEchoes,
+    "majority-decides": MajorityDecides,
+    "anybody-turns": AnybodyTurns,
+    "pledged-value-ignored": PledgedValueIgnored,
+    "echo-forgotten": EchoForgotten,
+}

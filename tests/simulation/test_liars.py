@@ -1,0 +1,71 @@
+"""Swarms in which members lie, over the production code of the others: no two histories, nobody honest accused, rounds go on."""
+
+from __future__ import annotations
+
+import pytest
+from seeds import seeds
+
+from atoll.collectives.simulation.faults import FaultKind
+from atoll.node.simulation.liars import Lie
+from atoll.node.simulation.lying_plants import LYING_PLANTS
+from atoll.node.simulation.swarm import Options, run_seed
+
+FAULTS: tuple[FaultKind, ...] = ("crash", "freeze", "partition", "isolate", "cut", "storm", "leave")
+SOON = {
+    "justification-not-checked", "contributors-not-checked", "configuration-not-checked", "signatures-not-verified", "vote-without-echoes",
+    "majority-decides",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", seeds(6, 60))
+def test_one_of_few_members_lies(seed: int) -> None:
+    assert run_seed(seed, Options(peers=(4, 6), rounds=6, faults=FAULTS, lying=1)).problem == ""
+
+
+@pytest.mark.parametrize("seed", seeds(1, 12))
+def test_two_of_many_members_lie(seed: int) -> None:
+    assert run_seed(seed, Options(peers=(7, 8), rounds=5, faults=FAULTS, lying=2)).problem == ""
+
+
+@pytest.mark.parametrize(
+    ("lie", "told", "found"),
+    [
+        ("equivocate", "lie: another entry", "proof of two for atoll/propose/1"),
+        ("twice", "lie: two values", ""),
+        ("promise", "lie: pledge", ""),
+        ("withhold", "lie: nothing said", "votes above ballot 0"),
+        ("evict", "lie: another entry", "refused"),
+        ("forge", "lie: another entry", "refused"),
+        ("turns", "lie: turn", ""),
+        ("plans", "lie: plan", ""),
+        ("replay", "lie: replay", ""),
+        ("garble", "lie: signature", "refused"),
+    ],
+)
+def test_each_lie_alone(lie: Lie, told: str, found: str) -> None:
+    stats: dict[str, int] = {}
+    lies: tuple[Lie, ...] = ("equivocate", "twice") if lie == "twice" else ("equivocate", "promise") if lie == "promise" else (lie,)
+    for seed in range(12):
+        verdict = run_seed(seed, Options(peers=(4, 5), rounds=5, faults=(), lying=1, lies=lies))
+        assert verdict.problem == ""
+        for what, count in verdict.stats.items():
+            stats[what] = stats.get(what, 0) + count
+        if stats.get(told) and (not found or stats.get(found)):
+            return
+    pytest.fail(f"{lie} was never told, or not found out: {stats}")
+
+
+def test_nobody_is_accused_where_nobody_lies() -> None:
+    verdict = run_seed(3, Options(peers=(5, 5), rounds=8, faults=(), lying=1, lies=()))
+    assert (verdict.problem, verdict.stats.get("refused"), verdict.stats.get("votes above ballot 0")) == ("", None, None)
+
+
+@pytest.mark.parametrize("plant", sorted(SOON))
+def test_a_planted_bug_is_found(plant: str) -> None:
+    assert any(run_seed(seed, Options(rounds=6, faults=(), patience_s=40.0), LYING_PLANTS[plant]()).problem for seed in range(40))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plant", sorted(LYING_PLANTS.keys() - SOON))
+def test_a_planted_bug_that_shows_late_is_found(plant: str) -> None:
+    assert any(run_seed(seed, Options(rounds=6, faults=FAULTS, patience_s=40.0), LYING_PLANTS[plant]()).problem for seed in range(200))

@@ -1,0 +1,399 @@
+"""What one member makes of the messages of liars, lie by lie: refused in the name of whoever said it, proved where it can be, without effect."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atoll.collectives import messages as m
+from atoll.collectives.errors import RemoteProtocolError
+from atoll.collectives.group import NO_READING, Certified, Contributor, Entry, Member, Vote, is_quorum, reach
+from atoll.collectives.identifiers import PeerId, RunId
+from atoll.collectives.round import Kind, check_chain, claim_payload, pledge_payload, slot_payload, vote_payload
+from atoll.collectives.round.lying import Witness
+from atoll.node.evidence import Twice, check, twice
+from atoll.node.service.ports import DOMAIN
+from atoll.node.session import Session
+from atoll.node.session.events import Equivocated, PeerMisbehaved
+from atoll.node.simulation.process import sign_as, verify_as
+from atoll.node.simulation.swarm import Options, SimSwarm
+from atoll.node.storage.journal import FileJournal
+from atoll.security.identity import load_or_create, verify
+
+
+class Scene:
+    """Five members in an open round; the test speaks for all but the one that hears. ``owner`` convenes ballot 0, ``next_`` ballot 1."""
+
+    def __init__(self) -> None:
+        swarm = SimSwarm(11, Options(peers=(5, 5), faults=(), rounds=50, lying=1, lies=()))
+        swarm._start()
+        swarm.world.run(until=4.0)
+        machines = {peer: member.process.session.machine for peer, member in swarm.members.items() if member.process is not None}
+        top = max(machine.round for machine in machines.values() if machine is not None)
+        self.swarm, self.events, self.sent = swarm, list[object](), list[tuple[PeerId, m.Body]]()
+        for peer, machine in machines.items():  # one that convenes none of the first ballots
+            assert machine is not None
+            self.order = [machine.convener_of(ballot) for ballot in range(5)]
+            if machine.round == top and peer not in [owner.peer for owner in self.order[:3]] and not machine.open.applying:
+                break
+        process = swarm.members[peer].process
+        assert process is not None
+        assert machine is not None
+        self.session: Session = process.session
+        self.machine = machine
+        machine._open(swarm.world.now)  # nothing that was said so far
+        machine.journal.promised, machine.journal.accepted, machine.journal.echoed = -1, None, None
+        machine.root = machine.root or b"r" * 32
+        machine.actions.suspected = lambda who: False  # type: ignore[method-assign]
+        self.session.ports.emit = self.events.append  # type: ignore[method-assign]
+        self.session.ports.send = self._send  # type: ignore[method-assign]
+        self.others = [who for who in machine.config if who != machine.me]
+
+    def _send(self, peer: PeerId, data: bytes) -> None:
+        if data[:1] == b"R":
+            self.sent.append((peer, m.decode(data[1:], peer).body))
+
+    def hear(self, who: Member, body: m.Body) -> list[object]:
+        """What is told after this message."""
+        self.events.clear()
+        self.sent.clear()
+        envelope = m.Envelope(self.session.log, self.machine.round, who.incarnation, body)
+        self.session.on_message(self.swarm.world.now, who.peer, b"R" + m.encode(envelope))
+        return [event for event in self.events if isinstance(event, Equivocated | PeerMisbehaved)]
+
+    def said(self, kind: type[m.Body]) -> list[m.Body]:
+        return [body for _, body in self.sent if type(body) is kind]
+
+    @property
+    def slot(self) -> tuple[str, str, int]:
+        return self.machine.run, self.machine.log, self.machine.round
+
+    def claim(self, who: Member, **changes: object) -> tuple[Member, m.Claim]:
+        claim = msgspec.structs.replace(m.Claim(self.machine.base, None, 0, NO_READING, False, (), ()), **changes)
+        return who, msgspec.structs.replace(claim, signature=sign_as(who.peer, claim_payload(*self.slot, who, claim)))
+
+    def entry(self, **changes: object) -> Entry:
+        machine, shape = self.machine, self.machine.shape
+        assert machine.root is not None
+        blank = Entry(
+            machine.log, machine.round, machine.base, machine.root, (), (), (), shape.numel, shape.chunk_elements, shape.codec, shape.reducer,
+            machine.config,
+        )  # fmt: skip
+        return msgspec.structs.replace(blank, **changes)
+
+    def propose(self, entry: Entry, ballot: int = 0, *claims: tuple[Member, m.Claim], **changes: object) -> m.Propose:
+        owner = self.machine.convener_of(ballot)
+        signature = sign_as(owner.peer, slot_payload("propose", *self.slot, ballot, entry.hash()))
+        return msgspec.structs.replace(m.Propose(ballot, entry, claims, (), (), signature), **changes)
+
+    def echo(self, who: Member, ballot: int, digest: bytes, proposed: bytes = b"") -> m.Echo:
+        return m.Echo(ballot, digest, sign_as(who.peer, slot_payload("echo", *self.slot, ballot, digest)), proposed)
+
+    def pledged(self, who: Member, ballot: int, at: int = -1, digest: bytes = b"") -> m.Pledged:
+        return m.Pledged(who, at, digest, sign_as(who.peer, pledge_payload(*self.slot, ballot, at, digest)))
+
+    def proof(self, ballot: int, digest: bytes, count: int = 4) -> tuple[Vote, ...]:
+        return tuple(Vote(who, ballot, self.echo(who, ballot, digest).signature) for who in self.machine.config[:count])
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+def proves(event: Equivocated) -> tuple[PeerId, str, set[bytes]]:
+    """Whom the evidence is against, of what kind, and the two hashes that were signed."""
+    _, peer, *both = msgspec.msgpack.decode(event.evidence)
+    fields = [msgspec.msgpack.decode(payload) for payload in both[::2]]
+    assert fields[0][:-1] == fields[1][:-1]
+    assert all(verify_as(peer, payload, signature) for payload, signature in zip(both[::2], both[1::2], strict=True))
+    return peer, fields[0][0], {fields[0][-1], fields[1][-1]}
+
+
+def reasons(events: list[object]) -> str:
+    return "; ".join(event.reason for event in events if isinstance(event, PeerMisbehaved))
+
+
+def test_an_honest_proposal_is_echoed_and_voted_for_when_a_quorum_has_echoed(scene: Scene) -> None:
+    entry, owner = scene.entry(), scene.order[0]
+    assert scene.hear(owner, scene.propose(entry)) == []
+    assert len(scene.said(m.Echo)) == 4
+    assert scene.machine.journal.echoed == (0, entry)
+    for who in scene.others[:2]:
+        scene.hear(who, scene.echo(who, 0, entry.hash()))
+        assert not scene.said(m.Accepted), "three of five echoes are a majority, and no quorum"
+    scene.hear(scene.others[2], scene.echo(scene.others[2], 0, entry.hash()))
+    assert len(scene.said(m.Accepted)) == 4
+    assert scene.machine.journal.accepted == (0, entry)
+    assert len(scene.machine.journal.proof) == 4
+
+
+def test_a_second_proposal_is_not_echoed_and_proves_a_lie(scene: Scene) -> None:
+    owner, one, other = scene.order[0], scene.entry(), scene.entry(next_config=scene.machine.config[:4])
+    scene.hear(owner, scene.propose(one))
+    found = scene.hear(owner, scene.propose(other))
+    assert not scene.said(m.Echo)
+    (lie,) = found
+    assert isinstance(lie, Equivocated)
+    assert proves(lie) == (owner.peer, "atoll/propose/1", {one.hash(), other.hash()})
+    assert owner.peer in scene.machine.caught
+    assert scene.machine.silent(owner)
+
+
+def test_a_proposal_that_others_were_told_comes_out_by_their_echoes(scene: Scene) -> None:
+    owner, one, other = scene.order[0], scene.entry(), scene.entry(next_config=scene.machine.config[:4])
+    scene.hear(owner, scene.propose(one))
+    teller = next(who for who in scene.others if who != owner)
+    (lie,) = scene.hear(teller, scene.echo(teller, 0, other.hash(), scene.propose(other).signature))
+    assert isinstance(lie, Equivocated)
+    assert proves(lie)[0] == owner.peer
+    assert "not" in reasons(scene.hear(teller, scene.echo(teller, 0, b"z" * 32, b"?" * 32)))
+
+
+@pytest.mark.parametrize("kind", ["echo", "vote"])
+def test_two_echoes_or_votes_of_one_ballot_prove_a_lie(scene: Scene, kind: str) -> None:
+    who = scene.others[0]
+
+    def said(digest: bytes) -> m.Body:
+        return (
+            scene.echo(who, 0, digest) if kind == "echo" else m.Accepted(0, digest, sign_as(who.peer, vote_payload(*scene.slot, 0, digest)))
+        )
+
+    assert scene.hear(who, said(b"1" * 32)) == []
+    (lie,) = scene.hear(who, said(b"2" * 32))
+    assert isinstance(lie, Equivocated)
+    assert proves(lie) == (who.peer, f"atoll/{kind}/1", {b"1" * 32, b"2" * 32})
+
+
+def test_signatures_of_others_do_not_count(scene: Scene) -> None:
+    owner, who, entry = scene.order[0], scene.others[0], scene.entry()
+    assert "propose" in reasons(scene.hear(owner, scene.propose(entry, signature=b"?" * 32)))
+    for other in scene.others[1:]:
+        assert "echo" in reasons(scene.hear(who, scene.echo(other, 0, entry.hash())))
+        assert "vote" in reasons(
+            scene.hear(who, m.Accepted(0, entry.hash(), sign_as(other.peer, vote_payload(*scene.slot, 0, entry.hash()))))
+        )
+        assert "claim" in reasons(scene.hear(who, scene.claim(other)[1]))
+    assert not scene.machine.open.votes
+
+
+def test_contributors_that_offered_nothing_of_the_kind(scene: Scene) -> None:
+    owner, who = scene.order[0], scene.others[0]
+    named = Contributor(who, b"c" * 16, 7)
+    right = scene.claim(who, cid=b"c" * 16, weight=7)
+    wrong = [
+        (),
+        (scene.claim(who, cid=b"d" * 16, weight=7),),
+        (scene.claim(who, cid=b"c" * 16, weight=8),),
+        (scene.claim(owner, cid=b"c" * 16, weight=7),),
+    ]
+    for claims in wrong:
+        fresh = Scene()
+        judge = fresh.machine.acceptor
+        assert isinstance(judge, Witness)
+        assert "offered" in judge.judge._invented(fresh.entry(contributors=(named,)), claims)
+        assert judge.judge._invented(fresh.entry(contributors=(named,)), (right,)) == ""
+    assert "nobody made" in reasons(scene.hear(owner, scene.propose(scene.entry(), 0, (who, scene.claim(owner)[1]))))
+
+
+def test_nobody_is_evicted_or_let_in_by_one_member(scene: Scene) -> None:
+    machine, owner = scene.machine, scene.order[0]
+    victim, new = next(who for who in scene.others if who != owner), Member(PeerId("new"), 0)
+    less = tuple(member for member in machine.config if member != victim)
+    more = tuple(sorted((*machine.config, new)))
+    voices = [who for who in machine.config if who != victim]
+    judge = machine.acceptor.judge  # type: ignore[attr-defined]
+    cases = [
+        (less, [scene.claim(owner, suspects=(victim,))], "neither left nor is silent"),
+        (less, [scene.claim(who, suspects=(victim,)) for who in voices[:2]], ""),
+        (less, [scene.claim(victim, leave=True)], ""),
+        (less, [scene.claim(owner, leave=True)], "neither left nor is silent"),
+        (less[:3], [scene.claim(who, leave=True) for who in machine.config], "of 3 members"),
+        (more, [scene.claim(owner, admits=(new,))], "nobody admitted"),
+        (more, [scene.claim(who, admits=(new,)) for who in voices[:2]], ""),
+        ((*machine.config, machine.config[-1]), [], "twice"),
+    ]
+    for config, claims, why in cases:
+        told = judge._invented(scene.entry(next_config=config), claims)
+        assert (why in told) if why else told == "", (why, told)
+    assert "neither left" in reasons(scene.hear(owner, scene.propose(scene.entry(next_config=less))))
+    assert not scene.said(m.Echo)
+
+
+def test_a_later_life_of_a_member_takes_the_place_of_the_earlier(scene: Scene) -> None:
+    machine = scene.machine
+    old = scene.others[1]
+    new = Member(old.peer, old.incarnation + 1)
+    config = tuple(sorted((*(member for member in machine.config if member != old), new)))
+    judge = machine.acceptor.judge  # type: ignore[attr-defined]
+    voices = [who for who in machine.config if who != old]
+    assert judge._invented(scene.entry(next_config=config), [scene.claim(who, admits=(new,)) for who in voices[:2]]) == ""
+    earlier = tuple(sorted((*(member for member in machine.config if member != old), Member(old.peer, 10**6))))
+    assert "nobody admitted" in judge._invented(scene.entry(next_config=earlier), [scene.claim(who, admits=(new,)) for who in voices[:2]])
+
+
+def test_a_ballot_is_entered_when_more_are_in_it_than_may_lie(scene: Scene) -> None:
+    machine, (one, two, *_) = scene.machine, scene.others
+    far = 1 << 40
+    scene.hear(one, m.Turn(far))
+    assert machine.ballot == 0
+    owner = scene.order[1]
+    scene.hear(owner, m.Prepare(1))
+    assert not scene.said(m.Pledge) or machine.ballot == 1
+    scene.hear(two, m.Turn(2))
+    assert machine.ballot == 2
+    assert {body.ballot for body in scene.said(m.Turn) if isinstance(body, m.Turn)} == {2}
+    scene.hear(scene.order[2], m.Prepare(2))
+    (pledge,) = scene.said(m.Pledge)
+    assert isinstance(pledge, m.Pledge)
+    assert (pledge.accepted, machine.journal.promised) == (None, 2)
+    owns_far = next(ballot for ballot in range(far, far + 9) if machine.convener_of(ballot) == one)
+    scene.hear(one, m.Prepare(owns_far))
+    assert machine.journal.promised == 2
+
+
+def test_a_later_ballot_must_propose_what_was_pledged(scene: Scene) -> None:
+    machine, (a, b, c, d) = scene.machine, scene.others
+    one, other = scene.entry(), scene.entry(next_config=machine.config[:4])
+    pledges = tuple(scene.pledged(who, 1) for who in (a, b, c, d))
+    told = (*pledges[:3], scene.pledged(d, 1, 0, one.hash()))
+    proof, owner = scene.proof(0, one.hash()), scene.order[1]
+    wrong: list[tuple[m.Propose, str]] = [
+        (scene.propose(one, 1), "no quorum"),
+        (scene.propose(one, 1, pledges=pledges[:3]), "no quorum"),
+        (scene.propose(one, 1, pledges=(*pledges[:3], pledges[0])), "no quorum"),
+        (scene.propose(one, 1, pledges=(*pledges[:3], scene.pledged(d, 2))), "nobody gave"),
+        (scene.propose(one, 1, pledges=(*pledges[:3], scene.pledged(d, 1, 1, one.hash()))), "nobody gave"),
+        (scene.propose(other, 1, pledges=told, proof=proof), "another entry"),
+        (scene.propose(one, 1, pledges=told), "another entry"),
+        (scene.propose(one, 1, pledges=told, proof=proof[:3]), "another entry"),
+        (scene.propose(one, 1, pledges=told, proof=scene.proof(1, one.hash())), "another entry"),
+    ]
+    judge = machine.acceptor.judge  # type: ignore[attr-defined]
+    for body, why in wrong:
+        assert why in judge.why_not(body, ()), why
+    assert judge.why_not(scene.propose(one, 1, pledges=told, proof=proof), ()) == ""
+    assert judge.why_not(scene.propose(one, 1, pledges=pledges), ()) == ""
+    scene.hear(owner, scene.propose(one, 1, pledges=told, proof=proof))
+    assert machine.journal.echoed == (1, one)
+    assert machine.ballot == 1
+
+
+def test_what_was_promised_echoed_and_voted_is_never_gone_back_on(scene: Scene) -> None:
+    machine, (a, b, c, d) = scene.machine, scene.others
+    one = scene.entry()
+    pledges = tuple(scene.pledged(who, 1) for who in (a, b, c, d))
+    scene.hear(scene.order[1], scene.propose(one, 1, pledges=pledges))
+    scene.hear(scene.order[0], scene.propose(scene.entry(next_config=machine.config[:4]), 0))
+    assert not scene.said(m.Echo), "ballot 0 is over here"
+    for who in (a, b, c, d):
+        scene.hear(who, scene.echo(who, 0, one.hash()))
+    assert machine.journal.accepted is None
+    for who in (a, b, c):
+        scene.hear(who, scene.echo(who, 1, one.hash()))
+    assert machine.journal.accepted == (1, one)
+
+
+def test_pledges_that_name_what_was_not_accepted_are_refused(scene: Scene) -> None:
+    machine = scene.machine
+    one, who = scene.entry(), scene.others[0]
+    for proof in ((), scene.proof(0, one.hash(), 3), scene.proof(1, one.hash())):
+        shown = scene.pledged(who, 1, 0, one.hash())
+        assert "pledge" in reasons(scene.hear(who, m.Pledge(1, m.Accepted1(0, one), proof, None, shown.signature)))
+    assert machine.open.known.get(one.hash()) is None
+
+
+def test_quorums_and_who_is_needed() -> None:
+    config = tuple(Member(PeerId(name), 0) for name in "abcdefg")
+    for size, lying, quorum in ((4, 1, 3), (5, 1, 4), (6, 1, 4), (7, 1, 5), (7, 2, 5)):
+        members = config[:size]
+        assert not is_quorum(members, members[: quorum - 1], PeerId("a"), lying)
+        assert is_quorum(members, members[:quorum], PeerId("a"), lying)
+        assert reach({who.peer: True for who in members}, PeerId("a"), lying=lying).needed == quorum
+    assert is_quorum(config[:3], config[:1], PeerId("a"), 1), "founding: the organiser's member alone"
+    assert not is_quorum(config[:3], config[1:3], PeerId("a"), 1)
+    assert (
+        str(reach({PeerId("a"): True, PeerId("b"): True}, PeerId("a"), lying=1))
+        == "too few: 2 of 2 members reachable; the open round waits for 4"
+    )
+
+
+def test_a_chain_takes_the_larger_quorum_and_no_organisers_word(scene: Scene) -> None:
+    machine, entry = scene.machine, scene.entry()
+
+    def certified(count: int, removed: tuple[Member, ...] = ()) -> Certified:
+        voters = machine.config[:count]
+        votes = tuple(Vote(who, 0, sign_as(who.peer, vote_payload(*scene.slot, 0, entry.hash()))) for who in voters)
+        return Certified(entry, votes, removed)
+
+    def check(what: Certified, lying: int) -> None:
+        check_chain(
+            [what], run=machine.run, log=machine.log, base=machine.base, config=machine.config, organiser=machine.organiser, verify=verify_as,
+            peer=PeerId("x"), lying=lying,
+        )  # fmt: skip
+
+    check(certified(3), 0)
+    check(certified(4), 1)
+    for wrong in (certified(3), certified(4, (machine.config[0],))):
+        with pytest.raises(RemoteProtocolError, match="no quorum"):
+            check(wrong, 1)
+
+
+@settings(max_examples=60)
+@given(st.binary(max_size=200), st.integers(0, 300))
+def test_any_bytes_are_a_message_or_refused(noise: bytes, at: int) -> None:
+    member = Member(PeerId("p"), 0)
+    claim = m.Claim(b"b" * 32, b"c" * 16, 3, NO_READING, False, (member,), (member,), b"s" * 64)
+    entry = Entry("log", 1, b"b" * 32, b"r" * 32, (), (), (), 1, 1, "fp32", "mean", (member,))
+    body = m.Propose(0, entry, ((member, claim),), (m.Pledged(member, -1, b"", b"s"),), (Vote(member, 0, b"s"),), b"s")
+    data = m.encode(m.Envelope("log", 1, 0, body))
+    assert m.decode(data, PeerId("p")).body == body
+    with contextlib.suppress(RemoteProtocolError):
+        m.decode(data[:at] + noise + data[at + len(noise) :], PeerId("p"))
+
+
+def test_the_journal_keeps_echo_and_proof(tmp_path: Path) -> None:
+    folder = tmp_path / "journal"
+    member = Member(PeerId("p"), 0)
+    entry = Entry("log", 0, b"b" * 32, b"r" * 32, (), (), (), 1, 1, "fp32", "mean", (member,))
+    journal = FileJournal(folder)
+    journal.echo(2, entry)
+    journal.accept(2, entry, (Vote(member, 2, b"s"),))
+    journal.echo(5, msgspec.structs.replace(entry, numel=2))
+    journal.close(clean=False)
+    again = FileJournal(folder)
+    assert (again.promised, again.accepted, again.proof) == (5, (2, entry), (Vote(member, 2, b"s"),))
+    assert again.echoed == (5, msgspec.structs.replace(entry, numel=2))
+    again.append(Certified(entry, ()))
+    assert (again.promised, again.accepted, again.proof, again.echoed) == (-1, None, (), None)
+    again.close()
+
+
+@pytest.mark.parametrize("kind", ["propose", "echo"])
+def test_evidence_is_checked_offline(kind: Kind, tmp_path: Path) -> None:
+    liar, run = load_or_create(tmp_path / "key" / "identity"), RunId("run")
+    payloads = [slot_payload(kind, run, "log", 3, 0, digest) for digest in (b"1" * 32, b"2" * 32)]
+    one, other = ((payload, liar.sign(DOMAIN, payload)) for payload in payloads)
+
+    def verified(peer: PeerId, payload: bytes, signature: bytes) -> bool:
+        return verify(peer, DOMAIN, payload, signature)
+
+    proof = twice(liar.peer, one, other)
+    assert check(proof.encode(), run, verified, PeerId("x"))[0] == proof
+    next_slot = slot_payload(kind, run, "log", 3, 1, b"2" * 32)
+    wrong = [
+        twice(liar.peer, one, one),
+        twice(liar.peer, one, (next_slot, liar.sign(DOMAIN, next_slot))),
+        twice(liar.peer, one, (other[0], one[1])),
+    ]
+    for forged in wrong:
+        assert isinstance(forged, Twice)
+        with pytest.raises(RemoteProtocolError):
+            check(forged.encode(), run, verified, PeerId("x"))
+    with pytest.raises(RemoteProtocolError):
+        check(proof.encode(), RunId("another"), verified, PeerId("x"))
