@@ -69,10 +69,11 @@ def async_weights(shares: Mapping[PeerId, float], seconds: Mapping[PeerId, float
 
 
 def buffer_weights(shares: Mapping[PeerId, float], present: Mapping[PeerId, float]) -> dict[PeerId, float]:
-    """The same for FedBuff: ``p_i / P(i is in the buffer)``, as measured."""
+    """The same for FedBuff: ``p_i / P(i is in the buffer)``; ``present``: how often it is there on average, as measured, above 1 for one that comes
+    more than once a step."""
     check_shares(shares)
-    if any(not 0 < present.get(peer, 0) <= 1 for peer in shares):
-        raise ConfigError("FedBuff: how often a member is in the buffer is a probability above 0", key="present")
+    if any(not present.get(peer, 0) > 0 for peer in shares):
+        raise ConfigError("FedBuff: how often a member is in the buffer is a number above 0", key="present")
     return {peer: share / present[peer] for peer, share in shares.items()}
 
 

@@ -8,9 +8,6 @@ The inner optimizer is plain SGD without momentum: its steps are what SCAFFOLD's
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import torch
 from torch import Tensor
 
 from ...collectives.errors import ConfigError
@@ -80,10 +77,3 @@ def next_control(own: Tensor, common: Tensor, pseudo: Tensor, steps: int, lr: fl
 def next_control_with_momentum(own: Tensor, common: Tensor, momentum: Tensor, pseudo: Tensor, steps: int, lr: float, beta: float) -> Tensor:
     """SCAFFOLD-M's c_i: the mean of the gradients, from what the steps were: ``(x - y) / (K lr) = beta (mean g - c_i + c) + (1 - beta) G``."""
     return own - common + (mean_direction(pseudo, steps, lr) - (1 - beta) * momentum) / beta
-
-
-def next_common(common: Tensor, changes: Sequence[Tensor], members: int) -> Tensor:
-    """``c + (sum over S of c_i' - c_i) / N``: so c stays the mean of all c_i, also of those that were not asked."""
-    if not 0 < len(changes) <= members:
-        raise ConfigError(f"SCAFFOLD: {len(changes)} changes of {members} members")
-    return common + torch.stack(list(changes)).sum(0) / members

@@ -20,8 +20,9 @@ from .methods import Method
 class Server:
     """The anchor of a run, from contribution to contribution and from step to step.
 
-    ``anchor``: float32 (numel,), parameters first; ``layout`` says what in it are running statistics, which are averaged. `add` what members
-    contribute, then `step` once; or, where a mean was made elsewhere (by a rule, by arrivals), `step_with` it.
+    ``anchor``: float32 (numel,), or float64 where the outer step is plain, of lr 1; parameters first. ``layout`` says what in it are running
+    statistics, which are averaged. `add` what members contribute, then `step` once; or, where a mean was made elsewhere (by a rule, by arrivals),
+    `step_with` it.
     """
 
     def __init__(self, method: Method, outer: OuterSettings, anchor: Tensor, layout: Layout | None = None) -> None:
@@ -31,8 +32,8 @@ class Server:
         self._state = torch.zeros(self._outer.state_numel(anchor.numel()))
         self._next = torch.empty_like(self.anchor)
         self._sum, self._weight = torch.zeros_like(self.anchor), 0.0
-        self.common = torch.zeros(self.parameters) if method.control else None
-        self.momentum = torch.zeros(self.parameters) if method.momentum else None
+        self.common = torch.zeros(self.parameters, dtype=anchor.dtype) if method.control else None
+        self.momentum = torch.zeros(self.parameters, dtype=anchor.dtype) if method.momentum else None
         self.before = self.anchor[: self.parameters].clone() if method.reduced else None
 
     def served(self) -> Served:

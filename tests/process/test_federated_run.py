@@ -43,7 +43,7 @@ def adds_up(told: list[dict[str, Any]]) -> bool:
 
 
 def test_a_site_that_is_killed_comes_back_with_its_control_variate(tmp_path: Path) -> None:
-    """Killed between rounds, and with a contribution that the others have not answered yet: what it kept is in the sum once."""
+    """Node and script, with SIGKILL: what it kept stays in the sum, and is added to again (`test_site_runs.py` kills at every other moment)."""
     with Peers(tmp_path, 3, 40, SITE, manifest=SCAFFOLD) as swarm:
         told = together(swarm)
         assert adds_up(told)
@@ -59,20 +59,12 @@ def test_a_site_that_is_killed_comes_back_with_its_control_variate(tmp_path: Pat
         victim.expect("ready")
         told = together(swarm)
         assert adds_up(told)
-        victim.say(do="train")
-        victim.signal("both", signal.SIGKILL)
-        trained(swarm, [0, 1])
-        victim.process.wait(10)
-        victim.start()
-        victim.expect("ready")
-        told = together(swarm)
-        assert adds_up(told)
         assert told[0]["clients"] == 3
 
 
 def test_a_killed_coordinator_costs_at_most_one_round(tmp_path: Path) -> None:
     """The organiser's node adds up all. It is killed in the middle of a round: the others' contributions are decided by another one."""
-    with Peers(tmp_path, 4, 3_000, manifest=STAR) as swarm:
+    with Peers(tmp_path, 3, 3_000, manifest=STAR) as swarm:
         swarm.settle()
         rest = swarm.all[1:]
         swarm.contribute(10)
@@ -84,7 +76,7 @@ def test_a_killed_coordinator_costs_at_most_one_round(tmp_path: Path) -> None:
         if not all(each["counted"] for each in told):  # that round is the price
             swarm.contribute(30, who=rest)
             told = [peer.expect("outcome") for peer in rest]
-        assert [(each["status"], each["counted"]) for each in told] == [("committed", True)] * 3
+        assert [(each["status"], each["counted"]) for each in told] == [("committed", True)] * 2
         assert len({(each["anchor_round"], each["digest"]) for each in told}) == 1
         assert told[0]["anchor_round"] <= before[0]["anchor_round"] + 2
         assert swarm.all[0].peer not in told[0]["contributors"]

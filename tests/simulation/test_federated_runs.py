@@ -94,6 +94,43 @@ def test_who_waits_for_the_slowest_and_who_does_not() -> None:
     assert simulate(TASK, PARTS, FLEET, Settings("fedasync", rounds=50)).idle == 0
 
 
+class Bias(nn.Module):
+    """One number: how likely the second class is, whatever the sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.b = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([torch.zeros_like(x), self.b.expand(len(x), 1)], 1)
+
+
+@pytest.mark.parametrize(("settings", "share"), [
+    (Settings("fedavg"), 0.7),
+    (Settings("fedfix", period=1.0), 0.7),
+    (Settings("fedfix", period=3.0), 0.7),
+    (Settings("fedbuff", buffer=1, unbiased=True), 0.7),
+    (Settings("fedbuff", buffer=2, unbiased=True), 0.7),
+    (Settings("fedasync", alpha=0.05, staleness="constant"), 0.2),
+])  # fmt: skip
+def test_weights_lead_to_the_optimum_of_the_shares_and_unweighted_arrivals_to_that_of_speed(settings: Settings, share: float) -> None:
+    """A client with 30 samples of one class makes a turn a second, one with 70 of the other a turn in four: 0.7 is the optimum of all samples; with
+    every arrival counting alike it is 1 to 4."""
+    y = torch.tensor([0] * 30 + [1] * 70)
+    task = Task(Bias, torch.zeros(100, 1), y, torch.zeros(2, 1), y[-2:])
+    run = replace(
+        settings,
+        rounds=None,
+        seconds=3000.0 if settings.name != "fedasync" else 12_000.0,
+        steps=1,
+        batch=100,
+        knobs=Knobs(lr=0.1),
+        measure=400,
+    )
+    end = simulate(task, [np.arange(30), np.arange(30, 100)], fleet(2, (1.0, 4.0)), run).anchor
+    assert float(torch.sigmoid(end)) == pytest.approx(share, abs=0.02)
+
+
 def test_all_count_the_same_where_the_run_says_so_and_a_server_may_be_given() -> None:
     base = Settings("fedavg", rounds=1)
     deltas = [simulate(TASK, [part], fleet(1, (1.0,)), base).anchor for part in PARTS[:1]]

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from atoll.collectives.digest import chunk_hash, merkle_root
 from atoll.collectives.errors import StorageError
-from atoll.collectives.layout import cut, make_layout
+from atoll.collectives.layout import Layout, TensorSpec, cut, make_layout
 from atoll.node.cli import run
 from atoll.node.export import export_run
 from atoll.node.manifest import SignedManifest, parse_manifest, save_run, sign_manifest
@@ -54,6 +54,19 @@ def test_the_files_load_without_atoll(stored: tuple[Paths, SignedManifest, gpt.G
     assert (origin["run_id"], origin["round"], origin["manifest"]["name"]) == (signed.run_id, 7, "tide")
     other = gpt.GPT(model.config)
     other.load_state_dict(weights)
+
+
+def test_what_travels_beside_a_model_is_not_exported(atoll_home: Path, tmp_path: Path) -> None:
+    paths = find_paths(atoll_home)
+    paths.ensure()
+    signed = sign_manifest(MANIFEST, Identity.generate())
+    layout = Layout((TensorSpec("w", (3,), 0), TensorSpec("atoll.controls", (3,), 3, "sum")), 6)
+    anchor, momentum = torch.arange(6.0), torch.zeros(6)
+    saved = Saved(1, 1, merkle_root([chunk_hash(anchor.numpy().tobytes() + momentum.numpy().tobytes())]), anchor, momentum)
+    save(save_run(paths, signed) / "checkpoint", layout, saved, run_id=signed.run_id, entry_hash=bytes(32))
+    done = export_run(paths, signed, tmp_path / "out")
+    assert (done.parameters, done.tensors) == (3, ("w",))
+    assert load_file(tmp_path / "out" / "model.safetensors")["w"].tolist() == [0.0, 1.0, 2.0]
 
 
 def test_files_are_not_replaced_unasked(stored: tuple[Paths, SignedManifest, gpt.GPT], tmp_path: Path) -> None:

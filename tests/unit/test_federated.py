@@ -24,14 +24,12 @@ from atoll.optim.federated.arrivals import (
     staleness_factor,
 )
 from atoll.optim.federated.inner import (
-    mean_direction,
-    next_common,
     next_control,
     proximal,
     variance_reduced,
     with_momentum,
 )
-from atoll.optim.federated.member import Knobs, Served, Turn
+from atoll.optim.federated.member import Knobs, Turn
 from atoll.optim.federated.server import Server
 from atoll.optim.outer.step import OuterStep
 
@@ -55,34 +53,41 @@ class Quadratics:
 
 
 class Run:
-    """Rounds of a method, of turns as a driver makes them; the server steps with lr 1."""
+    """Rounds of a method, of turns as a driver makes them, in float64; the server steps with lr 1."""
 
     def __init__(self, name: str, *, mu: float = 0.0, beta: float = 0.3, steps: int = K, seed: int = 0) -> None:
-        self.method, self.mu, self.beta, self.steps = METHODS[name], mu, beta, steps
+        self.method, self.knobs, self.steps = METHODS[name], Knobs(LR, mu, beta), steps
         self.task, self.chance = Quadratics(seed), random.Random(seed)
-        self.x = torch.zeros(D, dtype=torch.float64)
-        self.before = self.x
-        self.common, self.momentum = torch.zeros_like(self.x), torch.zeros_like(self.x)
+        self.server = Server(self.method, OuterSettings("sgd", 1.0), torch.zeros(D, dtype=torch.float64))
         self.own = torch.zeros(N, D, dtype=torch.float64)
 
+    @property
+    def x(self) -> Tensor:
+        return self.server.anchor
+
     def round(self, asked: int = N) -> None:
-        chosen = self.chance.sample(range(N), asked)
-        served = Served(self.x, self.common, self.momentum, self.before)
-        turn = Turn(self.method, Knobs(LR, self.mu, self.beta), served, self.own[chosen])  # of all at once, a row each
-        y = self.x.expand(len(chosen), D)
-        for _ in range(self.steps):
-            before = self.task.gradient(chosen, self.before) if self.method.reduced else None
-            y = y - LR * turn.direction(self.task.gradient(chosen, y), y, before)
-        control = turn.control(self.x - y, self.steps)
-        if control is not None:
-            self.common = next_common(self.common, list(control - self.own[chosen]), N)
-            self.own[chosen] = control
-        mean = (self.x - y).mean(0)
-        self.before, self.momentum = self.x, mean_direction(mean, self.steps, LR)
-        self.x = self.x - mean
+        served = self.server.served()
+        for site in self.chance.sample(range(N), asked):
+            turn, y = Turn(self.method, self.knobs, served, self.own[site] if self.method.control else None), served.anchor
+            for _ in range(self.steps):
+                g = self.task.gradient([site], y)[0]
+                at = turn.second_at(g, y)
+                y = y - LR * turn.direction(g, y, None if at is None else self.task.gradient([site], at)[0])
+            self.server.add(served.anchor - y, 1.0)
+            control = turn.control(served.anchor - y, self.steps)
+            if control is not None:
+                self.server.note(control - self.own[site], 1 / N)
+                self.own[site] = control
+        self.server.step(self.steps, LR)
 
     def error(self) -> float:
         return float((self.x - self.task.optimum).abs().max())
+
+
+def common(run: Run) -> Tensor:
+    """The server's control variate."""
+    assert run.server.common is not None
+    return run.server.common
 
 
 def ended(run: Run, rounds: int = 120, asked: int = N) -> Run:
@@ -135,19 +140,19 @@ def test_control_variates_add_up_and_are_mean_gradients(name: str) -> None:
     run = Run(name)
     for _ in range(30):
         run.round(asked=run.chance.randint(1, N))
-        assert (run.own.mean(0) - run.common).abs().max() < 1e-12
+        assert (run.own.mean(0) - common(run)).abs().max() < 1e-12
     ended(run, 250)
     at_optimum = run.task.gradient(ALL, run.task.optimum)
     assert (run.own - at_optimum).abs().max() < 1e-7
-    assert run.common.abs().max() < 1e-7
+    assert common(run).abs().max() < 1e-7
 
 
 def test_a_lost_control_variate_bends_the_optimum_until_all_begin_anew() -> None:
     """Taking c in its place leaves c another number than the mean of the c_i, for ever."""
     run = ended(Run("scaffold"), 50)
-    run.own[2] = run.common
+    run.own[2] = common(run)
     assert ended(run, 150).error() > 1e-3
-    run.common, run.own = torch.zeros_like(run.x), torch.zeros_like(run.own)
+    run.server.common, run.own = torch.zeros_like(run.x), torch.zeros_like(run.own)
     assert ended(run, 150).error() < 1e-8
 
 
@@ -291,7 +296,6 @@ def test_weights_have_the_right_limits() -> None:
         lambda: with_momentum(torch.ones(1), torch.ones(1), 0.0),
         lambda: variance_reduced(torch.ones(1), torch.ones(1), torch.ones(1), 1.1),
         lambda: next_control(torch.ones(1), torch.ones(1), torch.ones(1), 0, 0.1),
-        lambda: next_common(torch.ones(1), [], 3),
     ):
         with pytest.raises(ConfigError):
             wrong()

@@ -131,6 +131,17 @@ def test_loss_falls_in_sixty_steps(corpus: data.Corpus, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"round-000{round_}.safetensors" for round_ in (0, 5, 6)]
 
 
+@pytest.mark.parametrize("federated", ['method = "scaffold_m_vr"', 'method = "per_fedavg"', 'method = "scaffold"\npersonal = "ditto"'])
+def test_the_recipe_trains_by_federated_methods_with_several_gradients_a_step(corpus: data.Corpus, federated: str) -> None:
+    text = TINY.replace("[train.outer]\nlr = 0.9\nmomentum = 0.6\n", "").replace("lr = 0.01", 'optimizer = "sgd"\nlr = 0.3')
+    manifest = parse_manifest(f'mode = "federated"\n{text}[federated]\n{federated}\n')
+    member = Member(SoloSwarm(manifest.settings()), manifest, corpus)
+    before = loop.evaluate(member.model, corpus.held_out)
+    member.train()
+    assert member.finish()["held_out"] < before - 0.3
+    assert member.attachment.round == 6
+
+
 def test_a_late_member_enters_the_schedule_where_the_run_is(corpus: data.Corpus) -> None:
     manifest = parse_manifest(TINY)
     swarm = SoloSwarm(RunSettings(sync_every=10, rounds=6, codec="fp32", outer=OuterSettings(lr=0.9, momentum=0.6)))

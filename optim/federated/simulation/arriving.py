@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ....collectives.errors import ConfigError
 from ....collectives.identifiers import PeerId
-from ..arrivals import buffered_factor, fixed_weights, mixed, staleness_factor
+from ..arrivals import async_weights, buffer_weights, buffered_factor, fixed_weights, mixed, staleness_factor
 from ..compass import Compass, Decision
 from ..member import Served
 from .study import Result, Study, Work
@@ -115,20 +115,38 @@ class FedAsync(Scheme):
 class FedBuff(Scheme):
     """An outer step when the buffer is full."""
 
-    def __init__(self) -> None:
+    def __init__(self, study: Study) -> None:
         self._buffer: list[tuple[Work, int]] = []
+        self._shares = {PeerId(str(client)): share for client, share in enumerate(study.shares)}
+        self._seconds = {
+            peer: study.steps_of(int(peer)) * study.fleet.devices[int(peer)].step_s for peer in self._shares
+        }  # T_i, as measured
+        self._steps, self._in = 0, dict.fromkeys(self._shares, 0)  # outer steps, and how many contributions of each client were in them
 
     def back(self, run: Arriving, back: Back) -> None:
         """See `Scheme`."""
+        self._seconds[PeerId(str(back.client))] = run.now - back.began
         if back.work:
             self._buffer.append((back.work, back.served.version))
         server = run.study.server
         if len(self._buffer) >= run.study.settings.buffer:
             works = run.study.attacked([work for work, _ in self._buffer])
             factors = [buffered_factor(server.version - version) / len(works) for _, version in self._buffer]
+            if run.study.settings.unbiased:
+                weights = self._weights()
+                factors = [weights[PeerId(str(work.client))] for work in works]
             server.step_with(_sum(works, factors))
             self._buffer.clear()
         run.send(back.client)
+
+    def _weights(self) -> Mapping[PeerId, float]:
+        """Unbiasing ones, by how long turns take where every arrival is a step, or else by how often each client was in the buffer."""
+        self._steps += 1
+        for work, _ in self._buffer:
+            self._in[PeerId(str(work.client))] += 1
+        if len(self._buffer) == 1:
+            return async_weights(self._shares, self._seconds)
+        return buffer_weights(self._shares, {peer: max(1, times) / self._steps for peer, times in self._in.items()})
 
 
 class FedFix(Scheme):
@@ -205,7 +223,12 @@ class FedCompass(Scheme):
 
 def run_arriving(study: Study) -> Result:
     """A run by the scheme that the settings name, measured as often as there would be synchronous rounds."""
-    schemes = {"fedasync": FedAsync, "fedbuff": FedBuff, "fedfix": lambda: FedFix(study), "fedcompass": lambda: FedCompass(study)}
+    schemes = {
+        "fedasync": FedAsync,
+        "fedbuff": lambda: FedBuff(study),
+        "fedfix": lambda: FedFix(study),
+        "fedcompass": lambda: FedCompass(study),
+    }
     turns = [study.steps_of(client) * study.fleet.devices[client].step_s for client in range(study.clients)]
     return Arriving(study).run(schemes[study.settings.name](), max(turns) * study.settings.measure)
 

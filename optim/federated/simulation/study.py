@@ -58,7 +58,8 @@ class Settings:
     even: bool = False
     alpha: float = 0.9  # of FedAsync and FedCompass: how far a fresh contribution moves the anchor
     staleness: Staleness = "polynomial"
-    buffer: int = 5  # FedBuff's
+    buffer: int = 5  # FedBuff's; of 1 it is a step at every arrival
+    unbiased: bool = False  # FedBuff's contributions count by the weights with which it ends where synchronous rounds do
     period: float | None = None  # FedFix', in seconds; None: of the median device's turn
     least: int = 20  # FedCompass' steps a turn
     most: int = 100
