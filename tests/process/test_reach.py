@@ -108,6 +108,33 @@ def test_who_called_through_a_relay_dials_once_nothing_else_connects_them(monkey
     run(main)
 
 
+def test_a_place_is_kept_though_the_relay_saw_the_last_connection_go() -> None:
+    """It saw that before the next one came, the hidden peer after."""
+
+    async def main(nursery: trio.Nursery) -> None:
+        relay = await start(nursery, announce=True)
+        hidden = await start(nursery, relay)
+        await place(hidden, relay)
+        relay.reach.relay.link_changed(hidden.peer, False)
+        assert not relay.reach.relay.ledger.reserved()
+        assert await hidden._host.dial_direct(relay.peer, [address.split("/p2p/")[0] for address in relay.addresses()], BOUND_S)
+        await until(lambda: list(relay.reach.relay.ledger.reserved()) == [hidden.peer])
+
+    run(main)
+
+
+def test_a_question_that_could_not_be_asked_does_not_count_as_asked() -> None:
+    async def main(nursery: trio.Nursery) -> None:
+        server = await start(nursery)
+        asker, here = await start(nursery, server), "/ip4/11.0.0.7/tcp/4001"
+        asker.reach.manager.observed("11.1.0.1", here, trio.current_time())
+        await asker.reach._consult(Identity.generate().peer, "11.0.0.1")  # its connection has just broken
+        await asker.reach._consult(server.peer, "11.0.0.2")
+        assert set(asker.reach._asked) == {("11.0.0.2", here)}
+
+    run(main)
+
+
 def test_a_circuit_ends_when_it_has_carried_its_bytes() -> None:
     async def main(nursery: trio.Nursery) -> None:
         relay = await start(nursery, announce=True, limits=RelayLimits(open_to_all=True, circuit_bytes=20_000))

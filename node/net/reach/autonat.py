@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import trio
 
-from ....collectives.errors import NetworkError, RemoteProtocolError
+from ....collectives.errors import NetworkError, PeerUnreachableError, RemoteProtocolError
 from ....collectives.identifiers import PeerId
 from ....security.identity import decode_base58
 from ..addresses import host_and_port, is_direct, is_internet
@@ -71,7 +71,8 @@ class AutoNat:
         host.handle(PROTOCOL, self._serve)
 
     async def observe(self, server: PeerId) -> str:
-        """At which address ``server`` sees us; "" when it does not say. By the identify protocol. Raises NetworkError, RemoteProtocolError."""
+        """At which address ``server`` sees us; "" when it does not say. By the identify protocol. Raises NetworkError, also after 12 s, and
+        RemoteProtocolError."""
         with trio.move_on_after(ASK_S):
             stream = await self._host.open_stream(server, IDENTIFY)
             try:
@@ -80,7 +81,7 @@ class AutoNat:
                 raise RemoteProtocolError(f"malformed identify: {error}", peer=server) from None
             finally:
                 await stream.aclose()
-        return ""
+        raise PeerUnreachableError(f"{server} does not say where it sees us", peer=server)
 
     async def ask(self, server: PeerId, address: str) -> bool | None:
         """Whether ``server`` gets to us at ``address``; None when it does not try. Raises NetworkError, RemoteProtocolError."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import trio
 
@@ -14,7 +14,7 @@ from ....collectives.identifiers import PeerId
 from ..addresses import circuit as circuit_address
 from ..addresses import host_of, is_direct, make_address
 from ..faults import Faults
-from ..host import Host
+from ..host import Host, NotSpokenError
 from ..peer_stream import PeerStream
 from . import circuit, protobuf
 
@@ -23,7 +23,8 @@ KEPT = 2
 RENEW_SHARE = 0.5
 """Of a reservation's time, after which it is renewed."""
 LOOK_S = 15.0
-REFUSED_S = 60.0
+REFUSED_S, SILENT_S = 60.0, 5.0
+"""Pauses after a refusal, and after no answer: then the connection broke, or one of us was too busy."""
 STRANGER_S = 2.0
 """First pause after a relay that does not know our runs (it hears of them soon after we joined one); every further one is twice as long."""
 MAX_PAUSE_S = 300.0
@@ -77,12 +78,20 @@ class Circuits:
         self._wake.set()
 
     def link_changed(self, peer: PeerId, up: bool) -> None:
-        """A place ends with the connection to its relay."""
-        if not up:
+        """A place ends with the connection to its relay; on another one it is asked for at once."""
+        if up:
+            self._again.pop(peer, None)
+        else:
             self.refused.pop(peer, None)
             if self.held.pop(peer, None) is not None:
                 self._changed()
         self.look()
+
+    def path_changed(self, peer: PeerId) -> None:
+        """A connection of ``peer`` came or went. It may have had none for a moment, and have given our place away."""
+        if peer in self.held:
+            self.held[peer] = replace(self.held[peer], renew_at=trio.current_time())
+            self.look()
 
     async def run(self) -> None:
         """Keep the places that are wanted until cancelled."""
@@ -117,24 +126,26 @@ class Circuits:
 
     async def reserve(self, relay: PeerId) -> bool:
         """Ask for a place, or for more time at one."""
-        status = 0
+        status, pause_s = 0, SILENT_S
         try:
             stream = await self._host.open_stream(relay, circuit.HOP)
             try:
                 with trio.move_on_after(circuit.ANSWER_S):
                     await protobuf.send(stream, {1: circuit.HOP_RESERVE})
                     found = await protobuf.receive(stream)
-                    status = circuit.status_in(found, 5)
+                    status, pause_s = circuit.status_in(found, 5), REFUSED_S
                     if status == circuit.OK and self._granted(relay, circuit.reservation_in(found, relay)):
                         return True
             finally:
                 await stream.aclose()
         except RemoteProtocolError:
             self._faults.count(relay, trio.current_time())
+            pause_s = REFUSED_S
+        except NotSpokenError:
+            pause_s = REFUSED_S
         except NetworkError:
             pass
-        self.refused[relay] = circuit.WORDS.get(status, "is no relay")
-        pause_s = REFUSED_S
+        self.refused[relay] = circuit.WORDS.get(status, "is no relay" if pause_s == REFUSED_S else "did not answer")
         if status == circuit.PERMISSION_DENIED:
             self._strange[relay] = times = self._strange.get(relay, 0) + 1
             pause_s = min(MAX_PAUSE_S, STRANGER_S * 2 ** min(times, 10) / 2)

@@ -17,7 +17,7 @@ from ....collectives.errors import ConfigError, NetworkError, RemoteProtocolErro
 from ....collectives.identifiers import PeerId
 from ..addresses import host_of, is_direct, is_internet, is_ipv6, is_loopback, is_public, make_address, telling, usable
 from ..faults import Faults
-from ..host import Host
+from ..host import Host, NotSpokenError
 from .autonat import AutoNat
 from .circuits import Circuits
 from .ledger import RelayLimits
@@ -33,6 +33,8 @@ SOON_S = 0.3
 """After something changed: several changes come together."""
 OBSERVE_S = 150.0
 ASK_AGAIN_S = 300.0
+MISSED_S = 15.0
+"""After a question that could not be asked: its connection broke, or the machine was too busy. It is asked again at once where there is another one."""
 SERVERS = 3
 """On different hosts, asked at a time."""
 
@@ -91,6 +93,7 @@ class Reach:
         self.lane_mapper = PortMapper(rng, mine=lanes, told=self._lane_mapped)
         self._lane_at: dict[str, str] = {}  # by the means
         self._look = trio.Event()
+        self._look_s = ASK_AGAIN_S
         self._asked: dict[tuple[str, str], float] = {}  # (server's host, address; "": observed): when
         self._told: tuple[str, ...] = ()
         self._nat = "unknown"
@@ -148,6 +151,7 @@ class Reach:
             if not path:
                 del self._paths[peer]
             self.on_path(peer, path)
+        self.circuits.path_changed(peer)
         self.puncher.path_changed(peer)
 
     # ---- our own addresses
@@ -227,42 +231,48 @@ class Reach:
         while True:
             await trio.sleep(SOON_S * self._rng.uniform(0.8, 1.2))
             self._look = trio.Event()
+            self._look_s = ASK_AGAIN_S * self._rng.uniform(0.4, 0.5)
             self._asked = {key: at for key, at in self._asked.items() if trio.current_time() - at < ASK_AGAIN_S}
             async with trio.open_nursery() as nursery:
                 for peer, host in self._servers()[: 2 * SERVERS]:
                     nursery.start_soon(self._consult, peer, host)
             self._update()
             self.circuits.look()
-            with trio.move_on_after(ASK_AGAIN_S * self._rng.uniform(0.4, 0.5)):
+            with trio.move_on_after(self._look_s):
                 await self._look.wait()
 
-    def _due(self, host: str, address: str, every_s: float) -> bool:
+    def _due(self, question: tuple[str, str], every_s: float) -> bool:
         """Whether a question is to be asked again; if so, it counts as asked."""
         now = trio.current_time()
-        if now - self._asked.get((host, address), -1e9) < every_s:
+        if now - self._asked.get(question, -1e9) < every_s:
             return False
-        self._asked[host, address] = now
+        self._asked[question] = now
         return True
 
     async def _consult(self, peer: PeerId, host: str) -> None:
-        """Ask one server at which address it sees us, and whether it gets there."""
+        """Ask one server at which address it sees us, and whether it gets there. Answers that come when the interfaces are others count no more."""
+        question = host, ""
         try:
-            if self._host.ends(peer, from_listen=True) and self._due(host, "", OBSERVE_S):
+            if self._host.ends(peer, from_listen=True) and self._due(question, OBSERVE_S):
                 seen = await self.autonat.observe(peer)
-                if seen:
+                if seen and question in self._asked:
                     self.manager.observed(host, seen, trio.current_time())
                     self._update()
                     self.circuits.look()
             now = trio.current_time()
             for address in self.manager.candidates(now):
-                if is_ipv6(address) == (":" in host) and self._due(host, address, ASK_AGAIN_S):  # it tries where we come from
+                question = host, address
+                if is_ipv6(address) == (":" in host) and self._due(question, ASK_AGAIN_S):  # it tries where we come from
                     reached = await self.autonat.ask(peer, address)
-                    if reached is not None:
+                    if reached is not None and question in self._asked:
                         self.manager.report(address, host, reached, trio.current_time())
         except RemoteProtocolError:
             self._faults.count(peer, trio.current_time())
-        except NetworkError:
+        except NotSpokenError:
             pass
+        except NetworkError:
+            self._asked.pop(question, None)
+            self._look_s = MISSED_S
 
     # ---- relays
     def _wants_relays(self) -> bool:
