@@ -12,7 +12,6 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import hypothesis
 import pytest
@@ -38,18 +37,6 @@ _stderr_fd = os.dup(2)  # before pytest captures it
 for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(_number) == signal.SIG_IGN:
         signal.signal(_number, lambda number, frame: None)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Under ``-n``: tests that start processes run one after the other in one worker, the rest beside them, file by file."""
-    from xdist.scheduler import LoadScopeScheduling
-
-    class Scheduler(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            return "processes" if nodeid.startswith(("tests/process/", "tests/netns/")) else nodeid.partition("::")[0]
-
-    return Scheduler(config, log)
 
 
 @pytest.fixture(autouse=True)
