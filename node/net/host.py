@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import random
 import secrets
 from collections import deque
@@ -207,11 +208,14 @@ class Host:
             found = "relay"
         return found
 
+    def relayed(self, peer: PeerId) -> bool:
+        """Whether there is a connection to ``peer`` through a relay, maybe beside others."""
+        return any(self.dialler.way(connection) == "relay" for connection in self._open_connections(peer))
+
     def called(self, peer: PeerId) -> bool:
         """Whether ``peer`` called us through a relay, on a connection that is there."""
-        return any(
-            self.dialler.way(connection) == "relay" and self.dialler.accepted(connection) for connection in self._open_connections(peer)
-        )
+        found = self._open_connections(peer)
+        return any(self.dialler.way(connection) == "relay" and self.dialler.accepted(connection) for connection in found)
 
     def ends(self, peer: PeerId, *, from_listen: bool = False) -> tuple[str, str] | None:
         """Our host and the peer's, of a connection without a relay; ``from_listen``: of one that left from our listen port."""
@@ -220,6 +224,11 @@ class Host:
             if ends and (not from_listen or self.dialler.way(connection) in ("listen", "punched")):
                 return ends
         return None
+
+    def heard_at(self, peer: PeerId) -> float:
+        """When something came from ``peer`` over a connection without a relay; trio's time, -inf without such a connection."""
+        direct = [connection for connection in self._open_connections(peer) if self.dialler.way(connection) != "relay"]
+        return max((connection.muxed_conn.liveness.heard_at for connection in direct), default=-math.inf)
 
     async def close_relayed(self, peer: PeerId) -> None:
         """Close connections to ``peer`` that go through a relay. Never raises."""

@@ -33,6 +33,11 @@ class Liveness:
         self._heard_at, self._patience_s = now, 0.0
         self._began, self._waits = False, False
 
+    @property
+    def heard_at(self) -> float:
+        """When something arrived last, or the connection began."""
+        return self._heard_at
+
     def heard(self, now: float) -> None:
         """Something arrived."""
         self._heard_at, self._waits = now, False

@@ -6,7 +6,7 @@ other's. TCP makes one connection of two simultaneous opens, with equal ends: th
 to dial what the other announces, a while later: both at once, from their listen ports, would be such a connection with two beginnings.
 
 That goes on for as long as nothing but relays connects the two, and begins whenever that comes to be: a relayed connection may be there before the
-direct one has broken, or before this end has noticed that it had.
+direct one has broken, or before this end has noticed that it had. One that stands beside a direct one is closed once that has shown that it lives.
 
 py-libp2p 0.8.1 has this, too. What is wrong with it: it first dials every address it knows of the peer, private ones as well, and waits 10 s for
 them (relay/circuit_v2/dcutr.py:488); it tells a guess in place of the observed address (:1118), which no port-shifting NAT honours; both sides
@@ -87,15 +87,15 @@ class Puncher:
 
     def path_changed(self, peer: PeerId) -> None:
         """Connections of ``peer`` came or went."""
-        if self._host.path(peer) == "relay" and self._nursery is not None and peer not in self._driving and len(self._driving) < MAX_DRIVEN:
+        if self._host.relayed(peer) and self._nursery is not None and peer not in self._driving and len(self._driving) < MAX_DRIVEN:
             self._driving.add(peer)
             self._nursery.start_soon(self._drive, peer)
 
     async def _drive(self, peer: PeerId) -> None:
         pauses, turn = Backoff(AGAIN_FIRST_S, AGAIN_MAX_S, self._rng), self._host.called(peer)
         try:
-            while self._host.path(peer) == "relay":
-                if not (turn and await self._once(peer)):
+            while self._host.relayed(peer):
+                if self._host.path(peer) == "relay" and not (turn and await self._once(peer)):
                     await self._host.wait_path(peer, lambda path: path != "relay", pauses.next_s())
                 turn = True
                 await self._settle(peer)
@@ -189,10 +189,9 @@ class Puncher:
         await self._host.punch(peer, address, initiator=initiator, dial=dial, pause_s=lambda: RETRY_S + self._rng.uniform(0.0, spread_s))
 
     async def _settle(self, peer: PeerId) -> None:
-        if self._host.path(peer) in ("", "relay"):
-            return
-        await trio.sleep(SETTLE_S)
-        if self._host.path(peer) not in ("", "relay"):
+        """Beside a direct connection that lives, the relayed ones are closed: one that was there before them may be dead, and nobody knows yet."""
+        began = trio.current_time()
+        if not await self._host.wait_path(peer, lambda path: path in ("", "relay"), SETTLE_S) and self._host.heard_at(peer) > began:
             await self._host.close_relayed(peer)
 
     async def _serve(self, stream: PeerStream) -> None:
@@ -218,8 +217,7 @@ class Puncher:
             answered_at = trio.current_time()
             await protobuf.send(stream, {1: CONNECT, 2: pack(mine)})
             await self._hear(stream, SYNC)
-            if await self._open(peer, theirs, trio.current_time() - answered_at, initiator=True) and self._nursery is not None:
-                self._nursery.start_soon(self._settle, peer)
+            await self._open(peer, theirs, trio.current_time() - answered_at, initiator=True)
         except RemoteProtocolError:
             self._faults.count(peer, trio.current_time())
         except NetworkError:

@@ -137,7 +137,6 @@ class Reach:
         self.relay.link_changed(peer, up)
         self.circuits.link_changed(peer, up)
         self.path_changed(peer)
-        self._look.set()
 
     def runs_changed(self) -> None:
         """We joined a run: relays may think otherwise of us."""
@@ -153,6 +152,7 @@ class Reach:
             self.on_path(peer, path)
         self.circuits.path_changed(peer)
         self.puncher.path_changed(peer)
+        self._look.set()
 
     # ---- our own addresses
     def _update(self) -> None:
@@ -250,7 +250,10 @@ class Reach:
         return True
 
     async def _consult(self, peer: PeerId, host: str) -> None:
-        """Ask one server at which address it sees us, and whether it gets there. Answers that come when the interfaces are others count no more."""
+        """Ask one server at which address it sees us, and whether it gets there. Answers that come when the interfaces are others count no more.
+        Over a relay it sees the relay: it is asked once that connection is gone."""
+        if self._host.relayed(peer):
+            return
         question = host, ""
         try:
             if self._host.ends(peer, from_listen=True) and self._due(question, OBSERVE_S):
