@@ -201,7 +201,7 @@ class Membership:
             case wire.Digest(lines):
                 self._on_digest(now, sender, lines)
             case wire.Records(records, wanted):
-                self._merge(now, records, sender)
+                self._merge(now, records, sender, told=True)
                 if wanted:
                     named = {wire.short(peer): peer for peer in self._table}
                     asked = wire.split(wanted, wire.SHORT_BYTES, sender)
@@ -239,7 +239,9 @@ class Membership:
         gone = self._gone.get(peer)
         return (gone[0], gone[1]) if gone else (-1, b"")
 
-    def _merge(self, now: float, records: Iterable[SignedRecord], sender: PeerId) -> None:
+    def _merge(self, now: float, records: Iterable[SignedRecord], sender: PeerId, *, told: bool = False) -> None:
+        """``told``: by a member, which has checked what it hands on. Then the first bad one is its fault, and the rest is not looked at: raises
+        RemoteProtocolError."""
         for signed in records:
             try:
                 self._consider(now, signed, wire.open_record(signed, sender))
@@ -247,6 +249,8 @@ class Membership:
                 self.refused[
                     "foreign" if "of run" in error.message else "forged" if isinstance(error, BadSignatureError) else "malformed"
                 ] += 1
+                if told:
+                    raise RemoteProtocolError(f"it hands on a bad record: {error.message}", peer=sender) from None
 
     def _consider(self, now: float, signed: SignedRecord, record: Record) -> None:
         timing, hash_ = self.timing, signed.hash()

@@ -47,12 +47,13 @@ STATUS_S = 0.5  # how often the node is asked
 @click.option("--threads", type=click.IntRange(1), help="Threads of torch, for the built-in recipe.")
 @click.option("--max-up", metavar="RATE", type=GIVEN, help="Limit of what it sends, such as 20Mbit/s; for a node of this run's own.")
 @click.option("--max-down", metavar="RATE", type=GIVEN, help="Limit of what it receives.")
+@click.option("--fresh-key", is_flag=True, help="Take part under a key of this run's own, which nothing ties to this machine's other runs.")
 @click.option("--dry-run", is_flag=True, help="Say what it would cost, and leave again.")
 @asking_options
 @shared_options
 def join_command(
     target: str, arguments: tuple[str, ...], script: Path | None, data: str | None, steps: int | None, threads: int | None,
-    max_up: str | None, max_down: str | None, dry_run: bool,
+    max_up: str | None, max_down: str | None, fresh_key: bool, dry_run: bool,
 ) -> int:  # fmt: skip
     """Join a run by invite and train, with a live view.
 
@@ -62,6 +63,8 @@ def join_command(
     terminal = current()
     if arguments and script is None:
         raise click.UsageError("arguments after -- are for your own script: --script train.py -- ARGS")
+    if fresh_key:
+        apart(terminal, target)
     invite, request = _request(terminal, target)
     with ExitStack() as stack:
         client, mine = _node(terminal, stack, {"max_up": max_up, "max_down": max_down})
@@ -97,6 +100,18 @@ def join_command(
 
             environment[OWNER_VARIABLE] = str(os.getpid())
         return _train(terminal, client, info, command, environment)
+
+
+def apart(terminal: Terminal, target: str) -> None:
+    """From now on this command is about a home of the run's own, with a key of its own, which the same run finds again. Raises
+    NotAdmittedError, or ConfigError where ``target`` is no invite."""
+    from ..invite import PREFIX, inspect_invite
+
+    if not target.strip().lower().startswith(PREFIX):
+        raise ConfigError("--fresh-key needs the invite: a run that is known here is known under this machine's key", exit_code=2)
+    terminal.home = str(terminal.paths.data_dir / "apart" / inspect_invite(target).run_id)
+    del terminal.paths  # it was looked up for the other home
+    terminal.say(f"a home of its own: atoll --home {terminal.home} status")
 
 
 def _request(terminal: Terminal, target: str) -> tuple[Invite | None, JoinRequest]:

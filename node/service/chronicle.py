@@ -104,6 +104,8 @@ class Chronicle:
                         row["state_root"] = event.root.hex()
                 self._tell("state.root", fragment, entry=event.entry, root=event.root.hex())
             case ev.PeerMisbehaved():
+                if event.said:
+                    run.offences.count(event.peer, trio.current_time())
                 self._tell("peer.misbehaved", fragment, peer=event.peer, reason=event.reason)
             case ev.Equivocated():
                 run.guard(lambda: run.banning.take_proof(run.node.identity.peer, event.evidence))

@@ -12,7 +12,15 @@ from typing import Any
 
 import trio
 
-from ...collectives.errors import AtollError, ConfigError, NotAdmittedError, StorageError, SwarmClosedError, VersionMismatchError
+from ...collectives.errors import (
+    AtollError,
+    ConfigError,
+    NotAdmittedError,
+    RemoteProtocolError,
+    StorageError,
+    SwarmClosedError,
+    VersionMismatchError,
+)
 from ...collectives.group import Plan
 from ...collectives.identifiers import PeerId, RunId
 from ...optim.outer import effective_outer
@@ -21,6 +29,7 @@ from ..invite import check_token, role_in
 from ..manifest import Manifest, SignedManifest, decode_signed, save_run
 from ..membership_records import MAX_RECORDS
 from ..net.addresses import split_peer
+from ..net.faults import Faults
 from ..paths import make_private
 from ..session import Session
 from ..session import events as ev
@@ -69,6 +78,7 @@ class RunService:
         self.listeners: list[Callable[[object], None]] = []
         self.metrics: dict[str, float] = {}
         self.chronicle = Chronicle(self)
+        self.offences = Faults()  # messages that broke a rule, by sender
         self.refusals: dict[PeerId, tuple[str, str]] = {}
         self.banning = Banning(self)
         self.troubles = Troubles(run_id, node.publish)
@@ -357,6 +367,10 @@ class RunService:
         kind = data[:1]
         if peer in self.banning.lists.peers:
             return
+        if self.offences.shut_out(
+            peer, trio.current_time()
+        ):  # to check costs more than to send: its stream ends, and soon it gets no other
+            raise RemoteProtocolError("it breaks rules again and again", peer=peer)
         if kind == MESSAGE:
             self.banning.take(peer, data[1:])
         elif kind == PROOF:

@@ -124,10 +124,11 @@ class StateDiverged:
 
 @dataclass(frozen=True, slots=True)
 class PeerMisbehaved:
-    """A peer broke a rule of the protocol."""
+    """A peer broke a rule of the protocol. ``said``: by a control message."""
 
     peer: PeerId
     reason: str
+    said: bool = False
 
 
 @dataclass(frozen=True, slots=True)

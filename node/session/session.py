@@ -302,7 +302,7 @@ class Session:
             else:
                 raise RemoteProtocolError("unknown kind of control message", peer=peer)
         except (RemoteProtocolError, BadSignatureError) as error:
-            self.ports.emit(ev.PeerMisbehaved(peer, error.message))
+            self.ports.emit(ev.PeerMisbehaved(peer, error.message, said=True))
         self._drain(now)
 
     def _on_envelope(self, now: float, peer: PeerId, envelope: m.Envelope) -> None:

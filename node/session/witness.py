@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...collectives import messages as m
+from ...collectives.errors import RemoteProtocolError
 from ...collectives.identifiers import PeerId
 from ...collectives.round.certificate import vote_payload
 from ..evidence import twice
@@ -25,7 +26,7 @@ class Witness:
         self._votes: dict[PeerId, dict[int, tuple[bytes, bytes]]] = {}  # by ballot: what was voted for, and the signature
 
     def heard(self, peer: PeerId, round_: int, vote: m.Accepted) -> None:
-        """A vote has come from ``peer`` itself."""
+        """A vote has come from ``peer`` itself. Raises RemoteProtocolError where it is not signed, and another for this ballot is known."""
         session = self._session
         if session.machine is None or round_ != session.machine.round or peer == session.me or peer not in session.config_peers():
             return
@@ -46,3 +47,5 @@ class Witness:
             session.ports.emit(ev.Equivocated(peer, twice(peer, both[0], both[1]).encode()))
         elif genuine[1]:
             ballots[vote.ballot] = (vote.entry_hash, vote.signature)  # what was there before is nothing
+        else:
+            raise RemoteProtocolError("a vote that it has not signed", peer=peer)
