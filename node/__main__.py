@@ -33,6 +33,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-down", metavar="RATE", help="limit of bulk data received")
     parser.add_argument("--relay-for-all", action="store_true", help="relay for anybody, not only for peers of runs this node knows")
     parser.add_argument("--no-port-mapping", action="store_true", help="do not ask the router to lead a port to this node")
+    parser.add_argument("--relay-only", action="store_true", help="show no member where this node is: be reached through relays only")
     parser.add_argument("--no-lan-discovery", action="store_true", help="do not look for peers in the house (multicast DNS)")
     parser.add_argument("--no-dht", action="store_true", help="take no part in the DHT")
     parser.add_argument("--site", metavar="LABEL", help="label of the place where this machine is")
@@ -101,6 +102,7 @@ def _options(args: argparse.Namespace) -> NodeOptions:
         "node.max_down": args.max_down,
         "node.site": args.site,
         "network.port_mapping": False if args.no_port_mapping else None,
+        "network.relay_only": args.relay_only or None,
         "network.lan_discovery": False if args.no_lan_discovery else None,
         "network.dht": False if args.no_dht else None,
     }
@@ -108,6 +110,10 @@ def _options(args: argparse.Namespace) -> NodeOptions:
     listen = loaded.config.listen_addresses
     if args.private and not {"node.port", "node.listen"} & loaded.origins.keys():
         listen = ("/ip4/0.0.0.0/tcp/0",)
+    if loaded.config.network.relay_only:
+        from .net.addresses import host_and_port
+
+        listen = (f"/ip4/127.0.0.1/tcp/{host_and_port(listen[0])[1]}",)  # nobody dials us
     return NodeOptions(
         args.home,
         listen,
@@ -122,6 +128,7 @@ def _options(args: argparse.Namespace) -> NodeOptions:
         relay_for_all=args.relay_for_all,
         port_mapping=loaded.config.network.port_mapping,
         port_guessing=loaded.config.network.port_guessing,
+        relay_only=loaded.config.network.relay_only,
         lan_discovery=loaded.config.network.lan_discovery,
         dht=loaded.config.network.dht,
     )

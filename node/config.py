@@ -45,6 +45,7 @@ class NetworkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lan_discovery: bool = True  # find peers in the house by multicast DNS, and be found
     port_mapping: bool = True  # behind a router, ask it to lead a port here (NAT-PMP, UPnP)
     dht: bool = True  # be a node of the DHT: find members of runs there, be found, and keep records for others
+    relay_only: bool = False  # no member learns this machine's address: only bootstrap nodes and relays do
     port_guessing: bool = False  # behind a symmetric router, or towards one: find a port for a direct lane by guessing, where both ends do
 
 

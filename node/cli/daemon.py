@@ -69,11 +69,12 @@ def addresses_of(status: dict[str, Any]) -> tuple[str, ...]:
 @click.option("--no-port-mapping", is_flag=True, help="Do not ask the router to lead a port here (NAT-PMP, UPnP).")
 @click.option("--no-lan-discovery", is_flag=True, help="Do not look for peers in the house, nor be found there (multicast DNS).")
 @click.option("--no-dht", is_flag=True, help="Take no part in the DHT: members are found by bootstraps, invites and each other only.")
+@click.option("--relay-only", is_flag=True, help="Show no member where this machine is: be reached through relays only.")
 @click.option("--background", is_flag=True, help="Run it behind you; returns when it is ready.")
 @shared_options
 def up_command(
     port: int | None, listen: tuple[str, ...], bootstrap: tuple[str, ...], max_up: str | None, max_down: str | None, site: str | None,
-    no_port_mapping: bool, no_lan_discovery: bool, no_dht: bool, background: bool,
+    no_port_mapping: bool, no_lan_discovery: bool, no_dht: bool, relay_only: bool, background: bool,
 ) -> int:  # fmt: skip
     """Run this machine's node.
 
@@ -100,6 +101,7 @@ def up_command(
         command += [option, rate] if rate else []
     command += ["--no-port-mapping"] if no_port_mapping else []
     command += ["--no-lan-discovery"] if no_lan_discovery else []
+    command += ["--relay-only"] if relay_only else []
     command += ["--no-dht"] if no_dht else []
     if config.node.site:
         command += ["--site", config.node.site]

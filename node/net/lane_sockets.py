@@ -98,6 +98,7 @@ class LaneListener:
         self._pending: dict[trio.CancelScope, float] = {}
         """Of those that have not said hello: what ends their waiting, and since when they wait; oldest first."""
         self._announce: list[str] = []
+        self.hidden = False
         self.outside: Callable[[], list[str]] = list
         """Addresses of the internet that lead here through a router."""
 
@@ -112,7 +113,9 @@ class LaneListener:
         self._services[magic] = service
 
     def addresses(self) -> list[str]:
-        """Where the listener can be dialled; empty before `run` has started."""
+        """Where the listener can be dialled; empty before `run` has started, and where nobody is to know."""
+        if self.hidden:
+            return []
         return [*self.outside(), *self._announce]
 
     def look_again(self) -> None:

@@ -89,9 +89,7 @@ class PeerNetwork:
         ``lane_port``: TCP port of the lane listener, on the hosts of the listen addresses; 0 takes any. Raises ConfigError.
         """
         _ = [*map(check_listen, listen), *map(check_announce, announce)]
-        self.peer = identity.peer
-        self._cache = cache
-        self._rng = rng or random.Random()
+        self.peer, self._cache, self._rng = identity.peer, cache, rng or random.Random()
         self.on_link: Callable[[PeerId, bool], None] = lambda peer, up: None
         self.on_gone: Callable[[PeerId], None] = lambda peer: None
         self.on_member: Callable[[RunId, PeerId, Sequence[str]], None] = lambda run, peer, addresses: None
@@ -119,6 +117,8 @@ class PeerNetwork:
         )
         self._ways = Ways(listener, self._helpers, self._streams.common_topic, self._may_dial, self._rng)
         self._ways.guesses = settings.port_guessing
+        if settings.relay_only:
+            self._ways.hide(self._host)
         self._lanes = Lanes(self._host, self._ways, self.connect, self._streams.admitted, self._faults, self._rng)
         self.reach = Reach(
             self._host, self._faults, self._rng, dataclasses.replace(settings, announce=tuple(announce), lane_port=lane_port),
@@ -129,7 +129,9 @@ class PeerNetwork:
         self.reach.changed, self.reach.turned, self.reach.moved = self._moved, self._lanes.moved, listener.look_again
         listener.outside = self.reach.lanes_outside
         self.reach.on_path = lambda peer, path: self.on_path(peer, path)
-        self._lan = LanDiscovery(self.peer, self._rng, mine=self.reach.manager.lan, found=self._neighbour, on=lan_discovery)
+        self._lan = LanDiscovery(
+            self.peer, self._rng, mine=self.reach.manager.lan, found=self._neighbour, on=lan_discovery and not settings.relay_only
+        )
         self._runs: dict[RunId, trio.CancelScope] = {}
         self._learned_at, self._unsaved = 0.0, trio.Event()
         self._nursery: trio.Nursery | None = None

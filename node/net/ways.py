@@ -20,7 +20,8 @@ import trio
 
 from ...collectives.errors import NetworkError, PeerUnreachableError, RemoteProtocolError
 from ...collectives.identifiers import PeerId
-from .addresses import MAX_ADDRESSES, has_public, usable
+from .addresses import MAX_ADDRESSES, has_public, host_of, usable
+from .host import Host
 from .lane_sockets import DIAL_S, HELLO_S, Expected, LaneListener, MayDial, be_greeted, detach, dial, hello, path_of
 from .lane_talk import ANSWER_S, Bridge, Dialled, Done, Meet, Met, Relayed, Reverse, Sync, Talk, Terms
 from .through.meeting import Spot
@@ -57,12 +58,23 @@ class Ways:
         self.listener, self.helpers, self._run_of, self._may_dial, self.rng = listener, helpers, run_of, may_dial, rng
         self.why: dict[PeerId, str] = {}
         """Why the last lane that we drove to a peer is not direct."""
+        self.shown: Callable[[], set[str]] | None = None
+        """Of a node that is to be reached through relays only: the hosts that know where it is already. It shows itself to no other."""
         self.guesses = False
         """Whether ports are guessed for the first lane where one router is symmetric (`through.punch`)."""
 
     def addresses(self) -> tuple[str, ...]:
-        """Where the lane listener is."""
-        return tuple(self.listener.addresses()[:MAX_ADDRESSES])
+        """Where the lane listener is; nowhere, where nobody is to know."""
+        return tuple(self.listener.addresses()[:MAX_ADDRESSES]) if self.shown is None else ()
+
+    def hide(self, host: Host) -> None:
+        """From now on nobody is told where our lane listener is, and circuits are taken only at hosts that we are connected with."""
+        self.listener.hidden = True
+        self.shown = lambda: {ends[1] for peer in host.peers() if (ends := host.ends(peer)) is not None}
+
+    def relays_at(self, addresses: Sequence[str]) -> list[str]:
+        """Those of a relay's addresses at which a circuit may be taken."""
+        return [address for address in addresses if self.shown is None or host_of(address) in self.shown()]
 
     async def dial(self, peer: PeerId, addresses: Sequence[str], terms: Terms) -> Made | None:
         """A lane to the listener of ``peer``, which named these addresses; None where it does not answer."""
@@ -70,7 +82,9 @@ class Ways:
         return None if found is None else Made(found, path_of(found))
 
     def spot(self) -> Spot | None:
-        """A port to be met at; None where none is free."""
+        """A port to be met at; None where none is free, or nobody is to see one."""
+        if self.shown is not None:
+            return None
         with suppress(OSError):
             return Spot(self.listener.host, self.rng)
         return None
@@ -191,7 +205,7 @@ class _Drive:
             try:
                 mine, theirs, where = await self._ways.helpers.circuit(relay, run or "", peer)
                 await self._talk.say(Relayed(where, theirs))
-                sock = await through_relay(where, mine, self._terms)
+                sock = await through_relay(self._ways.relays_at(where), mine, self._terms)
                 if sock is not None:
                     return Made(sock, "relay")
                 self.tried.append(f"the relay {relay} led to somebody else")
@@ -307,7 +321,7 @@ class Follower:
         return await meet(self._ways, self._spot, self._talk.peer, self._terms, self._theirs, 0.0, guess=self._guess)
 
     async def _relay(self, message: Relayed) -> Made | None:
-        where = [address for address in usable(message.addresses) if has_public((address,))]
+        where = [address for address in self._ways.relays_at(usable(message.addresses)) if has_public((address,))]
         sock = await through_relay(where[:RELAYS], message.voucher, self._terms)
         return None if sock is None else Made(sock, "relay")
 

@@ -63,6 +63,8 @@ class NodeOptions:
     port_mapping: bool = True
     port_guessing: bool = False
     """Behind a router, ask it to lead a port here (NAT-PMP, UPnP)."""
+    relay_only: bool = False
+    """Tell nobody but bootstrap nodes and relays where this machine is."""
     lan_discovery: bool = False
     """Find peers in the house, and be found."""
     dht: bool = True
@@ -109,8 +111,8 @@ async def _main(
         identity, listen=options.listen, lane_port=options.lane_port, bootstrap=options.bootstrap, announce=options.announce,
         cache=paths.state_dir / "peers.json", rng=random.Random(os.urandom(16)),
         reach=ReachSettings(
-            relay=RelayLimits(open_to_all=options.relay_for_all), port_mapping=options.port_mapping, port_guessing=options.port_guessing
-        ),
+            relay=RelayLimits(open_to_all=options.relay_for_all), port_mapping=options.port_mapping, port_guessing=options.port_guessing,
+            relay_only=options.relay_only),
         lan_discovery=options.lan_discovery,
         dht=options.dht,
     )  # fmt: skip

@@ -1,7 +1,7 @@
 """A PeerNetwork in a process of its own, for the NAT laboratory: it says what happens as JSON lines, and does what stdin tells it.
 
 First line of stdin: {"listen": [...], "bootstrap": [...], "seed": n, "announce": [...], "open": bool, "run": "name" or "",
-"only_upnp": bool, "limits": {}, "lan": bool, "lies": [addresses that it gives its lane listener, before the true ones],
+"only_upnp": bool, "relay_only": bool, "limits": {}, "lan": bool, "lies": [addresses that it gives its lane listener, before the true ones],
 "silent_s": after how many seconds a silent connection is asked for a sign of life; it has as long for it}.
 Then {"send": peer}, {"add": [peer, addresses]}, {"status": null}, {"connect": peer}, {"lane": peer}, {"forget": null}.
 Out: {"up": addresses}, {"told": addresses}, {"path": [peer, path]}, {"member": [peer, addresses]}, {"got": [peer, text]}, {"status": ...},
@@ -64,7 +64,9 @@ async def main() -> None:
         bootstrap=start.get("bootstrap", []),
         announce=start.get("announce", []),
         rng=random.Random(start.get("seed", 1)),
-        reach=ReachSettings(relay=RelayLimits(open_to_all=start.get("open", False), **start.get("limits", {}))),
+        reach=ReachSettings(
+            relay=RelayLimits(open_to_all=start.get("open", False), **start.get("limits", {})), relay_only=bool(start.get("relay_only"))
+        ),
         lan_discovery=start.get("lan", False),
     )
     run = RunId(start.get("run") or "run")

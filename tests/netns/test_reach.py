@@ -222,3 +222,30 @@ def test_a_peer_of_the_internet_cannot_make_us_dial_our_own_house(town: Town) ->
     finally:
         for trap in traps:
             trap.close()
+
+
+def test_a_node_that_is_reached_through_relays_only_shows_no_member_where_it_is(town: Town, hidden: list[Node]) -> None:
+    """Whatever a member gets of it, and whatever it dials: circuits, and nobody but bootstrap nodes."""
+    place = town.generous.hosts[0]  # behind a router that would open a port, if it were asked
+    shy = town.add(place, listen=["/ip4/127.0.0.1/tcp/4150"], relay_only=True, lan=True)
+    member, outside = hidden[0], town.lab.hosts[8].address
+    status = shy.status_when(lambda found: bool(found["reach"]["relays"]))
+    assert circuits(status["addresses"]) == set(status["reach"]["relays"])
+    assert len(status["addresses"]) == len(status["reach"]["relays"])
+    assert (status["reach"]["mappings"], status["reach"]["candidates"], status["lan"]["on"]) == ({}, {}, False)
+    told = member.until("member", lambda found: found[0] == shy.peer and circuits(found[1]) != set())[1]
+    assert [address for address in told if "/p2p-circuit" not in address] == []
+    member.tell(send=shy.peer)
+    shy.until("got", lambda got: got == [member.peer, "hello"])
+    shy.tell(send=member.peer)
+    member.until("got", lambda got: got == [shy.peer, "hello"])
+    member.tell(lane=shy.peer)
+    shy.tell(lane=member.peer)
+    assert member.until("lane", lambda lane: lane[0] == shy.peer)[1] in ("relay", "stream")
+    third = town.public[2]  # public, and no bootstrap of it
+    shy.tell(send=third.peer)
+    third.until("got", lambda got: got == [shy.peer, "hello"])
+    for node in (member, third):
+        assert node.status_when(lambda found: shy.peer in found["paths"])["paths"][shy.peer] == "relay"
+        said = [event for event in node.events if "log" not in event]
+        assert [event for event in said if any(name in str(event) for name in (place.address, outside)) and shy.peer in str(event)] == []

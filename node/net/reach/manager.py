@@ -33,9 +33,10 @@ MAX_OBSERVERS = 16
 class AddressManager:
     """``now``: monotonic seconds."""
 
-    def __init__(self, announce: Sequence[str] = ()) -> None:
-        """``announce``: what the user says, which needs no proof."""
-        self._announce = usable(announce)
+    def __init__(self, announce: Sequence[str] = (), *, relay_only: bool = False) -> None:
+        """``announce``: what the user says, which needs no proof. ``relay_only``: nobody is told anything but circuits, whatever is known; until
+        there are some, loopback, which is nobody's."""
+        self._announce, self._relay_only = () if relay_only else usable(announce), relay_only
         self._own: tuple[str, ...] = ()
         self._way = ""
         self._mapped: dict[str, str] = {}
@@ -92,6 +93,8 @@ class AddressManager:
     # ---- what follows
     def seen_at(self, now: float) -> list[str]:
         """At which addresses the internet sees our listen port, the one most observers agree on first."""
+        if self._relay_only:
+            return []
         fresh = [address for address, at in self._observed.values() if now - at <= FRESH_S]
         own = [address for address in self._own if is_internet(address)]
         return list(
@@ -108,7 +111,7 @@ class AddressManager:
 
     def lan(self) -> list[str]:
         """Addresses of our interfaces that are not the internet's, loopback last."""
-        return sorted((address for address in self._own if not is_internet(address)), key=is_loopback)
+        return [] if self._relay_only else sorted((address for address in self._own if not is_internet(address)), key=is_loopback)
 
     def nat(self, now: float) -> Nat:
         """Which kind of mapping stands between us and the internet, as far as TCP shows it: for IPv4, if we have that."""
@@ -145,6 +148,8 @@ class AddressManager:
 
     def reach(self, now: float) -> Reach:
         """Whether others can dial us. "local": nobody outside of private networks was met, so that nobody can tell."""
+        if self._relay_only:
+            return "private"
         if any(is_internet(address) for address in self._announce):
             return "public"
         verdicts = [self.verdict(address, now) for address in self.candidates(now) if self._tells(address)]
@@ -156,12 +161,16 @@ class AddressManager:
 
     def direct(self, now: float) -> list[str]:
         """Addresses of the internet at which we can be dialled, as far as anybody knows."""
+        if self._relay_only:
+            return []
         plain = has_public(self._own)  # no house's firewall, as far as our addresses show
         own = [address for address in self._own if plain and is_internet(address) and self.verdict(address, now) != "unreachable"]
         return list(dict.fromkeys([*own, *(a for a in self.candidates(now) if self.verdict(a, now) == "reachable")]))
 
     def advertised(self, now: float) -> tuple[str, ...]:
         """What to tell others, most useful first. Never empty once interfaces are known: an empty list would say goodbye."""
+        if self._relay_only:
+            return usable(self._circuits or [address for address in self._own if is_loopback(address)])
         if self._announce:
             return self._announce
         found = [*self.direct(now), *self._circuits]

@@ -41,13 +41,18 @@ SERVERS = 3
 
 @dataclass(frozen=True, slots=True)
 class ReachSettings:
-    """What the user says. ``announce``: addresses that need no proof; ``lane_port``: where lanes arrive at their hosts, 0: nobody said."""
+    """What the user says. ``announce``: addresses that need no proof; ``lane_port``: where lanes arrive at their hosts, 0: nobody said.
+
+    ``relay_only``: nobody but bootstrap nodes and relays is to learn where this node is. It dials only what the user named, is dialled by nobody,
+    tells circuits, and takes lanes through relays that it is connected with.
+    """
 
     announce: tuple[str, ...] = ()
     lane_port: int = 0
     relay: RelayLimits = RelayLimits()
     port_mapping: bool = True
     port_guessing: bool = False
+    relay_only: bool = False
 
 
 class Reach:
@@ -74,7 +79,7 @@ class Reach:
         self.on_path: Callable[[PeerId, str], None] = lambda peer, path: None
         self.moved: Callable[[], None] = lambda: None
         """Called when interfaces of this machine are others."""
-        self.manager = AddressManager(settings.announce)
+        self.manager = AddressManager(settings.announce, relay_only=settings.relay_only)
         self.autonat = AutoNat(host, faults)
         self.relay = Relay(
             host, faults, settings.relay,
@@ -98,12 +103,14 @@ class Reach:
         self._told: tuple[str, ...] = ()
         self._nat = "unknown"
         self._paths: dict[PeerId, str] = {}
-        host.dialler.from_listen = lambda to: not self.manager.plain(":" in to)
+        host.dialler.from_listen = lambda to: not settings.relay_only and not self.manager.plain(":" in to)
         host.advertised = lambda: self.manager.advertised(trio.current_time())
 
     def may_dial(self, address: str) -> bool:
         """Whether an address that a peer named is worth a packet: on the internet we dial nobody's private addresses but those of our own house,
         and nothing of our own machine's."""
+        if self.settings.relay_only:
+            return not is_direct(address)
         if is_internet(address) or not self.manager.online:
             return True
         return not is_loopback(address) and (is_public(host_of(address)) or has_route(host_of(address)))
@@ -111,6 +118,8 @@ class Reach:
     def may_dial_peer(self, peer: PeerId, address: str) -> bool:
         """The same of an address that a connected peer calls its own. One that talks to us from elsewhere on the internet has nothing in our
         house; one that is on this machine may be dialled there."""
+        if self.settings.relay_only:
+            return False
         if not is_direct(address) or is_internet(address) or not self.manager.online:
             return is_direct(address)
         ends = self._host.ends(peer)
@@ -187,7 +196,7 @@ class Reach:
 
     async def _ask_router(self) -> None:
         """Once it shows that we are behind a NAT: nothing is asked of the router of a node that can be dialled."""
-        if self.settings.port_mapping:
+        if self.settings.port_mapping and not self.settings.relay_only:
             while not self._wants_relays() or not self.manager.seen_at(trio.current_time()):
                 await trio.sleep(WATCH_S)
             async with trio.open_nursery() as nursery:
@@ -279,6 +288,8 @@ class Reach:
 
     # ---- relays
     def _wants_relays(self) -> bool:
+        if self.settings.relay_only:
+            return True
         return self.manager.online and self.manager.reach(trio.current_time()) != "public" and not self._plainly_public()
 
     def _plainly_public(self) -> bool:
