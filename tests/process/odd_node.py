@@ -8,6 +8,7 @@ engine    its data plane does
 install   taking over a fetched state does
 fsize     it can write no byte to any file meanwhile
 lanes     it keeps no lane that it does not need now, as in a very large configuration
+liar      it echoes, in a run that bears it, another value beside each
 patient   leaving a run, it would wait for an hour
 counting  nothing but the reference count frees memory: no garbage collector; and operations are soon forgotten
 """
@@ -21,7 +22,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from atoll.collectives import messages as m
 from atoll.collectives.exchange import Exchange
+from atoll.collectives.group import Entry
+from atoll.collectives.round import slot_payload
+from atoll.collectives.round.lying import Witness
 from atoll.node import manifest
 from atoll.node.__main__ import main
 from atoll.node.net.network import PeerNetwork
@@ -60,6 +65,23 @@ def limit_in(owner: Any, name: str) -> None:
     setattr(owner, name, limited)
 
 
+def echo_twice() -> None:
+    """Let it sign two echoes for one ballot while that is wanted."""
+    honest = Witness._send_echo
+
+    def both(self: Witness, ballot: int, entry: Entry) -> None:
+        honest(self, ballot, entry)
+        if defective():
+            machine, digest = self.machine, b"another value".ljust(32)
+            self.broadcast(
+                m.Echo(
+                    ballot, digest, machine.actions.sign(slot_payload("echo", machine.run, machine.log, machine.round, ballot, digest)), b""
+                )
+            )
+
+    Witness._send_echo = both  # type: ignore[method-assign]
+
+
 if __name__ == "__main__":
     what = sys.argv[1]
     if what == "version":
@@ -74,6 +96,8 @@ if __name__ == "__main__":
         fail_in(ModelReplica, "install")
     elif what == "lanes":
         lanes.KEPT, lanes.HOLD_S = 0, 0.5
+    elif what == "liar":
+        echo_twice()
     elif what == "patient":
         scripts.LEAVE_S = service.DRAIN_S = service.LEAVE_S = 3600.0
     elif what == "counting":
