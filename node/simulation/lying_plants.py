@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from ...collectives import messages as m
-from ...collectives.group import Config, Entry, Member, Vote
+from ...collectives.group import Config, Entry, Member
 from ...collectives.round import Kind
 from ...collectives.round import machine as machine_module
 from ...collectives.round.lying import Accountable, Judge, Witness
@@ -53,19 +53,6 @@ class ConfigurationNotChecked(LyingPlant):
 
     judge = _AnyConfig
     lies = ("evict",)
-
-
-class _Unproved(Judge):
-    def proved(self, ballot: int, digest: bytes, proof: Sequence[Vote]) -> bool:
-        """It says so."""
-        return True
-
-
-class ClaimsWithoutProof(LyingPlant):
-    """A pledge may name any value as accepted."""
-
-    judge = _Unproved
-    lies = ("equivocate", "twice", "promise", "withhold")
 
 
 class _Unsigned(Judge):
@@ -147,7 +134,6 @@ LYING_PLANTS: dict[str, type[Plant]] = {
     "justification-not-checked": JustificationNotChecked,
     "contributors-not-checked": ContributorsNotChecked,
     "configuration-not-checked": ConfigurationNotChecked,
-    "claims-without-proof": ClaimsWithoutProof,
     "signatures-not-verified": SignaturesNotVerified,
     "vote-without-echoes": VoteWithoutEchoes,
     "majority-decides": MajorityDecides,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from seeds import seeds
 
+from atoll.collectives.errors import LocalProtocolError
 from atoll.collectives.simulation.faults import FaultKind
 from atoll.node.simulation.liars import Lie
 from atoll.node.simulation.lying_plants import LYING_PLANTS
@@ -60,12 +61,19 @@ def test_nobody_is_accused_where_nobody_lies() -> None:
     assert (verdict.problem, verdict.stats.get("refused"), verdict.stats.get("votes above ballot 0")) == ("", None, None)
 
 
+def found(plant: str, seed: int, faults: tuple[FaultKind, ...]) -> bool:
+    try:
+        return run_seed(seed, Options(rounds=6, faults=faults, patience_s=40.0), LYING_PLANTS[plant]()).problem != ""
+    except LocalProtocolError:  # its own proposal is refused at home
+        return True
+
+
 @pytest.mark.parametrize("plant", sorted(SOON))
 def test_a_planted_bug_is_found(plant: str) -> None:
-    assert any(run_seed(seed, Options(rounds=6, faults=(), patience_s=40.0), LYING_PLANTS[plant]()).problem for seed in range(40))
+    assert any(found(plant, seed, ()) for seed in range(40))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("plant", sorted(LYING_PLANTS.keys() - SOON))
 def test_a_planted_bug_that_shows_late_is_found(plant: str) -> None:
-    assert any(run_seed(seed, Options(rounds=6, faults=FAULTS, patience_s=40.0), LYING_PLANTS[plant]()).problem for seed in range(200))
+    assert any(found(plant, seed, FAULTS) for seed in range(200))

@@ -105,7 +105,8 @@ class Accountable(Convening):
         self.witness.cast(now, self.ballot, entry)  # on disk before anybody sees it
         digest = entry.hash()
         signature = machine.actions.sign(slot_payload("propose", machine.run, machine.log, machine.round, self.ballot, digest))
-        self._proposal = m.Propose(self.ballot, entry, () if proof else tuple(self._shown(entry)), pledges, proof, signature)
+        claims = () if any(pledge.ballot >= 0 for pledge in pledges) else tuple(self._shown(entry))
+        self._proposal = m.Propose(self.ballot, entry, claims, pledges, proof, signature)
         self._broadcast(self._proposal)
         return None
 
