@@ -27,6 +27,11 @@ class Acceptor:
 
     # ---- what others may ask
     @property
+    def founding(self) -> bool:
+        """Whether there are too few members for a round with contributors."""
+        return False
+
+    @property
     def urged(self) -> bool:
         """Whether the round is under way by what others say, although nothing is known here."""
         return False

@@ -394,8 +394,10 @@ class RoundMachine:
     @property
     def waits_for_offers(self) -> bool:
         """Whether there is a contribution of this member, no plan yet, and too few others are known here for one."""
-        if self.contribution is None or self.shape.least == 1 or self.open.plan is not None:
+        if self.contribution is None or self.open.plan is not None or (self.shape.least == 1 and not self.acceptor.founding):
             return False
+        if self.acceptor.founding:
+            return True
         others = [offer for offer in self.offers() if offer.member != self.me and not self.silent(offer.member)]
         return len(others) + 1 < self.shape.least
 

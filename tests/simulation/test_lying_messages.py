@@ -16,6 +16,7 @@ from atoll.collectives.group import NO_READING, Certified, Contributor, Entry, M
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.round import Kind, check_chain, claim_payload, pledge_payload, slot_payload, vote_payload
 from atoll.collectives.round.lying import Witness
+from atoll.collectives.round.lying.acceptor import FAULTS
 from atoll.node.evidence import Twice, check, twice
 from atoll.node.service.ports import DOMAIN
 from atoll.node.session import Session
@@ -306,6 +307,32 @@ def test_pledges_that_name_what_was_not_accepted_are_refused(scene: Scene) -> No
         shown = scene.pledged(who, 1, 0, one.hash())
         assert "pledge" in reasons(scene.hear(who, m.Pledge(1, m.Accepted1(0, one), proof, None, shown.signature)))
     assert machine.open.known.get(one.hash()) is None
+
+
+def test_whoever_sends_bad_signatures_is_soon_heard_no_more(scene: Scene) -> None:
+    who, checked = scene.others[0], list[PeerId]()
+    scene.machine.actions.verify = lambda peer, payload, signature: checked.append(peer) is not None  # type: ignore[method-assign]
+    told = [len(scene.hear(who, m.Echo(0, bytes([number]) * 32, b"?" * 64, b""))) for number in range(100)]
+    assert told == [1] * FAULTS + [0] * (100 - FAULTS)
+    assert len(checked) == FAULTS
+    assert len(scene.hear(scene.others[1], m.Echo(0, b"e" * 32, b"?" * 64, b""))) == 1, "the others are heard"
+
+
+def test_a_ballot_ends_whatever_seems_to_go_on_in_it(scene: Scene) -> None:
+    machine, now = scene.machine, scene.swarm.world.now
+    scene.hear(scene.others[0], m.Turn(1))
+    assert machine.engaged
+    turned = list[float]()
+    for step in range(1, 2000):
+        at = now + 0.1 * step
+        machine.progress(at)  # a convener that lets its plans trickle
+        machine.tick(at)
+        if machine.ballot > len(turned):
+            turned.append(at - now)
+        if len(turned) == 2:
+            break
+    assert len(turned) == 2
+    assert turned[1] - turned[0] > turned[0], "each has more time than the one before"
 
 
 def test_quorums_and_who_is_needed() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, cast
 
 import msgspec
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 LENGTHS = 4.0  # a ballot has so many times what it should take, and that again in each later one
 REPEAT_S = 0.5  # how often what changes seldom is said again
 OFFERS = 4  # claims of one member that are kept for what they offer
+FAULTS = 16  # of one member in a round: then it is heard no more in it, since it costs time to see that signatures are wrong
 AHEAD = 2  # times the members: ballots that far beyond the present one are counted
 
 
@@ -39,6 +41,7 @@ class Witness(Acceptor):
         self.proposed: dict[int, tuple[bytes, bytes]] = {}  # by ballot: what its convener has signed
         self._said: dict[tuple[Kind, Member, int], tuple[bytes, bytes]] = {}
         self._mine: m.Claim | None = None
+        self._faults = Counter[Member]()
         self._told_at = self._turned_at = -1e9
         self._entered_at = machine.open.born
         for kept in (machine.journal.echoed, machine.journal.accepted):
@@ -50,6 +53,11 @@ class Witness(Acceptor):
         return cast("Accountable", self.machine.convening)
 
     # ---- what the machine asks
+    @property
+    def founding(self) -> bool:
+        """Fewer than bear so many liars."""
+        return self.judge.founding
+
     @property
     def urged(self) -> bool:
         """Whether others have something to decide here, or are past the first ballot: nobody gets on alone."""
@@ -141,6 +149,15 @@ class Witness(Acceptor):
     # ---- inputs
     def on_message(self, now: float, who: Member, body: m.Body) -> None:
         """What an acceptor is asked and told. Raises RemoteProtocolError, StorageError."""
+        if self._faults[who] >= FAULTS:
+            return
+        try:
+            self._take(now, who, body)
+        except RemoteProtocolError:
+            self._faults[who] += 1
+            raise
+
+    def _take(self, now: float, who: Member, body: m.Body) -> None:
         ballot = getattr(body, "ballot", 0)
         if ballot and isinstance(body, m.Turn | m.Prepare | m.Propose | m.Echo | m.Accepted):
             self._turned(now, who, ballot)
