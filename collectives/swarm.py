@@ -57,12 +57,17 @@ class SecureSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``threshold``: the fewest vectors that a sum may be of; more than two thirds of the members, if those are more. ``reach``: the largest absolute
     value an element can have. ``max_weight``: what a member counts at most, by its samples; 1: all count the same. ``metrics``: what
     scripts report of their training that is added up in the same sum; of a single member nobody else learns it.
+
+    ``buckets``: how many sums there are at most, each of at least ``threshold`` vectors, of members dealt at random; ``rule``, a robust one by
+    coordinate, is then what a round makes of their means.
     """
 
     threshold: Annotated[int, msgspec.Meta(ge=3, le=1024)] = 3  # of two, each would know the other's
     reach: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 16.0
     max_weight: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
     metrics: Annotated[tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=64)], ...], msgspec.Meta(max_length=16)] = ()
+    buckets: Annotated[int, msgspec.Meta(ge=1, le=256)] = 1
+    rule: Annotated[str, msgspec.Meta(max_length=MAX_REDUCER)] = "mean"
 
 
 class PrivacySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -12,6 +12,7 @@ import msgspec
 from ..collectives.codecs.names import MASKED_CODEC
 from ..collectives.errors import ConfigError
 from ..collectives.swarm import OuterSettings, PrivacySettings, SecureSettings
+from ..security.rule_names import parse_reducer
 from .manifest_methods import OF_A_SERVER, READS, Method, Refusal, exact_codecs, refusals, sample_of, site_of, unread
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class SecureTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``[secure]``: contributions are masked, and nobody sees more than a sum of at least ``threshold`` of them (`SecureSettings`).
 
     ``metrics``: what sites report of their training (``attachment.log``) whose mean over a sum everybody may know, such as ``["loss"]``.
+    ``buckets``: sites are dealt to so many sums at most, of at least ``threshold`` each, and ``[robust]`` compares their means.
     """
 
     threshold: Annotated[int, msgspec.Meta(ge=3, le=256)] = 3
@@ -66,9 +68,11 @@ class SecureTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         msgspec.Meta(max_length=16),
     ] = ()
 
-    def settings(self) -> SecureSettings:
-        """As a session takes it."""
-        return SecureSettings(self.threshold, self.reach, self.max_weight, self.metrics)
+    buckets: Annotated[int, msgspec.Meta(ge=1, le=256)] = 1
+
+    def settings(self, rule: str) -> SecureSettings:
+        """As a session takes it. ``rule``: of buckets' means."""
+        return SecureSettings(self.threshold, self.reach, self.max_weight, self.metrics, self.buckets, rule)
 
 
 class PrivacyTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -144,12 +148,6 @@ def _check_secure(manifest: Manifest, name: str) -> None:
     plain = type(exchange)()
     refused: list[Refusal] = [
         (
-            manifest.robust.rule != "mean",
-            "$.robust.rule",
-            "A robust rule compares single contributions, and with [secure] nobody can see one: choose what you need more.",
-            "Leave out [robust], or [secure].",
-        ),
-        (
             (exchange.codec, exchange.codecs) != (plain.codec, plain.codecs),
             "$.exchange.codec",
             "Masked values are whole numbers of 32 bits, and travel as they are.",
@@ -175,7 +173,33 @@ def _check_secure(manifest: Manifest, name: str) -> None:
         (train.inner.samples is not None, "$.train.inner.samples", "How much each site has trained is not told.", "steps = 1000"),
         (train.share is not None, "$.train.share", "It follows what single members say of their time.", "Leave it out."),
     ]
-    _refuse(refused, name, "in a run with [secure]")
+    _refuse(_bucket_refusals(manifest, secure) + refused, name, "in a run with [secure]")
+
+
+def _bucket_refusals(manifest: Manifest, secure: SecureTable) -> list[Refusal]:
+    """A robust rule has something to compare with several sums only, and several sums are for a robust rule only."""
+    robust, private = manifest.robust, manifest.privacy
+    parsed = parse_reducer(robust.reducer)
+    if parsed is None:
+        what = "Several sums of fewer sites each say more than one, and a mean of them is no safer."
+        return [(secure.buckets > 1, "$.secure.buckets", what, 'Add [robust] rule = "median" and f, or leave buckets out.')]
+    single = "A robust rule compares single contributions, and with [secure] nobody can see one."
+    enough = f"f hostile sites spoil f buckets, and {robust.rule} with f = {parsed.f} needs {parsed.least} of them."
+    moving = private is not None and private.quantile is not None
+    whole = "Buckets' means are compared value by value, the same on every machine."
+    return [
+        (
+            secure.buckets == 1,
+            "$.robust.rule",
+            f"{single} It can compare the sums of buckets of sites, at the price that more sums are known, each of fewer sites.",
+            f"buckets = {parsed.least} or more under [secure], for runs of {parsed.least * secure.threshold} sites or more; or leave out [robust].",
+        ),
+        (secure.buckets < parsed.least, "$.secure.buckets", enough, f"buckets = {parsed.least}, or more"),
+        (not parsed.by_coordinate, "$.robust.rule", whole, 'rule = "median", "trimmed_mean" or "meamed", without before'),
+        (secure.max_weight != 1, "$.secure.max_weight", "A rule counts every bucket once, whatever its sites claim.", "Leave it out."),
+        (bool(secure.metrics), "$.secure.metrics", "A bucket with a hostile site in it could say anything of them.", "Leave it out."),
+        (moving, "$.privacy.quantile", "A bucket with a hostile site in it could say anything of it.", "Leave it out: clip is then fixed."),
+    ]
 
 
 def _check_privacy(manifest: Manifest, name: str) -> None:
@@ -251,7 +275,7 @@ def rounds_of(manifest: Manifest) -> dict[str, Any]:
             "reducer": "copy",
             "outer": outer,
             "coordinator": star,
-            "secure": secure.settings(),
+            "secure": secure.settings(manifest.robust.reducer),
             "privacy": privacy,
             "site": site,
             "sample": sample_of(manifest),
@@ -292,7 +316,7 @@ def privacy_lines(manifest: Manifest) -> list[str]:
     )
     return [
         f"nobody sees your update, not even a part of it: it is masked, and the masks come off the sum of at least {secure.threshold} "
-        f"sites (more than two thirds of the members); {count}",
+        f"sites {_sums_text(secure)}; {count}",
         _metrics_line(secure),
         *(
             ["the coordinator, which is the organiser's node or another member's, adds up masked updates: it sees no more than the others"]
@@ -302,9 +326,21 @@ def privacy_lines(manifest: Manifest) -> list[str]:
         "if all others in a sum work together against you, they can subtract their own updates and see yours; so may somebody who has been "
         "invited under many names",
         _privacy_line(manifest),
-        "a site can spoil the sum by what it contributes, and nobody can see who did: take in only sites you trust to follow the rules",
+        "a site can spoil the sum by what it contributes, and nobody can see who did: take in only sites you trust to follow the rules"
+        if secure.buckets == 1
+        else f"up to {manifest.robust.f} sites may contribute anything: each spoils the sum of its bucket, which the rule then outvotes, and nobody "
+        "can see who did; those who could work together against you are fewer: the others of your bucket",
         *always,
     ]
+
+
+def _sums_text(secure: SecureTable) -> str:
+    if secure.buckets == 1:
+        return "(more than two thirds of the members)"
+    return (
+        f"at a time, up to {secure.buckets} such sums a round, of sites dealt to buckets at random; a robust rule then takes what most of the buckets "
+        "bear out"
+    )
 
 
 def _metrics_line(secure: SecureTable) -> str:

@@ -45,7 +45,7 @@ def describe(manifest: Manifest) -> dict[str, Any]:
         "join": manifest.join.policy,
     }
     if parameters is not None:
-        value = MASKED_BYTES if settings.secure else round_bytes_per_value(settings.codec)
+        value = MASKED_BYTES + 4 * (settings.secure.buckets - 1) if settings.secure else round_bytes_per_value(settings.codec)
         value += round_bytes_per_value("fp32") if SUMS[0] in settings.codecs else 0  # control variates travel beside the model
         one_way = round(2 * parameters * value)
         found |= {"bytes_up_per_round": one_way, "bytes_down_per_round": one_way, "disk_bytes": parameters * _STATE_BYTES}
@@ -92,7 +92,7 @@ def describe_lines(manifest: Manifest) -> list[str]:
         )
         lines.append(f"disk     {bytes_text(d['disk_bytes'])} for the newest state, and two rounds of results")
     else:
-        times = "three times the parameters in float32" if manifest.secure else "twice the encoded parameters"
+        times = f"{2 * manifest.secure.buckets + 1} times the parameters in float32" if manifest.secure else "twice the encoded parameters"
         lines.append(f"wire     {times} ({codecs}) up and down a round")
     if manifest.mode == "federated":
         lines += [f"{'privacy' if number == 0 else '':7}  {line}" for number, line in enumerate(privacy_lines(manifest))]

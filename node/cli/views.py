@@ -121,6 +121,7 @@ def secure_text(secure: Mapping[str, Any]) -> str:
     """What is masked, and what was unmasked last."""
     last = secure.get("last") or {}
     newest = f"; the last sum was of {len(last['members'])}" if last.get("members") else ""
+    newest += f" in {len(last['buckets'])} buckets" if last.get("buckets") else ""
     newest += "".join(f", mean {name} {value:.6g}" for name, value in (last.get("metrics") or {}).items())
     return f"contributions are masked: a sum needs {secure.get('threshold')} of them{newest}"
 

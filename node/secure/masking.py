@@ -16,8 +16,9 @@ import msgspec
 
 from ...collectives.errors import RemoteProtocolError
 from ...collectives.identifiers import PeerId
+from ...collectives.swarm import SecureSettings
 from ...security.identity import Identity
-from ...security.masking import Binding, Client, Memory
+from ...security.masking import Binding, Buckets, Client, Memory
 from ...security.masking.messages import Consent, Deal, Keys, Message, Reveal, check
 from .wire import Body, Fixed, Said, Stage, Want
 
@@ -67,6 +68,13 @@ class Masking:
     def deals(self) -> dict[PeerId, Deal]:
         """Those that count."""
         return {peer: self.said[1][peer] for peer in self.fixed[1]}  # type: ignore[misc]
+
+    def buckets(self, terms: SecureSettings) -> Buckets:
+        """Whose vectors are added up together: by all that was said, so the same at all who meet in one sum."""
+        assert self.digest is not None
+        if terms.buckets == 1:
+            return Buckets.one(self.deals)
+        return Buckets.dealt(self.digest, self.fixed[1], terms.buckets, terms.threshold)
 
     @property
     def takes_part(self) -> bool:

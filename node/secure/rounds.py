@@ -23,13 +23,14 @@ from ...collectives.swarm import Call, SecureSettings
 from ...security.masking import Binding, Memory, Unmasking
 from ...security.masking.binding import LEAST_MEMBERS
 from ...security.masking.keys import Words
+from ...security.rule_names import parse_reducer
 from ..session import events as ev
 from ..session.naming import MASKED_SUM, config_key
 from ..session.offering import Given
 from .bound import bound_at
 from .budget import Budget
 from .masking import Masking, Step
-from .vectors import Summed, Vectors, length_of
+from .vectors import Summed, Vectors, apart, length_of
 from .wire import Fixed, Pass, Said, Talk, Want, decode, encode
 
 if TYPE_CHECKING:
@@ -43,8 +44,14 @@ SUM_S = 30.0  # how long a sum, or its unmasking, may stand still
 
 
 def threshold_of(terms: SecureSettings, members: int) -> int:
-    """How many vectors a sum over so many members needs: what the manifest asks for, and more than two thirds."""
-    return max(terms.threshold, 2 * members // 3 + 1)
+    """How many vectors a round over so many members needs: what the manifest asks for, for each bucket a rule needs, and more than two thirds."""
+    return max(terms.threshold * least_buckets(terms), 2 * members // 3 + 1)
+
+
+def least_buckets(terms: SecureSettings) -> int:
+    """How many sums a round needs: those that a rule compares, or one."""
+    parsed = parse_reducer(terms.rule)
+    return parsed.least if parsed is not None else 1
 
 
 class SecureRounds:
@@ -62,6 +69,7 @@ class SecureRounds:
         self.bad: set[PeerId] = set()  # whose words did not hold: left out of later attempts
         self._memory: Memory | None = None
         self._budget: Budget | None = None
+        self._left_out = False  # its bucket is decided to stay masked
         self._handed = False  # the vector was handed over, masked: unless it is decided otherwise, it may be in a sum
         self._number = 0
         self._total: Words | None = None
@@ -136,7 +144,7 @@ class SecureRounds:
             return None, False
         same = masking is not None and masking.digest is not None and entry.contributors[0].cid[:KIN_BYTES] == masking.digest[:KIN_BYTES]
         # where the sum is not known here, a vector that was handed over for it is taken for counted: counting it twice would be wrong
-        counted = same and self._handed
+        counted = same and self._handed and not self._left_out
         burnt = self._handed and not counted
         if self.mean is not None:
             self.session.ports.exchange.release(self.mean[0])
@@ -196,7 +204,7 @@ class SecureRounds:
         masking = self.masking
         if masking is not None and masking.digest is not None:
             self.session.operations.abandon(self.session.clock(), self._op_id(masking))
-        self.masking, self._total, self._handed = None, None, False
+        self.masking, self._total, self._handed, self._left_out = None, None, False, False
 
     def _fail(self, now: float, reason: str) -> None:
         """The attempt came to nothing: another one, with fresh masks; and with another vector, where this one may be in a sum."""
@@ -346,19 +354,25 @@ class SecureRounds:
         cid, samples, vector, _ = given
         privacy, roster = self.session.settings.privacy, masking.binding.roster
         bound = bound_at(self.session, privacy, masking.binding.round) if privacy is not None else 0.0
-        self.vectors = vectors = Vectors(self.terms, privacy, vector.numel(), len(roster), masking.binding.threshold, bound)
+        self.vectors = vectors = Vectors(self.terms, privacy, vector.numel(), len(roster), self._threshold(masking), bound)
+        buckets = masking.buckets(self.terms)
         self._busy, metrics = True, dict(self.metrics)
 
         def work() -> Words | str | RemoteProtocolError:
             words = vectors.words(vector, samples, self.chance, metrics)
             try:
                 if not isinstance(words, str):
-                    client.mask(words, cid, masking.deals)
+                    client.mask(words, cid, masking.deals, buckets)
+                    words = apart(words, buckets.of(masking.me), len(buckets.members))
             except RemoteProtocolError as error:
                 return error
             return words
 
         self.session.ports.offload(work, lambda now, found: self._masked(now, masking, given, found))
+
+    def _threshold(self, masking: Masking) -> int:
+        """How many vectors the smallest sum of an attempt has."""
+        return self.terms.threshold if self.terms.buckets > 1 else masking.binding.threshold
 
     def _masked(self, now: float, masking: Masking, given: Given, found: Words | str | RemoteProtocolError) -> None:
         self._busy, self._since = False, now
@@ -410,8 +424,15 @@ class SecureRounds:
         if len(survivors) < masking.binding.threshold or not set(survivors) <= set(masking.fixed[1]):
             self._fail(now, f"vectors of {len(survivors)} members came together; {masking.binding.threshold} are needed")
             return True
-        total = torch.empty(masking.binding.numel, dtype=torch.float32)
-        for _ in Grid(event.codec, masking.binding.numel, event.chunk_elements).results.decode(event.result, total):
+        buckets = masking.buckets(self.terms)
+        if len(buckets.open(survivors)) < least_buckets(self.terms):
+            self._handed = False  # the same
+            self._fail(now, f"{len(buckets.open(survivors))} buckets have vectors enough; the rule needs {least_buckets(self.terms)}")
+            return True
+        self._left_out = masking.me in buckets.hidden(survivors)
+        numel = masking.binding.numel * len(buckets.members)
+        total = torch.empty(numel, dtype=torch.float32)
+        for _ in Grid(event.codec, numel, event.chunk_elements).results.decode(event.result, total):
             pass
         self._total, masking.survivors, self._since = total.numpy().view(np.uint32), survivors, now
         if masking.me in survivors and masking.client is not None:
@@ -429,14 +450,17 @@ class SecureRounds:
             return
         total, vectors, self._busy = self._total, self.vectors, True
         assert vectors is not None
+        buckets, length = masking.buckets(self.terms), masking.binding.numel
 
         def work() -> Summed | RemoteProtocolError | SecurityError:
             try:
-                unmasking = Unmasking(masking.binding, masking.keys, masking.deals, masking.survivors or ())
+                unmasking = Unmasking(masking.binding, masking.keys, masking.deals, masking.survivors or (), buckets)
                 for peer, reveal in reveals.items():
                     unmasking.add(peer, reveal)
-                unmasking.unmask(total)
-                return vectors.summed(total)
+                sums = [total[index * length : (index + 1) * length] for index in unmasking.open]
+                for index, each in zip(unmasking.open, sums, strict=True):
+                    unmasking.unmask(each, bucket=index)
+                return vectors.ruled(sums) if self.terms.buckets > 1 else vectors.summed(total)
             except (RemoteProtocolError, SecurityError) as error:
                 return error
 
@@ -451,7 +475,10 @@ class SecureRounds:
                 survivors, moving = masking.survivors or (), self.vectors.moving if self.vectors else None
                 bound = moving.next(found.within, len(survivors)).bound if moving and found.within is not None else None
                 self.mean, self._total = (masking.digest[:KIN_BYTES] + own, found.mean, Reading(norm=bound)), None
-                terms = (survivors, masking.binding.threshold, found.weight, found.metrics, bound)
+                buckets = masking.buckets(self.terms)
+                sums = tuple(tuple(sorted(buckets.members[index] & set(survivors))) for index in buckets.open(survivors))
+                members = tuple(sorted(peer for each in sums for peer in each))
+                terms = (members, self._threshold(masking), found.weight, found.metrics, bound, sums)
                 self.session.ports.emit(ev.Unmasked(*masking.key, *terms))
                 self._give(now)
             elif isinstance(found, RemoteProtocolError) and (peer := PeerId(found.peer)) in masking.said[3]:

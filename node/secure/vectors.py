@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,10 +18,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ...collectives.errors import SecurityError
 from ...collectives.swarm import PrivacySettings, SecureSettings
 from ...security.masking import Ring
 from ...security.masking.keys import Words
 from ...security.privacy import AdaptiveBound, NoisePlan, add_noise, clip
+from ...security.rules.reducers import ByCoordinate, find_reducer
 from .bound import rule
 
 HALF = 1 << 16  # steps in the half by which the count of those within the bound moves
@@ -41,6 +44,13 @@ class Summed:
 def length_of(terms: SecureSettings, privacy: PrivacySettings | None, numel: int) -> int:
     """Words of a masked vector of ``numel`` values."""
     return numel + 2 * len(terms.metrics) + (privacy is not None and privacy.quantile is not None) + 1
+
+
+def apart(words: Words, bucket: int, buckets: int) -> Words:
+    """A masked vector in its bucket's place among the sums of all: (buckets * length,)."""
+    wide = np.zeros(buckets * len(words), words.dtype)
+    wide[bucket * len(words) : (bucket + 1) * len(words)] = words
+    return wide
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +126,20 @@ class Vectors:
         there = [abs(value) <= reach for value in values]
         rows = [(value if here else 0.0, reach if here else 0.0) for value, here in zip(values, there, strict=True)]
         return np.array(rows, np.float32).reshape(-1)
+
+    def ruled(self, totals: Sequence[Words]) -> Summed:
+        """What a robust rule makes of the means of buckets, each from a sum without masks. One that honest members cannot have is as good as any other
+        hostile one."""
+        rows, weight = torch.zeros(len(totals), self.numel), 0
+        for row, total in zip(rows, totals, strict=True):
+            with suppress(SecurityError):
+                found = self.summed(total)
+                row.copy_(found.mean)
+                weight += found.weight
+        robust, out = find_reducer(self.terms.rule), torch.empty(self.numel)
+        assert isinstance(robust, ByCoordinate)
+        robust.reduce(rows, [1] * len(rows), out)
+        return Summed(out, weight, {})
 
     def summed(self, total: Words) -> Summed:
         """What a sum without masks says. Raises SecurityError for one that honest members cannot have."""

@@ -81,6 +81,7 @@ class Chronicle:
             case ev.Unmasked():
                 self.unmasked = {"entry": event.round, "attempt": event.attempt, "members": list(event.members)}
                 self.unmasked |= {"weight": event.weight, "metrics": dict(event.metrics)}
+                self.unmasked |= {"buckets": [list(members) for members in event.sums]} if len(event.sums) > 1 else {}
                 self.unmasked |= {"next_clip": event.bound} if event.bound is not None else {}
                 self._tell("round.unmasked", fragment, **self.unmasked)
             case ev.PrivacySpent():

@@ -187,7 +187,8 @@ class Timed:
 class Unmasked:
     """The masks are off a sum of ``members``' vectors; fewer than ``threshold`` would not have been unmasked. ``round`` is an entry's number.
 
-    ``weight``: of all of them together; ``metrics``: the mean of each, by weight; ``bound``: on the norms of the next vectors, if it moves."""
+    ``weight``: of all of them together; ``metrics``: the mean of each, by weight; ``bound``: on the norms of the next vectors, if it moves;
+    ``sums``: whose vectors were in each, one or several."""
 
     round: int
     attempt: int
@@ -196,6 +197,7 @@ class Unmasked:
     weight: int
     metrics: Mapping[str, float]
     bound: float | None = None
+    sums: tuple[tuple[PeerId, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ ring       float32 vectors as whole numbers modulo 2^bits, weights inside; room 
 shamir     a secret as shares, any ``threshold`` of which give it back
 keys       agreement, sealed shares, mask streams
 messages   what is said, bounded
+buckets    members whose vectors are added up apart from the others', for robust rules
 client     one member's part; what it must never do twice
 unmasking  what an owner does with a masked sum
 """
@@ -26,8 +27,9 @@ unmasking  what an owner does with a masked sum
 from __future__ import annotations
 
 from .binding import Binding
+from .buckets import Buckets
 from .client import Client, Memory
 from .ring import Ring
 from .unmasking import Unmasking
 
-__all__ = ["Binding", "Client", "Memory", "Ring", "Unmasking"]
+__all__ = ["Binding", "Buckets", "Client", "Memory", "Ring", "Unmasking"]

@@ -11,6 +11,7 @@ from ...collectives.errors import LocalProtocolError, RemoteProtocolError, Secur
 from ...collectives.identifiers import PeerId
 from ..identity import Identity
 from .binding import Binding
+from .buckets import Buckets
 from .keys import Words, agree, apply_mask, public_of, seal, unseal, way
 from .messages import Consent, Deal, Dealt, Keys, Reveal, check, share_hash, signed
 from .shamir import SECRET_BYTES, SHARE_BYTES, split
@@ -49,6 +50,7 @@ class Client:
         self._shares: dict[PeerId, tuple[bytes, bytes]] = {}  # of others' seeds and pair keys
         self._cid = b""
         self._survivors: frozenset[PeerId] | None = None
+        self._buckets = Buckets((), 0)
         self._step = 0
 
     def _advance(self, step: int, name: str) -> None:
@@ -89,8 +91,9 @@ class Client:
         purpose = b"share" + (way(self._me, other) if to else way(other, self._me))
         return agree(self._channel, self._keys[peer].channel, peer, self.binding.digest, purpose)
 
-    def mask(self, words: Words, cid: bytes, deals: Mapping[PeerId, Deal]) -> None:
-        """The third: mask ``words`` (numel,), in place. ``cid``: the vector's id. ``deals`` of all who sent some, the same at all members.
+    def mask(self, words: Words, cid: bytes, deals: Mapping[PeerId, Deal], buckets: Buckets | None = None) -> None:
+        """The third: mask ``words`` (numel,), in place. ``cid``: the vector's id. ``deals`` of all who sent some, and ``buckets`` of these, the same
+        at all members; None: one sum of all.
 
         Raises SecurityError where this vector was unmasked once; BadSignatureError and RemoteProtocolError, naming the peer; NotEnoughPeersError.
         """
@@ -106,13 +109,23 @@ class Client:
         if self._identity.peer not in shares:
             raise LocalProtocolError("secure aggregation: this member's own shares are missing")
         pair_keys = {
-            peer: pair_key(self.binding, self._pair, self._me, peer, self._keys[peer]) for peer in deals if peer != self._identity.peer
+            peer: pair_key(self.binding, self._pair, self._me, peer, self._keys[peer])
+            for peer in self._among(buckets, deals)
+            if peer != self._identity.peer
         }
         self._advance(2, "mask")
         self._shares, self._cid = shares, cid
         apply_mask(words, self._seed, 0, add=True)
         for peer, key in pair_keys.items():
             apply_mask(words, key, 0, add=self._me < self.binding.number(peer))
+
+    def _among(self, buckets: Buckets | None, deals: Mapping[PeerId, Deal]) -> frozenset[PeerId]:
+        """With whom this member's masks cancel. Raises LocalProtocolError for buckets that are not of those who dealt."""
+        buckets = buckets or Buckets.one(deals)
+        if sorted(peer for members in buckets.members for peer in members) != sorted(deals):
+            raise LocalProtocolError("secure aggregation: buckets are of the members that dealt, each in one")
+        self._buckets = buckets
+        return buckets.members[buckets.of(self._identity.peer)]
 
     def _opened(self, peer: PeerId, deal: Deal) -> tuple[bytes, bytes]:
         """This member's shares of the secrets of ``peer``, as promised by it."""
@@ -151,7 +164,7 @@ class Client:
         return signed(Consent(numbers), self.binding, self._identity)
 
     def reveal(self, consents: Mapping[PeerId, Consent]) -> Reveal:
-        """The fifth, once at least ``threshold`` survivors have signed the same set: one share of each member.
+        """The fifth, once at least ``threshold`` survivors have signed the same set: one share of each member, none in buckets that stay masked.
 
         Raises BadSignatureError, and RemoteProtocolError for another set or who is no survivor, naming the peer; NotEnoughPeersError.
         """
@@ -163,7 +176,8 @@ class Client:
             if message.survivors != wanted or peer not in self._survivors:
                 raise RemoteProtocolError(f"{peer} agreed to other survivors", peer=peer)
         self.binding.enough(len(consents), "consents")
-        ordered = sorted((self.binding.number(peer), peer) for peer in self._shares)
+        hidden = self._buckets.hidden(self._survivors)
+        ordered = sorted((self.binding.number(peer), peer) for peer in self._shares if peer not in hidden)
         seeds = tuple((number, self._shares[peer][0]) for number, peer in ordered if peer in self._survivors)
         pairs = tuple((number, self._shares[peer][1]) for number, peer in ordered if peer not in self._survivors)
         return signed(Reveal(seeds, pairs), self.binding, self._identity)

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from ...collectives.errors import LocalProtocolError, NotEnoughPeersError, RemoteProtocolError
 from ...collectives.identifiers import PeerId
 from .binding import Binding
+from .buckets import Buckets
 from .client import pair_key
 from .keys import Words, apply_mask, public_of
 from .messages import Deal, Dealt, Keys, Reveal, check, share_hash
@@ -20,12 +21,13 @@ from .shamir import join, weights_of
 class Unmasking:
     """For one masking and one set of survivors; the same at every owner, whatever its part.
 
-    ``keys`` and ``deals``: as all members were told them. Raises BadSignatureError, RemoteProtocolError, naming the peer; NotEnoughPeersError
-    below the threshold.
+    ``keys`` and ``deals``: as all members were told them; ``buckets`` as they masked by, None: one sum of all. Raises
+    BadSignatureError, RemoteProtocolError, naming the peer; NotEnoughPeersError below the threshold.
     """
 
     def __init__(
-        self, binding: Binding, keys: Mapping[PeerId, Keys], deals: Mapping[PeerId, Deal], survivors: Collection[PeerId]
+        self, binding: Binding, keys: Mapping[PeerId, Keys], deals: Mapping[PeerId, Deal], survivors: Collection[PeerId],
+        buckets: Buckets | None = None,
     ) -> None:  # fmt: skip
         for peer, message in (*keys.items(), *deals.items()):
             check(message, binding, peer)
@@ -33,8 +35,11 @@ class Unmasking:
             raise LocalProtocolError("secure aggregation: a survivor without shares, or shares without keys")
         binding.enough(len(set(survivors)), "vectors")
         self.binding, self._keys = binding, dict(keys)
-        self._survivors = sorted(set(survivors))
-        self._dropped = sorted(deals.keys() - set(survivors))
+        self.buckets = buckets or Buckets.one(deals)
+        self.open = self.buckets.open(survivors)
+        hidden = self.buckets.hidden(survivors)
+        self._survivors = sorted(set(survivors) - hidden)
+        self._dropped = sorted(deals.keys() - set(survivors) - hidden)
         self._dealt = {peer: {dealt.to: dealt for dealt in deal.shares} for peer, deal in deals.items()}
         self._revealed: dict[int, dict[PeerId, bytes]] = {}  # by who revealed: one share of each dealer
         self._secrets: dict[PeerId, bytes] | None = None
@@ -61,25 +66,30 @@ class Unmasking:
                 found[roster[dealer]] = share
         self._revealed[number] = found
 
-    def unmask(self, total: Words, first: int = 0) -> None:
-        """Take the masks off ``total``, the survivors' masked sum from element ``first`` on, in place.
+    def unmask(self, total: Words, first: int = 0, bucket: int = 0) -> None:
+        """Take the masks off ``total``, the masked sum of a bucket's survivors from element ``first`` on, in place.
 
-        Raises NotEnoughPeersError without shares enough; RemoteProtocolError, naming the dealer, for a secret that is not the one committed to.
+        Raises NotEnoughPeersError without shares enough, or for a bucket of too few vectors; RemoteProtocolError, naming the dealer, for a secret
+        that is not the one committed to.
         Then ``total`` is as it was.
         """
         if not self.ready:
             raise NotEnoughPeersError(f"secure aggregation: shares of {len(self._revealed)} members, {self.binding.threshold} are needed")
+        if bucket not in self.open:
+            raise NotEnoughPeersError(f"secure aggregation: bucket {bucket} has fewer than {self.buckets.least} vectors")
         if total.dtype.itemsize * 8 != self.binding.bits or total.dtype.kind != "u" or not 0 <= first <= self.binding.numel - len(total):
             raise LocalProtocolError(
                 f"secure aggregation: elements {first} to {first + len(total)} of {total.dtype}: not what was agreed on"
             )
         if self._secrets is None:
             self._secrets = self._reconstructed()
-        for peer in self._survivors:
+        among = self.buckets.members[bucket]
+        survivors = [peer for peer in self._survivors if peer in among]
+        for peer in survivors:
             apply_mask(total, self._secrets[peer], first, add=False)
-        for peer in self._dropped:
+        for peer in (peer for peer in self._dropped if peer in among):
             number = self.binding.number(peer)
-            for other in self._survivors:  # each has the mask with `peer` in its vector still: added, if its own number is the lower one
+            for other in survivors:  # each has the mask with `peer` in its vector still: added, if its own number is the lower one
                 key = pair_key(self.binding, self._secrets[peer], number, other, self._keys[other])
                 apply_mask(total, key, first, add=number < self.binding.number(other))
 

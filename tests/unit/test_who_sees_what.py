@@ -16,7 +16,12 @@ from atoll.node.manifest_federated import privacy_lines
 
 GOLDEN = Path(__file__).with_name("who_sees_what.txt")
 TOPOLOGIES = ("serverless", "coordinator")
-SECURE = {"members see contributions": "", "masked": "[secure]\n", "masked, weighted": "[secure]\nmax_weight = 1000\n"}
+SECURE = {
+    "members see contributions": "",
+    "masked": "[secure]\n",
+    "masked, weighted": "[secure]\nmax_weight = 1000\n",
+    "masked, in buckets": '[robust]\nrule = "median"\nf = 1\n[secure]\nbuckets = 4\n',
+}
 METRICS = {"": "", "means of metrics": 'metrics = ["loss", "accuracy"]\n'}
 NOISE = "[privacy]\nnoise = 5.0\nclip = 1.0\ndelta = 1e-5\nstop_at_epsilon = 12\n"
 PRIVACY = {"": "", "private": NOISE, "private, bound follows": NOISE + "quantile = 0.5\n"}
@@ -58,10 +63,13 @@ def test_the_words_say_what_is_so(name: str) -> None:
     try:
         told = " ".join(privacy_lines(parse_manifest(combinations()[name])))
     except ConfigError:
-        assert "private" in name
-        assert any(part in name for part in ("members see contributions", "weighted", "means of metrics"))
+        assert "private" in name or "in buckets, means" in name
+        assert any(
+            part in name for part in ("members see contributions", "weighted", "means of metrics", "buckets, private, bound follows")
+        )
         return
     assert ("nobody sees your update" in told) == ("masked" in name)
+    assert ("outvotes" in told) == ("in buckets" in name)
     assert ("coordinator" in told) == ("coordinator" in name)
     assert ("of loss, accuracy everybody sees the mean" in told) == ("means of metrics" in name)
     assert ("spends epsilon" in told) == ("private" in name)
