@@ -34,14 +34,9 @@ class AuditTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def check_audit(manifest: Manifest, name: str) -> None:
     """Whether a round can be recomputed. Raises ConfigError."""
-    if not manifest.audit.keep_contributions:
-        return
-    for wrong, key, why, hint in (
-        (manifest.secure is not None, "$.secure", "Contributions are masked: nobody is to have them.", "Leave one of the two out."),
-        (manifest.exchange.plan != "butterfly", "$.exchange.plan", "A partial sum is not kept.", 'plan = "butterfly"'),
-    ):
-        if wrong:
-            raise ConfigError(f"{name}: {key} as it is, with $.audit.keep_contributions", key=key, why=why, hint=hint)
+    if manifest.audit.keep_contributions and manifest.secure is not None:
+        why, hint = "Contributions are masked: nobody is to have them.", "Leave one of the two out."
+        raise ConfigError(f"{name}: $.secure as it is, with $.audit.keep_contributions", key="$.secure", why=why, hint=hint)
 
 
 def check_join(manifest: Manifest, name: str) -> None:

@@ -17,6 +17,7 @@ from ..collectives.group import Certified, Entry
 from ..collectives.identifiers import PeerId
 from ..collectives.reduce import MEAN, TwoPhaseReducer, Weighing
 from ..collectives.round import adopted_rounds, rounds_in
+from ..collectives.trees import Tree, trees_of
 from ..security.identity import verify
 from ..security.rules.reducers import find_reducer
 from .audit import Source
@@ -26,12 +27,14 @@ from .storage.contributions import find_kept
 
 
 class Part(msgspec.Struct, frozen=True):
-    """One part of a round: who added it up, and whether it is what comes of the contributions."""
+    """One part of a round: who added it up, and whether it is what comes of the contributions. ``heads``: on two levels or in a ring, who added up
+    others' contributions for the owner."""
 
     owner: PeerId
     first: int
     stop: int
     same: bool
+    heads: tuple[PeerId, ...] = ()
 
 
 class Recomputed(msgspec.Struct, frozen=True):
@@ -46,8 +49,9 @@ class Recomputed(msgspec.Struct, frozen=True):
 
     @property
     def wrong(self) -> list[PeerId]:
-        """Owners whose parts are not what comes of the contributions."""
-        return sorted({part.owner for part in self.parts if not part.same})
+        """Who added up parts that are not what comes of the contributions: their owners, and those who lead a site for them. Of several for one part
+        at least one has stated what is not so."""
+        return sorted({peer for part in self.parts if not part.same for peer in (part.owner, *part.heads)})
 
 
 def recompute(
@@ -61,10 +65,11 @@ def recompute(
     entry = _entry_of(source, log, round_).entry
     grid = Grid(entry.codec, entry.numel, entry.chunk_elements)
     vectors = _contributions(source, entry, grid, [*folders, *(folder.parent / CONTRIBUTIONS for folder in source.folders)])
-    hashes = _Round(entry, grid, vectors).hashes(progress)
+    arithmetic = _Round(entry, grid, vectors)
+    hashes = arithmetic.hashes(progress)
     parts = tuple(
-        Part(part.owner, part.first, part.stop, part_digest(entry, part, hashes[part.first : part.stop]) == digest)
-        for part, digest in zip(entry.parts, entry.part_digests, strict=True)
+        Part(part.owner, part.first, part.stop, part_digest(entry, part, hashes[part.first : part.stop]) == digest, heads)
+        for part, digest, heads in zip(entry.parts, entry.part_digests, arithmetic.heads, strict=True)
     )
     return Recomputed(log, round_, entry.round, entry.reducer, tuple(c.member.peer for c in entry.contributors), parts)
 
@@ -74,10 +79,8 @@ def _entry_of(source: Source, log: str, round_: int) -> Certified:
     for certified in source.logs[log]():
         rounds += rounds_in(certified.entry)
         if rounds >= round_ and certified.entry.contributors:
-            if adopted_rounds(certified.entry) or certified.entry.topology.kind != "butterfly":
-                raise ConfigError(
-                    f"round {round_} cannot be recomputed", why="It was taken over from a branch, or partial sums were added up."
-                )
+            if adopted_rounds(certified.entry):
+                raise ConfigError(f"round {round_} cannot be recomputed", why="It was taken over from a branch.")
             return certified
     raise ConfigError(f"there is no round {round_} in {log}: it has {rounds}", key="--recompute")
 
@@ -116,6 +119,28 @@ class _Round:
     def __init__(self, entry: Entry, grid: Grid, vectors: Sequence[memoryview]) -> None:
         self._entry, self._grid, self._vectors = entry, grid, vectors
         self._reducer = MEAN if entry.reducer == "mean" else find_reducer(entry.reducer)
+        streaming = self._reducer is not None and self._reducer.form == "streaming" and entry.topology.kind != "butterfly"
+        self._trees = trees_of(entry, MEAN) if streaming else ()
+        self._numbers = {contributor.member.peer: number for number, contributor in enumerate(entry.contributors)}
+
+    @property
+    def heads(self) -> tuple[tuple[PeerId, ...], ...]:
+        """Of each part: who adds up others' contributions for its owner."""
+        if not self._trees:
+            return ((),) * len(self._entry.parts)
+        return tuple(tuple(peer for peer in self._numbers if peer != tree.owner and tree.sum(peer) is not None) for tree in self._trees)
+
+    def _summed(self, tree: Tree, peer: PeerId, chunk: int, own: Sequence[Wire], out: Wire) -> None:
+        """What a member of a part's tree makes of what it has and what it is sent, to ``out``: the result, at the root."""
+        found, wires = tree.sum(peer), list[Wire]()
+        assert found is not None
+        for term in found.terms:
+            if term.peer == peer or tree.sum(term.peer) is None:
+                wires.append(own[self._numbers[term.peer]])
+                continue
+            wires.append(self._grid.wire(memoryview(bytearray(self._grid.wire_bytes(chunk))), chunk))
+            self._summed(tree, term.peer, chunk, own, wires[-1])
+        self._grid.codec(chunk).weighted_mean(wires, found.factors.multipliers, found.factors.divisor, out)
 
     def hashes(self, progress: Callable[[int], None]) -> list[bytes]:
         """blake3 of each encoded chunk of the result."""
@@ -149,12 +174,15 @@ class _Round:
 
     def _reduce(self, chunk: int, out: Wire, weighing: Weighing | None) -> None:
         codec, reducer = self._grid.codec(chunk), self._reducer
+        if self._trees:
+            number = next(number for number, part in enumerate(self._entry.parts) if part.first <= chunk < part.stop)
+            return self._summed(self._trees[number], self._entry.parts[number].owner, chunk, self._wires(chunk), out)
         weights = [contributor.weight for contributor in self._entry.contributors]
         if weighing is not None and weighing.factors is not None:
             used = [(wire, factor) for wire, factor in zip(self._wires(chunk), weighing.factors.multipliers, strict=True) if factor]
             if used:
                 codec.weighted_mean([wire for wire, _ in used], [factor for _, factor in used], weighing.factors.divisor, out)
-                return
+                return None
         if weighing is not None or (reducer is not None and reducer.form == "rows"):
             rows = self._rows(chunk)
             value = torch.empty(rows.shape[1])
@@ -163,6 +191,7 @@ class _Round:
             elif reducer is not None and reducer.form == "rows":
                 reducer.reduce(rows, weights, value)
             self._grid.results.codec(chunk).encode(value, out)
-            return
+            return None
         factors = MEAN.factors(weights)
         codec.weighted_mean(self._wires(chunk), factors.multipliers, factors.divisor, out)
+        return None

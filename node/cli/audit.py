@@ -166,7 +166,7 @@ def _recompute(terminal: Terminal, source: Source, log: str, round_: int, folder
         owners = ", ".join(short_peer(peer) for peer in found.wrong)
         raise SecurityError(
             f"round {round_} is not what comes of its contributions: the part of {owners}", code="E204",
-            why="Its owner stated another result than the rule gives for what the contributors have signed.",
+            why="Its owner, or with partial sums one of those who added it up, stated something else than what the contributors have signed comes to.",
             hint="Keep the contributions: they show it to anybody. To keep the owner out: atoll ban PEER",
         )  # fmt: skip
     return found

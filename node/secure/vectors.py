@@ -46,9 +46,9 @@ def length_of(terms: SecureSettings, privacy: PrivacySettings | None, numel: int
     return numel + 2 * len(terms.metrics) + (privacy is not None and privacy.quantile is not None) + 1
 
 
-def apart(words: Words, bucket: int, buckets: int) -> Words:
-    """A masked vector in its bucket's place among the sums of all: (buckets * length,)."""
-    wide = np.zeros(buckets * len(words), words.dtype)
+def apart(words: Words, bucket: int, buckets: int) -> NDArray[np.uint32]:
+    """A masked vector in its bucket's place among the sums of all: (buckets * length,), of 32 bits."""
+    wide = np.zeros(buckets * len(words), np.uint32)
     wide[bucket * len(words) : (bucket + 1) * len(words)] = words
     return wide
 

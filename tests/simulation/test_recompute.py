@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,6 +15,7 @@ from session_table import LAYOUT, Peer, Table
 
 from atoll.collectives import messages as m
 from atoll.collectives.errors import ConfigError, SecurityError
+from atoll.collectives.exchange import header as record_header
 from atoll.collectives.group import Certified
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.swarm import OuterSettings, RunSettings
@@ -38,18 +42,24 @@ def played(
     monkeypatch.setattr(r, "verify", verify)
     settings = RunSettings(sync_every=1, codec=codec, reducer=reducer, outer=OuterSettings(kind="sgd", lr=1.0, momentum=0.0))
     table = Table(members, settings)
+    entries = contributed(folder, table, rounds)
+    return table, Source(folder, SimpleNamespace(run_id="run"), {"main": lambda: iter(entries)})  # type: ignore[arg-type]
+
+
+def contributed(folder: Path, table: Table, rounds: int, before_last: Callable[[], object] = lambda: None) -> list[Certified]:
+    """Rounds of all peers of a table, who keep their contributions; the log as the first has it."""
     for peer in table.peers:
         peer.storage.contributions = ContributionFiles(folder / peer.name, KEPT, lambda error: pytest.fail(str(error)))
     table.all_in()
     for number in range(1, rounds + 1):
+        if number == rounds:
+            before_last()
         for index, peer in enumerate(table.peers):
             vector = torch.randn(LAYOUT.numel, generator=torch.Generator().manual_seed(100 * number + index))
             give(peer, f"{number}/{index}", vector)
         table.until(lambda number=number: all(len([e for e in peer.rounds() if e.contributors]) >= number for peer in table.peers))
     table.world.run(until=table.world.now + 1)
-    entries = list(table.peers[0].machine.journal.entries[:])
-    source = Source(folder, SimpleNamespace(run_id="run"), {"main": lambda: iter(entries)})  # type: ignore[arg-type]
-    return table, source
+    return list(table.peers[0].machine.journal.entries[:])
 
 
 def give(peer: Peer, name: str, vector: torch.Tensor) -> None:
@@ -113,3 +123,57 @@ def test_a_member_that_signs_two_contributions_under_one_id_is_proven_to(tmp_pat
     assert (kind, who, {one, other}) == (
         "twice", "p1", {statement_payload("run", log, round_, b"c" * 16, root) for root in (b"a" * 32, b"b" * 32)},
     )  # fmt: skip
+
+
+def on_two_levels(folder: Path, monkeypatch: pytest.MonkeyPatch, plan: str, liar: bool) -> tuple[Table, Source, list[PeerId]]:
+    """Four members at two sites; with ``liar`` the first partial sum of the last round is not what its sender should have made of it: whose it was."""
+    heads: list[PeerId] = []
+
+    def tap(sender: PeerId, receiver: PeerId, channel: str, payload: Any) -> bool:
+        if channel != "record" or record_header.parse(payload[0], sender).kind != record_header.PARTIAL:
+            return False
+        if heads and heads[0] != sender:
+            return False
+        heads.append(sender)
+        table.network.tap = None
+        table.network.send(sender, receiver, channel, (payload[0], bytes([payload[1][0] ^ 1]) + payload[1][1:]))
+        table.network.tap = tap
+        return True
+
+    monkeypatch.setattr(r, "verify", verify)
+    settings = RunSettings(sync_every=1, codec="fp32", plan=plan, outer=OuterSettings(kind="sgd", lr=1.0, momentum=0.0))  # type: ignore[arg-type]
+    table = Table(4, settings)
+    table.place = replace(table.place, sites={peer.name: f"lab-{index // 2}" for index, peer in enumerate(table.peers)})
+    entries = contributed(folder, table, 3, lambda: setattr(table.network, "tap", tap if liar else None))
+    return table, Source(folder, SimpleNamespace(run_id="run"), {"main": lambda: iter(entries)}), heads  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("plan", ["two-level", "ring"])
+def test_a_round_of_partial_sums_is_recomputed_sum_by_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: str) -> None:
+    table, source, _ = on_two_levels(tmp_path, monkeypatch, plan, liar=False)
+    found = r.recompute(source, "main", 3, [tmp_path / peer.name for peer in table.peers])
+    assert found.wrong == []
+    assert [*source.logs["main"]()][-1].entry.topology.kind == plan
+    given = [
+        torch.randn(LAYOUT.numel, generator=torch.Generator().manual_seed(100 * number + index))
+        for number in (1, 2, 3)
+        for index in range(4)
+    ]
+    flat = -torch.stack(given).sum(0) / 4  # of three rounds, all of the same weight
+    for peer in table.peers:
+        assert torch.allclose(peer.session.replica.anchor[: LAYOUT.numel], flat, rtol=0, atol=1e-6)  # type: ignore[union-attr]
+    for part in found.parts:
+        assert len(part.heads) == (1 if plan == "two-level" else 2)  # of a chain of four all but its first and its owner
+        assert part.owner not in part.heads
+
+
+def test_a_head_that_states_another_sum_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All agree on the result, which is wrong. From what the members of the site have signed it is shown which part, and who added that up."""
+    table, source, heads = on_two_levels(tmp_path, monkeypatch, "two-level", liar=True)
+    assert heads
+    found = r.recompute(source, "main", 3, [tmp_path / peer.name for peer in table.peers])
+    wrong = [part for part in found.parts if not part.same]
+    assert wrong
+    assert all(part.heads == (heads[0],) for part in wrong)
+    assert found.wrong == sorted({heads[0], *(part.owner for part in wrong)})
+    assert len({peer.session.replica.anchor.numpy().tobytes() for peer in table.peers}) == 1  # type: ignore[union-attr]
