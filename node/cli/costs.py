@@ -66,8 +66,13 @@ def _steps_text(manifest: Manifest) -> str:
     if manifest.mode == "federated":
         table = manifest.federated
         own = [f"Ditto with pull {table.pull:g}"] if table.own else []
-        return ", ".join([table.method, *(f"{key} {getattr(table, key)}" for key in READS[table.method]), *own])
+        asked = [f"{_sample_text(table.sample)} a round"] if table.sample is not None else []
+        return ", ".join([table.method, *(f"{key} {getattr(table, key)}" for key in READS[table.method]), *own, *asked])
     return f"{settings.method}, outer {settings.outer.kind} lr {settings.outer.lr:g} momentum {settings.outer.momentum:g}"
+
+
+def _sample_text(sample: float) -> str:
+    return f"{sample} members drawn" if isinstance(sample, int) else f"{sample:.0%} of the members drawn"
 
 
 def describe_lines(manifest: Manifest) -> list[str]:

@@ -11,6 +11,7 @@ from atoll.collectives.group import Member
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.round import drawn
 from atoll.collectives.swarm import Sample
+from atoll.node.cli.costs import describe_lines
 from atoll.node.manifest import parse_manifest
 
 FEDERATED = 'schema = 1\nname = "x"\nmode = "federated"\nmodel = { entry = "local:x" }\n'
@@ -54,6 +55,8 @@ def test_the_manifest_says_how_many_and_no_fewer_than_a_round_needs() -> None:
     assert sample("federated = { sample = 10 }") == Sample(count=10)
     assert sample("federated = { sample = 0.1 }\nsecure = { threshold = 5 }") == Sample(0.1, least=5)
     assert sample("federated = { sample = 0.1 }\nrobust = { rule = 'krum', f = 2 }") == Sample(0.1, least=7)
+    for asked, told in ((0.5, "50% of the members drawn a round"), (7, "7 members drawn a round")):
+        assert any(told in line for line in describe_lines(parse_manifest(FEDERATED + f"federated = {{ sample = {asked} }}")))
     for text, key in (
         ("federated = { sample = 0 }", "$.federated.sample"),
         ("federated = { sample = 1.5 }", "$.federated.sample"),
