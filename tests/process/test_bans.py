@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -176,3 +177,28 @@ def test_a_run_with_a_list_lets_in_whom_it_names_and_nobody_else(tmp_path: Path,
             with pytest.raises(NotAdmittedError, match="only the peers that its manifest names") as caught:
                 run.member("stranger")
             assert caught.value.code == "E201"
+
+
+def test_a_newcomer_of_an_open_run_is_a_member_after_rounds_of_good_work(tmp_path: Path) -> None:
+    run = new_run(tmp_path, model='[join]\npolicy = "open"\nprobation = 2')
+    organiser = run.organiser()
+    new = run.member("b")
+    with ended(organiser, new):
+        who = new.swarm.peer
+
+        def row() -> dict[str, Any]:
+            found = json.loads(atoll(organiser.home, "peers", "--json").out)["peers"]
+            return next((each for each in found if each["peer"] == who), {})
+
+        soon(lambda: row().get("probation") == {"good": 0, "of": 2}, "it is on probation")
+        until = time.monotonic() + PATIENCE_S
+        while who not in organiser.state()["members"]:
+            assert time.monotonic() < until, row()
+            ticket = new.swarm.contribute(samples=1, write=lambda out: out.fill_(1.0))
+            time.sleep(0.3)  # its hashes come before the round is decided
+            outcome = organiser.swarm.contribute(samples=1, write=lambda out: out.fill_(1.0)).wait(PATIENCE_S)
+            assert {share.peer for share in outcome.contributors} == {organiser.swarm.peer}
+            ticket.wait(PATIENCE_S)
+            time.sleep(0.2)
+        assert "probation" not in row()
+        one_round(organiser, new)
