@@ -151,18 +151,16 @@ def test_two_symmetric_routers_leave_the_relay(hidden: list[Node]) -> None:
 
 
 def test_a_direct_path_comes_back_though_a_relayed_one_was_there_before_it_broke(town: Town, hidden: list[Node]) -> None:
-    """The public end loses the connection, calls through a relay, and the one that it calls has not noticed yet."""
+    """The public end loses the connection, calls through a relay, and the one that it calls has heard of nothing yet."""
     public, node = town.public[0], hidden[0]
     node.status_when(lambda found: len(found["reach"]["relays"]) == 2 and found["paths"].get(public.peer) == "direct")
     with apart(town.lab, town.lab.hosts[0].address, town.homes[0].address):
         run(town.lab.hosts[0].command(["ss", "-K", "-t", "-n", "-H", "dst", town.homes[0].address]))
         public.tell(send=node.peer)
         public.status_when(lambda found: found["paths"].get(node.peer) == "relay")
-        assert node.status_when(lambda found: True)["paths"][public.peer] == "direct"
     node.tell(send=public.peer)  # and is told that there is no such connection
     for one, other in ((node, public), (public, node)):
         one.status_when(lambda found, peer=other.peer: found["paths"].get(peer) == "direct")
-    node.until("path", lambda path: path == [public.peer, "relay"])
 
 
 def test_strangers_are_not_relayed(town: Town, hidden: list[Node]) -> None:
