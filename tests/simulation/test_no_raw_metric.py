@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -15,8 +16,10 @@ from secure_kit import SECURE, TERMS
 from session_table import LAYOUT, SETTINGS, Peer, Table
 
 from atoll.collectives.identifiers import PeerId
+from atoll.collectives.swarm import RunSettings
 from atoll.node.secure.vectors import Vectors
 from atoll.node.session import events as ev
+from atoll.optim import SoloSwarm, attach
 
 MEASURED = structs.replace(SECURE, secure=structs.replace(TERMS, max_weight=1_000_000, metrics=("loss", "accuracy")))
 
@@ -136,3 +139,31 @@ def test_metrics_that_are_missing_or_out_of_range_are_left_out_of_their_mean() -
     assert found.mean.tolist() == pytest.approx([0.25] * 5, abs=1e-4)
     assert found.metrics == pytest.approx({"loss": 2.5, "auc": 0.5}, abs=1e-4)
     assert Vectors(TERMS, None, 5, 4, 3).summed(np.array([1, 2, 3, 4, 5, 1], np.uint32)).metrics == {}
+
+
+class Heard(SoloSwarm):
+    """One member alone, and what its script tells its node, in order."""
+
+    def __init__(self, settings: RunSettings) -> None:
+        super().__init__(settings)
+        self.order: list[dict[str, float] | str] = []
+
+    def report(self, metrics: Mapping[str, float]) -> None:
+        self.order.append(dict(metrics))
+
+    def contribute(self, **given: Any) -> Any:
+        self.order.append("contribution")
+        return super().contribute(**given)
+
+
+def test_an_attached_script_tells_its_node_what_is_added_up_before_it_contributes() -> None:
+    swarm = Heard(RunSettings(sync_every=2, rounds=1, codec="fp32", secure=structs.replace(TERMS, metrics=("loss",))))
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    attachment = attach(model, optimizer, swarm)
+    for loss in (1.0, 2.0):
+        model(torch.ones(1, 2)).sum().backward()
+        attachment.log(loss=loss, accuracy=0.5)
+        optimizer.step()
+    at = swarm.order.index("contribution")
+    assert swarm.order[at - 1] == {"loss": 1.5}
