@@ -10,7 +10,7 @@ import msgspec
 import torch
 
 from ...collectives.exchange import header as record_header
-from ...collectives.group import Member, TopologyKind
+from ...collectives.group import Member, TopologyKind, least_members
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import cut, make_layout
 from ...collectives.round import Timing
@@ -348,7 +348,8 @@ class SimSwarm:
         member = self.members[peer]
         configs = [watch.config for watch in self.watches]
         refused = member.process is None or member.process.frozen or self.left or self.wiped or peer == self.organiser
-        if refused or any(member.me not in config or len(config) < 4 for config in configs):
+        fewest = max(4, least_members(self.options.lying))  # a run that is still being founded waits for everybody
+        if refused or any(member.me not in config or len(config) < fewest for config in configs):
             return False
         self.left = True
         member.leave()
