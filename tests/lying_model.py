@@ -94,7 +94,7 @@ def moves(rules: Rules, state: State) -> Iterator[tuple[int, Node]]:
                         yield index, (max(promised, ballot), slot, accepted, echoes | 1 << slot, votes, promises)
             if may(rules, node, ballot):
                 for slot in complete:
-                    if not votes >> slot & 1 and (rules.echoes or accepted // VALUES != ballot):
+                    if accepted != slot and (rules.echoes or accepted // VALUES != ballot):
                         yield index, (max(promised, ballot), echoed, slot, echoes, votes | 1 << slot, promises)
     for index, node in enumerate(state):
         for name in rules.volatile:
