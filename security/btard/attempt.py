@@ -129,9 +129,8 @@ class Attempt:
         self.stage = Stage.COMMITS
         previous = around.previous
         self.seeds = previous.draw if previous else draw.first_draw(context.run)
-        self.targets = {} if previous is None else draw.validators(
-            previous.draw, self.roster, previous.residuals.keys(), around.settings.validators
-        )  # fmt: skip
+        drawn = {} if previous is None else previous.validators(around.settings.validators)
+        self.targets = {validator: target for validator, target in drawn.items() if validator in self.roster}
         self.contributors = [number for number, peer in enumerate(self.roster) if peer not in self.targets]
         self.bounds = draw.bounds(len(around.gradient), len(self.roster))
         self.radii = [around.distances.radius(stop - start) for start, stop in zip(self.bounds, self.bounds[1:], strict=False)]
@@ -208,7 +207,7 @@ class Attempt:
             if differs(self.said(number)[self.me], found, self.radii[self.me], ACCUSED) or not np.isfinite(row).all():
                 accusations.append(Accusation(Fault.RESIDUAL, number))
         target = self.targets.get(self.roster[self.me])
-        if target is not None and (self.around.examine(target) or 0.0) > self.around.settings.tolerance:
+        if target is not None and target in self.roster and (self.around.examine(target) or 0.0) > self.around.settings.tolerance:
             accusations.append(Accusation(Fault.GRADIENT, self.roster.index(target)))
         if self._eliminates is not None:
             accusations.append(Accusation(Fault.ELIMINATION, self._eliminates))
@@ -420,7 +419,7 @@ class Attempt:
         targets = [self.targets.get(self.roster[self.me])] if self.stage == Stage.RESIDUALS else []
         if self.stage == Stage.EXHIBITS:
             targets = [self.roster[number] for number in self.cases.targets]
-        return any(target is not None and self.around.examine(target) is None for target in targets)
+        return any(target in self.roster and self.around.examine(target) is None for target in targets if target is not None)
 
     def _enter(self, now: float, stage: Stage) -> None:
         self.stage, self._since = stage, now

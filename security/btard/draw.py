@@ -56,7 +56,7 @@ def direction(draw: bytes, part: int, length: int) -> NDArray[np.float64]:
 
 
 def validators(draw: bytes, roster: Sequence[PeerId], contributors: Collection[PeerId], count: int) -> dict[PeerId, PeerId]:
-    """Who computes no gradient but checks whose last one; ``draw`` and ``contributors``: of the step before. The roster is the present attempt's."""
+    """Who computes no gradient in the next step but checks whose last one; all arguments are of the step that is over."""
     chosen = sorted(roster, key=lambda peer: _hash(b"validator", draw, peer.encode()))[: min(count, (len(roster) - 1) // 2)]
     targets: dict[PeerId, PeerId] = {}
     for validator in chosen:

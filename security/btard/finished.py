@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...collectives.identifiers import PeerId
-from .draw import direction, seed_of
+from .draw import direction, seed_of, validators
 from .messages import Context, Vector
 from .residuals import Residual, residual, sketch_error
 
@@ -27,6 +27,10 @@ class Finished(NamedTuple):
     def vector(self) -> Vector:
         """The aggregate of all parts."""
         return np.concatenate(self.centres)
+
+    def validators(self, count: int) -> dict[PeerId, PeerId]:
+        """Who checks whose gradient of this step in the next one, whoever is removed in between: all know this step's peers alike."""
+        return validators(self.draw, self.context.roster, self.residuals.keys(), count)
 
     def seed(self, peer: PeerId) -> bytes:
         """Of a contributor's gradient."""
