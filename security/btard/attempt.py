@@ -95,6 +95,8 @@ class Surroundings(Protocol):
     distances: Distances
     previous: Finished | None
     gradient: Vector
+    trail: bytes
+    start: Vector
 
     def tell(self, to: PeerId | None, frame: Frame) -> None:
         """Send a frame to one peer, or to all others."""
@@ -102,6 +104,10 @@ class Surroundings(Protocol):
 
     def examine(self, target: PeerId) -> float | None:
         """How far the last gradient of ``target`` is from the right one; None: still computing."""
+        ...
+
+    def shown(self) -> Piece | None:
+        """Both ends of the interval of one's own last trail that is looked at; None where there is none."""
         ...
 
     def appealed(self, maker: PeerId, owner: PeerId) -> bool:
@@ -135,7 +141,7 @@ class Attempt:
         self.bounds = draw.bounds(len(around.gradient), len(self.roster))
         self.radii = [around.distances.radius(stop - start) for start, stop in zip(self.bounds, self.bounds[1:], strict=False)]
         self.table = Table(context)
-        self.vectors = Vectors(self.table, self.bounds)
+        self.vectors = Vectors(self.table, self.bounds, previous)
         self.draw = b""
         self.share = b""
         self.cases = Cases()
@@ -157,7 +163,17 @@ class Attempt:
                 self.vectors.held[Kind.PART, self.me, part] = self.mine(part)
                 parts += draw.part_commitment(self.context, self.roster[self.me], part, self.mine(part))
         self._enter(now, Stage.COMMITS)
-        self.say(now, Commit(parts))
+        self.say(now, Commit(parts, self.around.trail if parts else b""))
+        self.show()
+
+    def show(self) -> None:
+        """The last step's validator sees the interval that was drawn."""
+        piece = self.around.shown()
+        if piece is None or not self.vectors.put(piece, by_maker=True):
+            return
+        for validator, target in self.targets.items():
+            if target == self.roster[self.me]:
+                self.send(piece.item, self.roster.index(validator))
 
     def scatter(self, now: float) -> None:
         """All have committed: nobody can suit its gradient to another's any more."""
@@ -224,6 +240,8 @@ class Attempt:
         for whose, part in sorted(self.cases.exhibits):
             if self.me in (whose, part):
                 self.publish((Kind.PART, whose, part))
+        for number in sorted(self.cases.targets):
+            self.publish((Kind.STATES, number, 0))
 
     def judge(self, now: float) -> None:
         """All exhibits are there."""
@@ -275,6 +293,10 @@ class Attempt:
 
     def _welcome(self, item: Item) -> bool:
         """Whether this peer has a use for a vector; it keeps some parts of others that come before it hears what they are for."""
+        if item[0] == Kind.STATES:
+            return bool(self.around.settings.intervals) and any(
+                self.roster[item[1] % len(self.roster)] == each for each in self.targets.values()
+            )
         if item[0] != Kind.PART or item[2] == self.me or self._waiting.is_appealed(item) or (item[1], item[2]) in self.cases.exhibits:
             return True
         self._uninvited += 1
@@ -284,11 +306,9 @@ class Attempt:
         kind = kind_of(body)
         assert kind is not None
         proof = self.table.put(kind, signed, body)
-        if proof is not None and self.muted:
-            self.table.replace(kind, signed, body)
-        elif proof is not None:
+        if proof is not None:
+            self.table.replace(kind, signed, body)  # what others were told: with it they may have ended this attempt
             self.around.convict(now, [proof])
-            return
         if kind in (Kind.COMMIT, Kind.RESULT):
             self.vectors.settle()
         self.advance(now)
@@ -309,7 +329,9 @@ class Attempt:
     def _serve(self, now: float, asker: int, item: Item) -> None:
         """Somebody lacks something: give it, if it is here. A part that its owner lacks is given to all, so that all know of it."""
         kind, whose, part = item
-        if kind in (Kind.PART, Kind.AGGREGATE):
+        if kind == Kind.STATES:
+            self._serve_states(now, asker, item)
+        elif kind in (Kind.PART, Kind.AGGREGATE):
             committed = self.table.signed(Kind.COMMIT if kind == Kind.PART else Kind.RESULT, whose)
             if committed is not None and asker != self.me:
                 self._tell(asker, committed)  # what it was sent may not open another commitment that it was told
@@ -326,6 +348,15 @@ class Attempt:
             held = self.table.signed(Kind(kind), whose) if kind in _HEARD.values() else None
             if held is not None:
                 self._tell(asker, held)
+
+    def _serve_states(self, now: float, asker: int, item: Item) -> None:
+        """Its validator lacks what a target has to show: all are owed it now."""
+        if item in self.vectors.held and item[1] != self.me:
+            self.send(item, asker)
+        elif item in self.vectors.held:
+            self.publish(item)
+        elif asker != self.me and self.targets.get(self.roster[asker]) == self.roster[item[1]]:
+            self._waiting.appealed(now, item, asker)
 
     # How it goes on.
 
@@ -383,6 +414,10 @@ class Attempt:
             items += [(Kind.AGGREGATE, number, 0) for number in range(len(self.roster))]
         elif self.stage == Stage.EXHIBITS:
             items = [(Kind.PART, whose, part) for whose, part in sorted(self.cases.exhibits)]
+            items += [(Kind.STATES, number, 0) for number in sorted(self.cases.targets) if self.around.settings.intervals]
+        elif self.stage == Stage.RESIDUALS and self.around.settings.intervals:
+            target = self.targets.get(self.roster[self.me])
+            items += [(Kind.STATES, self.roster.index(target), 0)] if target in self.roster else []
         return [item for item in items if item not in self.vectors.held]
 
     def acceptable(self, kind: Kind, sender: int) -> bool:
@@ -392,7 +427,7 @@ class Attempt:
         if body is None:
             return False
         if isinstance(body, Commit):
-            return bool(body.parts) == contributes
+            return bool(body.parts) == contributes and bool(body.trail) == (contributes and self.around.settings.intervals > 0)
         before = _BEFORE[kind]
         if body.seen != self.table.view(before):
             if (sender, before) not in self._shown:
@@ -450,6 +485,10 @@ class Attempt:
         """Of a contribution to a part."""
         return residual(row, self.centre(part), draw.direction(self.draw, part, len(row)), self.radii[part])
 
+    def states_of(self, target: PeerId) -> Vector | None:
+        """What a target has shown of its trail."""
+        return self.vectors.held.get((Kind.STATES, self.roster.index(target), 0)) if target in self.roster else None
+
     def said(self, number: int) -> list[Residual]:
         """What a contributor said of its residuals, by part."""
         body = self.table.body(Kind.RESIDUALS, number, Residuals)
@@ -461,7 +500,11 @@ class Attempt:
         """What there is to remember of the step."""
         parts = range(len(self.roster))
         said = {self.roster[number]: self.said(number) for number in self.contributors}
-        return Finished(self.context, self.seeds, self.draw, [self.centre(part) for part in parts], self.radii, said)
+        commits = self.table.all(Kind.COMMIT, Commit)
+        trails = {self.roster[number]: commits[number].trail for number in self.contributors}
+        centres = [self.centre(part) for part in parts]
+        intervals = self.around.settings.intervals
+        return Finished(self.context, self.seeds, self.draw, centres, self.radii, said, trails, self.around.start, intervals)
 
     # What it says.
 
@@ -483,7 +526,7 @@ class Attempt:
             self._tell(None, self._piece(item))
 
     def _piece(self, item: Item) -> Piece:
-        return Piece(self.context.step, self.context.tag, item, self.vectors.held[item])
+        return Piece(self.context.step, self.context.tag, item, self.vectors.held[item], self.vectors.paths.get(item, ()))
 
     def _tell(self, to: int | None, frame: Frame) -> None:
         if not self.muted:

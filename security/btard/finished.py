@@ -11,10 +11,12 @@ from ...collectives.identifiers import PeerId
 from .draw import direction, seed_of, validators
 from .messages import Context, Vector
 from .residuals import Residual, residual, sketch_error
+from .trail import interval_error, interval_of, opens
 
 
 class Finished(NamedTuple):
-    """``draw``: of this step; ``seeds``: of the one before, from which its gradients' seeds came. ``residuals``: what each contributor said."""
+    """``draw``: of this step; ``seeds``: of the one before, from which its gradients' seeds came. ``residuals``: what each contributor said;
+    ``trails``: to which states it committed; ``start``: what they begin with (the last two where there are local steps: ``intervals``)."""
 
     context: Context
     seeds: bytes
@@ -22,6 +24,9 @@ class Finished(NamedTuple):
     centres: Sequence[Vector]
     radii: Sequence[float]
     residuals: Mapping[PeerId, Sequence[Residual]]
+    trails: Mapping[PeerId, bytes]
+    start: Vector
+    intervals: int
 
     @property
     def vector(self) -> Vector:
@@ -35,6 +40,21 @@ class Finished(NamedTuple):
     def seed(self, peer: PeerId) -> bytes:
         """Of a contributor's gradient."""
         return seed_of(self.seeds, self.context.step, peer)
+
+    def interval(self, peer: PeerId) -> int:
+        """Which interval of a contributor's trail is looked at."""
+        return interval_of(self.draw, peer, self.intervals)
+
+    def shows(self, peer: PeerId, values: Vector, path: tuple[bytes, ...]) -> bool:
+        """Whether these are both ends of that interval."""
+        return opens(self.trails[peer], self.start, self.interval(peer), self.intervals, values, path)
+
+    def interval_error(self, peer: PeerId, values: Vector, end: Vector) -> float:
+        """How far the interval that ``peer`` has shown is from the right one, which ends at ``end``; the last must also end where its gradient says."""
+        found = interval_error(values, end)
+        if self.interval(peer) < self.intervals - 1:
+            return found
+        return max(found, self.error(peer, self.start - values[len(end) :]))
 
     def error(self, peer: PeerId, gradient: Vector) -> float:
         """How far the gradient that ``peer`` committed to is from the right one, relative to its norm; from what it had to say after the draw.

@@ -41,10 +41,11 @@ class Kind(IntEnum):
     JUDGEMENT = 6
     PART = 7  # of a gradient, to the owner of that part
     AGGREGATE = 8  # of a part, by its owner
+    STATES = 9  # both ends of an interval of the last step's trail
 
 
 SLOTTED = (Kind.COMMIT, Kind.RESULT, Kind.REVEAL, Kind.RESIDUALS, Kind.CHECKS, Kind.JUDGEMENT)
-Item = tuple[Annotated[int, msgspec.Meta(ge=1, le=8)], Number, Number]
+Item = tuple[Annotated[int, msgspec.Meta(ge=1, le=9)], Number, Number]
 """(kind, whose, part): a message (part 0) or a vector that somebody lacks."""
 Items = Annotated[tuple[Item, ...], msgspec.Meta(min_length=1, max_length=2 * MAX_PEERS)]
 
@@ -85,9 +86,11 @@ class Context(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
 
 class Commit(msgspec.Struct, frozen=True, array_like=True, tag=int(Kind.COMMIT)):
-    """Commitments to the parts of the sender's gradient, in the order of their owners; empty from a validator."""
+    """Commitments to the parts of the sender's gradient, in the order of their owners; empty from a validator. ``trail``: to
+    its states on the way, where there are local steps."""
 
     parts: Annotated[bytes, msgspec.Meta(max_length=HASH_BYTES * MAX_PEERS)]
+    trail: Annotated[bytes, msgspec.Meta(max_length=HASH_BYTES)] = b""
 
 
 class Result(msgspec.Struct, frozen=True, array_like=True, tag=int(Kind.RESULT)):
@@ -179,12 +182,13 @@ class Bundle(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class Piece(NamedTuple):
-    """A vector, for which its commitment vouches."""
+    """A vector, for which its commitment vouches. ``path``: of states on a trail, the hashes of all its states."""
 
     step: int
     tag: bytes
     item: tuple[int, int, int]
     values: Vector
+    path: tuple[bytes, ...] = ()
 
 
 Frame = Signed | Bundle | Piece
@@ -244,8 +248,8 @@ def _covered(context: Context, sender: int, body: bytes) -> bytes:
 def fits(body: Body, peers: int) -> bool:
     """Whether ``body`` can be said by anybody in an attempt of so many peers."""
     match body:
-        case Commit(parts):
-            return len(parts) in (0, HASH_BYTES * peers)
+        case Commit(parts, trail):
+            return len(parts) in (0, HASH_BYTES * peers) and len(trail) in (0, HASH_BYTES)
         case Residuals(_, projections, norms):
             return len(projections) == len(norms) and len(norms) in (0, 4 * peers) and all(_finite(each) for each in (projections, norms))
         case Checks(_, accusations):

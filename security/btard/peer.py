@@ -23,16 +23,20 @@ from .finished import Finished
 from .history import Distances
 from .messages import Bundle, Context, Frame, Kind, Piece, Signed, Signer, Vector, Verify
 from .settings import Settings
+from .trail import Trail
 
 EARLY = 32  # messages kept of each peer that is ahead
 
 
 class Task(NamedTuple):
-    """A gradient to compute at the state before ``step``, from a public seed."""
+    """A gradient to compute at the state before ``step``, from a public seed; or the state at the end of one interval of its local steps, from the one
+    at the interval's start."""
 
     step: int
     peer: PeerId
     seed: bytes
+    interval: int = -1
+    start: Vector | None = None
 
 
 class Host(Protocol):
@@ -43,7 +47,7 @@ class Host(Protocol):
         ...
 
     def compute(self, task: Task) -> None:
-        """Compute this and call `Peer.computed`; states of the last two steps are needed."""
+        """Compute this and call `Peer.computed`, but not from here; states of the last two steps are needed."""
         ...
 
     def finished(self, now: float, step: Finished) -> None:
@@ -70,6 +74,9 @@ class Peer:
         self.distances = Distances(settings.radius, size)
         self.previous: Finished | None = None
         self.gradient: Vector = np.zeros(size, np.float32)
+        self.trail = b""
+        self.start: Vector = self.gradient
+        self._trails: list[Trail | None] = [None, None]  # of the last step and of this one
         self.removed: dict[PeerId, Bundle] = {}
         self.evidence: list[Bundle] = []
         self.attempt: Attempt | None = None
@@ -89,23 +96,29 @@ class Peer:
         """Who is left."""
         return tuple(peer for peer in self.first if peer not in self.removed)
 
-    def begin(self, now: float, step: int, state: bytes) -> None:
-        """The next step: ``state`` is the hash of what its gradients are computed at."""
+    def begin(self, now: float, step: int, state: bytes, start: Vector | None = None) -> None:
+        """The next step: ``state`` is the hash of what its gradients are computed at. ``start``: what trails begin with."""
         self.step, self._state = step, state
+        self.start = self.gradient if start is None else start
+        self._trails = [self._trails[1], None]
+        self.trail = b""
         self._computed = False
         self._errors, self._left = {}, []
         self._told.clear()
         self._attempt(now)
 
-    def computed(self, now: float, task: Task, gradient: Vector) -> None:
-        """A gradient is there."""
+    def computed(self, now: float, task: Task, gradient: Vector, trail: Trail | None = None) -> None:
+        """A gradient is there, with its trail where there are local steps; or the end of an interval."""
         if self.attempt is None:
             return
         if task.step == self.step and task.peer == self.signer.peer and not self._computed:
             self.gradient, self._computed = gradient, True
+            self._trails[1], self.trail = trail, b"" if trail is None else trail.root
             self.attempt.commit(now)
         elif self.previous is not None and task.step == self.step - 1 and task.peer in self._errors:
-            self._errors[task.peer] = self.previous.error(task.peer, gradient)
+            ends = None if task.interval < 0 else self.attempt.states_of(task.peer)
+            error = self.previous.error(task.peer, gradient) if ends is None else self.previous.interval_error(task.peer, ends, gradient)
+            self._errors[task.peer] = error
             self.attempt.advance(now)
 
     def receive(self, now: float, sender: PeerId, frame: Frame) -> None:
@@ -139,10 +152,25 @@ class Peer:
     def examine(self, target: PeerId) -> float | None:
         """How far the last gradient of ``target`` is from the right one; None: still computing."""
         if target not in self._errors:
+            previous, attempt = self.previous, self.attempt
+            assert previous is not None
+            assert attempt is not None
+            task = Task(self.step - 1, target, previous.seed(target))
+            ends = attempt.states_of(target)
+            if ends is not None:
+                task = task._replace(interval=previous.interval(target), start=ends[: self.size])
+            elif self.settings.intervals:
+                return None
             self._errors[target] = None
-            assert self.previous is not None
-            self.host.compute(Task(self.step - 1, target, self.previous.seed(target)))
+            self.host.compute(task)
         return self._errors[target]
+
+    def shown(self) -> Piece | None:
+        """Both ends of the interval of one's own last trail that is looked at; None where there is none."""
+        me, trail, previous, attempt = self.signer.peer, self._trails[0], self.previous, self.attempt
+        if trail is None or previous is None or attempt is None or me not in previous.trails:
+            return None
+        return Piece(self.step, attempt.context.tag, (Kind.STATES, attempt.me, 0), trail.show(previous.interval(me)), trail.path)
 
     def appealed(self, maker: PeerId, owner: PeerId) -> bool:
         """A part went from maker to owner in public only; whether that is once too often."""
@@ -171,7 +199,7 @@ class Peer:
 
     def _take(self, now: float, bundle: Bundle) -> bool:
         """Check evidence; whether it removes somebody who was still there."""
-        if self.ended or not belongs(bundle.context, self.run, self.first, self.removed):
+        if not belongs(bundle.context, self.run, self.first, self.removed):
             return False
         try:
             gone = verify_evidence(bundle, self.verify)
@@ -182,7 +210,7 @@ class Peer:
         self.removed[gone] = bundle
         self.evidence.append(bundle)
         self.host.removed(now, bundle, gone)
-        self.ended = self.signer.peer == gone or len(self.roster) < self.settings.least
+        self.ended = self.signer.peer in self.removed or len(self.roster) < self.settings.least
         if self.ended and self.attempt is not None:
             self.attempt.muted = True
         return True

@@ -7,6 +7,7 @@ from typing import TypeVar
 from blake3 import blake3
 
 from .draw import aggregate_commitment, part_commitment
+from .finished import Finished
 from .messages import SLOTTED, Bundle, Commit, Context, Fault, Item, Kind, Piece, Result, Signed, Slotted, Vector
 
 S = TypeVar("S", bound=Slotted)
@@ -71,14 +72,17 @@ class Table:
 class Vectors:
     """Vectors of an attempt, each held only if it is what its maker committed to. Those that come before their commitment wait, one a place."""
 
-    def __init__(self, table: Table, bounds: list[int]) -> None:
-        self._table, self._bounds = table, bounds
+    def __init__(self, table: Table, bounds: list[int], previous: Finished | None) -> None:
+        self._table, self._bounds, self._previous = table, bounds, previous
+        self.paths: dict[Item, tuple[bytes, ...]] = {}
         self._early: dict[Item, Vector] = {}
         self.held: dict[Item, Vector] = {}
 
     def put(self, piece: Piece, *, by_maker: bool) -> bool:
         """Take a vector; whether it is held now. ``by_maker``: it came from who committed to it, so it may wait for the commitment."""
         kind, whose, part = piece.item
+        if kind == Kind.STATES:
+            return self._put_states(piece)
         place = whose if kind == Kind.AGGREGATE else part
         if kind not in (Kind.PART, Kind.AGGREGATE) or max(whose, part) >= self._table.size or piece.item in self.held:
             return False
@@ -90,6 +94,16 @@ class Vectors:
         elif opened is None and by_maker:
             self._early[piece.item] = piece.values
         return bool(opened)
+
+    def _put_states(self, piece: Piece) -> bool:
+        _, whose, part = piece.item
+        roster, previous = self._table.context.roster, self._previous
+        if previous is None or part or whose >= len(roster) or roster[whose] not in previous.trails or piece.item in self.held:
+            return False
+        if not previous.intervals or not previous.shows(roster[whose], piece.values, piece.path):
+            return False
+        self.held[piece.item], self.paths[piece.item] = piece.values, piece.path
+        return True
 
     def settle(self) -> None:
         """Look again at what waited for its commitment."""

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from ...collectives.errors import RemoteProtocolError
-from .messages import FLOAT, TAG_BYTES, Bundle, Frame, Item, Piece, Signed, Step
+from .messages import FLOAT, TAG_BYTES, Bundle, Frame, Hash, Item, Piece, Signed, Step
 
 MAX_CONTROL_BYTES = 1 << 21
 MAX_HEADER_BYTES = 1 << 12
@@ -20,6 +20,7 @@ class Header(msgspec.Struct, frozen=True, array_like=True, tag=3):
     step: Step
     tag: Annotated[bytes, msgspec.Meta(min_length=TAG_BYTES, max_length=TAG_BYTES)]
     item: Item
+    path: Annotated[tuple[Hash, ...], msgspec.Meta(max_length=64)] = ()
 
 
 _control = msgspec.msgpack.Decoder(Signed | Bundle)
@@ -29,7 +30,7 @@ _header = msgspec.msgpack.Decoder(Header)
 def encode(frame: Frame) -> tuple[bytes, bytes]:
     """A frame as (control bytes, raw values); the second is empty but for vectors."""
     if isinstance(frame, Piece):
-        header = Header(frame.step, frame.tag, frame.item)
+        header = Header(frame.step, frame.tag, frame.item, frame.path)
         return msgspec.msgpack.encode(header), np.ascontiguousarray(frame.values, FLOAT).tobytes()
     return msgspec.msgpack.encode(frame), b""
 
@@ -45,4 +46,4 @@ def decode(control: bytes, values: bytes, *, peer: str, elements: int) -> Frame:
         header = _header.decode(control)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise RemoteProtocolError(f"malformed frame of a step: {error}", peer=peer) from None
-    return Piece(header.step, header.tag, header.item, np.frombuffer(values, FLOAT))
+    return Piece(header.step, header.tag, header.item, np.frombuffer(values, FLOAT), header.path)

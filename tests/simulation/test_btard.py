@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from atoll.security.btard import Fault
@@ -44,6 +45,38 @@ def test_two_who_cannot_exchange_parts_leave_together(attack: str) -> None:
     assert checker.problems == []
     assert honest_removed(swarm) == {Fault.ELIMINATION}
     assert len(checker.removals) == 2 * len(swarm.hostile & checker.removals.keys()) > 0
+
+
+def local_steps(options: Options) -> Options:
+    return replace(options, settings=msgspec.structs.replace(options.settings, intervals=3))
+
+
+@pytest.mark.parametrize("attack", ["sign_flip", "ipm_0.1", "mimic"])
+def test_who_leaves_the_way_of_its_local_steps_is_found(attack: str) -> None:
+    """DiLoCo's form: a state on the way is another, in one of three intervals; a validator computes one of them."""
+    swarm = Swarm(9, local_steps(replace(SMALL, attack=attack, steps=400, rate=1.0)))
+    checker = swarm.run()
+    assert checker.problems == []
+    assert checker.removals.keys() == swarm.hostile
+    assert {fault for fault, _ in checker.removals.values()} == {Fault.GRADIENT}
+
+
+@pytest.mark.parametrize("attack", ["equivocation", "withheld_parts", "false_accusation"])
+def test_attacks_on_the_protocol_with_local_steps(attack: str) -> None:
+    swarm = Swarm(10, local_steps(replace(SMALL, attack=attack, messages=True)))
+    checker = swarm.run()
+    assert checker.problems == []
+    assert checker.removals.keys() == swarm.hostile
+
+
+def test_nobody_is_removed_where_all_take_local_steps_on_machines_that_differ() -> None:
+    checker = Swarm(11, local_steps(Options(n=8, b=0, steps=25, noise=1e-3, until_clean=False))).run()
+    assert (checker.problems, checker.removals, checker.steps) == ([], {}, 25)
+
+
+def test_an_equivocator_in_the_last_word_of_a_step_leaves_no_two_endings() -> None:
+    for seed in (4, 6, 14):  # in which some had ended the step before others saw two messages
+        assert Swarm(seed, replace(SMALL, attack="equivocation", messages=True)).run().problems == []
 
 
 def test_false_testimony_and_evidence_that_proves_nothing_do_nothing() -> None:

@@ -41,6 +41,7 @@ from atoll.security.btard.residuals import (
     sketch_error,
     unbalanced,
 )
+from atoll.security.btard.trail import Trail, interval_error, interval_of, opens
 from atoll.security.btard.wire import decode as unframed
 from atoll.security.btard.wire import encode as framed
 from atoll.security.identity import Identity, verify
@@ -167,6 +168,22 @@ def test_a_sketch_tells_how_far_a_gradient_is(error: float) -> None:
     centre = np.zeros(50, np.float32)
     pairs = [[residual(row, centre, direction(b"r" * 32, part, 50), 100.0) for part, row in enumerate(rows)] for rows in (wrong, right)]
     assert error / 2 < sketch_error(*pairs, float(np.linalg.norm(right))) < 2 * error
+
+
+def test_a_trail_opens_at_the_interval_that_was_drawn_and_nowhere_else() -> None:
+    states = [np.full(3, i, np.float32) for i in range(5)]
+    trail = Trail(states)
+    assert opens(trail.root, states[0], 2, 4, trail.show(2), trail.path)
+    for start, interval, values, path in (
+        (states[1], 2, trail.show(2), trail.path), (states[0], 1, trail.show(2), trail.path), (states[0], 2, trail.show(2)[:5], trail.path),
+        (states[0], 2, trail.show(2), trail.path[:4]), (states[0], 2, trail.show(2), trail.path[::-1]), (states[0], 2, trail.show(2) + 1, trail.path),
+    ):  # fmt: skip
+        assert not opens(trail.root, start, interval, 4, values, path)
+    assert {interval_of(bytes([i]) * 32, ROSTER[0], 4) for i in range(40)} == {0, 1, 2, 3}
+    shown = np.array([0, 0, 1, 0], np.float32)  # from the origin, one step along the first axis
+    assert interval_error(shown, np.array([1, 0], np.float32)) == 0
+    assert interval_error(shown, np.array([2, 0], np.float32)) == 0.5
+    assert interval_error(shown * np.float32("nan"), np.array([1, 0], np.float32)) == float("inf")
 
 
 def test_distances_are_those_of_most() -> None:

@@ -31,6 +31,7 @@ class Checker:
         self.clean_after = -1  # steps until no attacker was left
         self._outcomes: dict[int, tuple[bytes, bytes, tuple[PeerId, ...]]] = {}
         self._shares: set[bytes] = set()
+        self._tag = b""  # of the attempt that ended the last step
 
     def problem(self, what: str) -> None:
         """Something does not hold."""
@@ -52,7 +53,9 @@ class Checker:
             return
         self.steps = number + 1
         attack = self._swarm.attack
-        left = self._swarm.strikes.get(number, set()) & set(step.context.roster)
+        strikes, tag = self._swarm.strikes, step.context.tag
+        left = (strikes.get((tag, False), set()) | strikes.get((self._tag, True), set())) & set(step.context.roster)
+        self._tag = tag
         if attack.at_once and left:
             self.problem(f"step {number}: {sorted(left)} struck and {'is' if len(left) == 1 else 'are'} still there")
         if self._swarm.options.attack != "collusion":
@@ -103,10 +106,6 @@ class Checker:
         for peer, (fault, step) in self.removals.items():
             if peer in swarm.hostile and fault not in swarm.attack.faults:
                 self.problem(f"step {step}: {peer} is removed for {fault.name.lower()}, not for what it did")
-        if len(self.problems) == 0 and swarm.attack.at_once and not self.clean():
-            struck = set[PeerId]().union(*swarm.strikes.values())
-            if struck - self.removals.keys():
-                self.problem(f"{sorted(struck - self.removals.keys())} struck and were never removed")
 
     def _check_parts(self, step: Finished) -> None:
         roster = step.context.roster

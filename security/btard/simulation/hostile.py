@@ -68,7 +68,7 @@ class Struck(Attempt):
         """Whether it attacks in this step; then it is noted that it did (``later``: to be found in the next one)."""
         acts = self.member.acts(self.context.step)
         if acts:
-            self.member.swarm.struck(self.context.step + later, self.roster[self.me])
+            self.member.swarm.struck(self.context.tag, self.roster[self.me], later)
         return acts
 
     def is_friend(self, number: int) -> bool:
@@ -369,14 +369,24 @@ class SendsOtherPart(Struck):
         return piece
 
 
+class HidesStates(Struck):
+    """Shows nobody its last trail."""
+
+    def show(self) -> None:
+        """Nothing."""
+        if self.roster[self.me] in self.targets.values() and not self.strikes():
+            super().show()
+
+
 class Attack(NamedTuple):
     """``attempt``: what it does otherwise; ``vector``: name of an attack on gradients. ``faults``: what attackers are removed for; ``at_once``: in the
-    step in which they struck."""
+    step in which they struck. ``intervals``: it is one on local steps."""
 
     attempt: type[Attempt] = Attempt
     vector: str = ""
     faults: tuple[Fault, ...] = (Fault.GRADIENT,)
     at_once: bool = False
+    intervals: int = 0
 
 
 def _protocol(attempt: type[Attempt], *faults: Fault) -> Attack:
@@ -397,6 +407,7 @@ PROTOCOL_ATTACKS: dict[str, Attack] = {
     "copied_commitments": _protocol(CopiesCommitments, Fault.WITHHELD),
     "nonsense": _protocol(Nonsense, Fault.NONSENSE),
     "other_view": _protocol(OtherView, Fault.WITHHELD),
+    "hidden_states": _protocol(HidesStates, Fault.WITHHELD)._replace(intervals=4),
     "collusion": Attack(Colludes, "", (Fault.GRADIENT, Fault.RESIDUAL, Fault.AGGREGATE)),
 }
 """Attacks on the protocol after which only attackers are removed."""

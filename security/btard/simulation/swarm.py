@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
 import numpy as np
 import torch
 from blake3 import blake3
+from msgspec import structs
 
 from ....collectives.identifiers import PeerId, RunId
 from ....collectives.simulation import Network, World
@@ -20,10 +21,11 @@ from ..finished import Finished
 from ..messages import Bundle, Frame, Vector, Verify
 from ..peer import Peer, Task
 from ..settings import Settings
+from ..trail import Trail
 from ..wire import decode, encode
 from .checker import Checker
 from .hostile import ATTACKS, Attack, Hostile
-from .task import SIZE, Quadratic, computed_with_noise, stepped
+from .task import SIZE, Quadratic, computed_with_noise, stepped, walked
 
 RUN = RunId("simulated")
 QUIET_TICKS = 400  # without a step: it is stuck
@@ -83,7 +85,7 @@ class Member:
 
     def begin(self, step: int) -> None:
         """The next step, from the state that is there."""
-        self.machine.begin(self.swarm.now, step, blake3(self.states[step].tobytes()).digest())
+        self.machine.begin(self.swarm.now, step, blake3(self.states[step].tobytes()).digest(), self.states[step])
 
     def tell(self, to: PeerId | None, frame: Frame) -> None:
         """Into the network."""
@@ -91,7 +93,27 @@ class Member:
 
     def compute(self, task: Task) -> None:
         """A gradient, a moment later."""
-        self.swarm.later(lambda: self.machine.computed(self.swarm.now, task, self.gradient(task)))
+        self.swarm.later(lambda: self.machine.computed(self.swarm.now, task, *self.work(task)))
+
+    def work(self, task: Task) -> tuple[Vector, Trail | None]:
+        """One gradient, or the way of several local steps, or one interval of it."""
+        intervals = self.swarm.options.settings.intervals
+        if not intervals:
+            return self.gradient(task), None
+        if task.start is not None:
+            return self.walk(task.start, task.seed, task.interval), None
+        states = [self.states[task.step]]
+        hostile = self.attack is not None and bool(self.attack.vector) and self.acts(task.step)
+        jump = self.chance.randrange(intervals) if hostile else -1
+        for interval in range(intervals):
+            state = self.walk(states[-1], task.seed, interval)
+            states.append(state - self.swarm.hostile_gradient(self, task) if interval == jump else state)
+        return states[0] - states[-1], Trail(states)
+
+    def walk(self, state: Vector, seed: bytes, interval: int) -> Vector:
+        """An interval, on this machine."""
+        end = walked(self.swarm.task, state, seed, interval)
+        return state + computed_with_noise(end - state, self.swarm.options.noise, self.noise)
 
     def gradient(self, task: Task) -> Vector:
         """What an honest machine computes, or what an attacker says it did."""
@@ -118,6 +140,9 @@ class Swarm:
     """n peers of which b are hostile; `run` plays them to the end."""
 
     def __init__(self, seed: int, options: Options) -> None:
+        self.attack = ATTACKS[options.attack]
+        if self.attack.intervals and not options.settings.intervals:
+            options = replace(options, settings=structs.replace(options.settings, intervals=self.attack.intervals))
         self.seed, self.options = seed, options
         self.task = Quadratic(seed)
         self.world = World(seed)
@@ -126,8 +151,8 @@ class Swarm:
         signers = self._signers()
         self.names = tuple(sorted(signers))
         self.hostile = frozenset(Random(f"{seed}/hostile").sample(self.names, options.b))
-        self.attack = ATTACKS[options.attack]
-        self.strikes: dict[int, set[PeerId]] = {}
+        self.strikes: dict[tuple[bytes, bool], set[PeerId]] = {}  # by attempt, and whether they show in the next step only
+        self._last: int | None = None
         self.control_bytes = dict.fromkeys(self.names, 0)
         self.checker = Checker(self)
         self.members = {name: Member(self, signers[name], self.attack if name in self.hostile else None) for name in self.names}
@@ -190,15 +215,17 @@ class Swarm:
 
     def over(self, step: int) -> bool:
         """Whether the run ends before this step."""
-        return step >= self.options.steps or (self.options.until_clean and self.checker.clean())
+        if self.options.until_clean and self._last is None and self.checker.clean():
+            self._last = max(member.machine.step for member in self.members.values()) + 1  # the same for all
+        return step >= self.options.steps or (self._last is not None and step > self._last)
 
     def _all_over(self) -> bool:
         honest = [member for member in self.honest if not member.machine.ended]
         return all(self.over(member.machine.step + 1) and member.machine.attempt is None and member.machine.step >= 0 for member in honest)
 
-    def struck(self, step: int, peer: PeerId) -> None:
+    def struck(self, attempt: bytes, peer: PeerId, later: bool = False) -> None:
         """An attacker did something."""
-        self.strikes.setdefault(step, set()).add(peer)
+        self.strikes.setdefault((attempt, later), set()).add(peer)
 
     # What travels.
 
@@ -222,7 +249,7 @@ class Swarm:
             self.network.send(sender.name, name, "btard", payload)
 
     def _arrived(self, me: PeerId, sender: PeerId, payload: Any) -> None:
-        frame = decode(*payload, peer=sender, elements=SIZE)
+        frame = decode(*payload, peer=sender, elements=2 * SIZE)
         self.members[me].machine.receive(self.now, sender, frame)
 
     def _deliver(self) -> None:
@@ -250,7 +277,6 @@ class Swarm:
     def hostile_gradient(self, member: Member, task: Task) -> Vector:
         """By the attack's name, from what the honest peers have."""
         name = self.attack.vector
-        self.struck(task.step, member.name)
         if name == "label_flip":
             return self.task.gradient(member.states[task.step], task.seed, flipped=True)
         if name == "delayed":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from blake3 import blake3
 
 from ..messages import Vector
 
@@ -21,6 +22,18 @@ class Quadratic:
         noise = np.random.default_rng(list(seed)).standard_normal(len(state))
         away = state - (-self.optimum if flipped else self.optimum)
         return (away + noise).astype(np.float32)
+
+
+LOCAL = 2  # local steps in an interval
+LOCAL_RATE = np.float32(0.05)
+
+
+def walked(task: Quadratic, state: Vector, seed: bytes, interval: int) -> Vector:
+    """The state after an interval of local steps."""
+    for step in range(LOCAL):
+        gradient = task.gradient(state, blake3(seed + bytes([interval, step])).digest())
+        state = np.subtract(state, LOCAL_RATE * gradient, dtype=np.float32)
+    return state
 
 
 def stepped(state: Vector, vector: Vector) -> Vector:
