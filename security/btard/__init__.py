@@ -15,6 +15,7 @@ waiting    what is lacking: asked for, then testified to be missing
 trail      local steps: states committed to on the way, one interval shown
 finished   a step that is over, as validators need it
 judging    what is open after the checks, and who is guilty
+stages     what an attempt waits for, and what it asks of its peer
 attempt    one attempt at a step: the algorithm
 peer       one peer over all its steps: removals, attempts, who is behind
 """

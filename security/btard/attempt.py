@@ -15,17 +15,12 @@ A peer that lacks something asks all for it, and then testifies that it is missi
 
 from __future__ import annotations
 
-from enum import IntEnum
-from random import Random
-from typing import Protocol
-
 import numpy as np
 
 from ...collectives.identifiers import PeerId
 from . import draw
 from .evidence import kind_of
 from .finished import Finished
-from .history import Distances
 from .judging import Cases, open_cases, sentence, verdicts
 from .messages import (
     FLOAT,
@@ -47,80 +42,17 @@ from .messages import (
     Result,
     Reveal,
     Signed,
-    Signer,
     Slotted,
     Vector,
-    Verify,
     decode,
     fits,
     is_signed,
     sign,
 )
 from .residuals import ACCUSED, Residual, aggregate, differs, readable, residual
-from .settings import Settings
+from .stages import BEFORE, HEARD, Stage, Surroundings
 from .table import Table, Vectors
 from .waiting import Waiting
-
-
-class Stage(IntEnum):
-    """What a peer waits for."""
-
-    COMMITS = 1
-    PARTS = 2
-    RESULTS = 3
-    REVEALS = 4
-    RESIDUALS = 5
-    CHECKS = 6
-    EXHIBITS = 7
-    JUDGEMENTS = 8
-
-
-_HEARD = {
-    Stage.COMMITS: Kind.COMMIT, Stage.RESULTS: Kind.RESULT, Stage.REVEALS: Kind.REVEAL, Stage.RESIDUALS: Kind.RESIDUALS,
-    Stage.CHECKS: Kind.CHECKS, Stage.JUDGEMENTS: Kind.JUDGEMENT,
-}  # fmt: skip
-_BEFORE = {
-    Kind.RESULT: Kind.COMMIT, Kind.REVEAL: Kind.RESULT, Kind.RESIDUALS: Kind.REVEAL, Kind.CHECKS: Kind.RESIDUALS,
-    Kind.JUDGEMENT: Kind.CHECKS,
-}  # fmt: skip
-
-
-class Surroundings(Protocol):
-    """What an attempt asks of its peer."""
-
-    settings: Settings
-    signer: Signer
-    verify: Verify
-    rng: Random
-    distances: Distances
-    previous: Finished | None
-    gradient: Vector
-    trail: bytes
-    start: Vector
-
-    def tell(self, to: PeerId | None, frame: Frame) -> None:
-        """Send a frame to one peer, or to all others."""
-        ...
-
-    def examine(self, target: PeerId) -> float | None:
-        """How far the last gradient of ``target`` is from the right one; None: still computing."""
-        ...
-
-    def shown(self) -> Piece | None:
-        """Both ends of the interval of one's own last trail that is looked at; None where there is none."""
-        ...
-
-    def appealed(self, maker: PeerId, owner: PeerId) -> bool:
-        """A part went from maker to owner in public only; whether that is once too often."""
-        ...
-
-    def convict(self, now: float, bundles: list[Bundle]) -> None:
-        """Remove whom these prove to be at fault; the attempt is over."""
-        ...
-
-    def finished(self, now: float, attempt: Attempt) -> None:
-        """The step is over."""
-        ...
 
 
 class Attempt:
@@ -345,7 +277,7 @@ class Attempt:
             if owner_asks and self.me in (whose, part) and self.around.appealed(self.roster[whose], self.roster[part]):
                 self._eliminates = part if self.me == whose else whose
         else:
-            held = self.table.signed(Kind(kind), whose) if kind in _HEARD.values() else None
+            held = self.table.signed(Kind(kind), whose) if kind in HEARD.values() else None
             if held is not None:
                 self._tell(asker, held)
 
@@ -371,7 +303,7 @@ class Attempt:
 
     def ready(self) -> bool:
         """Whether the stage is complete."""
-        heard = _HEARD.get(self.stage)
+        heard = HEARD.get(self.stage)
         return (heard is None or self.table.full(heard)) and not self.lacking() and not self._computing()
 
     def _leave(self, now: float) -> None:
@@ -404,7 +336,7 @@ class Attempt:
 
     def lacking(self) -> list[Item]:
         """What keeps this peer in its stage."""
-        heard = _HEARD.get(self.stage)
+        heard = HEARD.get(self.stage)
         items: list[Item] = []
         if heard is not None:
             items = [(heard, number, 0) for number in range(len(self.roster)) if not self.acceptable(heard, number)]
@@ -428,7 +360,7 @@ class Attempt:
             return False
         if isinstance(body, Commit):
             return bool(body.parts) == contributes and bool(body.trail) == (contributes and self.around.settings.intervals > 0)
-        before = _BEFORE[kind]
+        before = BEFORE[kind]
         if body.seen != self.table.view(before):
             if (sender, before) not in self._shown:
                 self._shown.add((sender, before))

@@ -16,13 +16,14 @@ import numpy as np
 
 from ...collectives.errors import SecurityError
 from ...collectives.identifiers import PeerId, RunId
-from .attempt import Attempt, Stage
+from .attempt import Attempt
 from .draw import seed_of
 from .evidence import belongs, verify_evidence
 from .finished import Finished
 from .history import Distances
 from .messages import Bundle, Context, Frame, Kind, Piece, Signed, Signer, Vector, Verify
 from .settings import Settings
+from .stages import Stage
 from .trail import Trail
 
 EARLY = 32  # messages kept of each peer that is ahead
