@@ -16,7 +16,6 @@ from ...collectives.errors import (
     AtollError,
     ConfigError,
     NotAdmittedError,
-    RemoteProtocolError,
     StorageError,
     SwarmClosedError,
     VersionMismatchError,
@@ -367,10 +366,8 @@ class RunService:
         kind = data[:1]
         if peer in self.banning.lists.peers:
             return
-        if self.offences.shut_out(
-            peer, trio.current_time()
-        ):  # to check costs more than to send: its stream ends, and soon it gets no other
-            raise RemoteProtocolError("it breaks rules again and again", peer=peer)
+        if self.offences.shut_out(peer, trio.current_time()):  # to check costs more than to send: it is not listened to for a while
+            return
         if kind == MESSAGE:
             self.banning.take(peer, data[1:])
         elif kind == PROOF:
