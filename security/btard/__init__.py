@@ -18,6 +18,7 @@ judging    what is open after the checks, and who is guilty
 stages     what an attempt waits for, and what it asks of its peer
 attempt    one attempt at a step: the algorithm
 peer       one peer over all its steps: removals, attempts, who is behind
+simulation whole swarms from a seed, and what must hold of them
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 task      what is trained: noisy gradients from public seeds
 hostile   attacks on gradients and on the protocol
 checker   what must hold
+plants    bugs that the checker has to find
 swarm     the peers, a network in virtual time or none
 """
 
