@@ -122,7 +122,7 @@ class PeerNetwork:
         self._lanes = Lanes(self._host, self._ways, self.connect, self._streams.admitted, self._faults, self._rng)
         self.reach = Reach(
             self._host, self._faults, self._rng, dataclasses.replace(settings, announce=tuple(announce), lane_port=lane_port),
-            first=lambda: self._bootstrap.peers, known=self.book.addresses,
+            first=lambda: self._bootstrap.peers, known=self._known_to_dial,
             runs_of=lambda peer: self._rendezvous.registry.runs_of(peer, trio.current_time()), lanes=listener.addresses,
         )  # fmt: skip
         self.measuring = Measuring(self._host, lambda peer: bool(self._rendezvous.registry.runs_of(peer, trio.current_time())))
@@ -212,8 +212,10 @@ class PeerNetwork:
 
     async def connect(self, peer: PeerId) -> None:
         """Make sure of a connection. Raises PeerUnreachableError. `send` does it by itself."""
-        addresses = known_to_dial(self.book.addresses(peer), self._given, self.reach.may_dial)
-        await self._host.connect(peer, await dnsaddr.numeric(addresses, self._given))
+        await self._host.connect(peer, await dnsaddr.numeric(self._known_to_dial(peer), self._given))
+
+    def _known_to_dial(self, peer: PeerId) -> tuple[str, ...]:
+        return known_to_dial(self.book.addresses(peer), self._given, self.reach.may_dial)
 
     def path(self, peer: PeerId) -> str:
         """How ``peer`` is connected: "lan", "direct", "punched", "relay"; "" when it is not."""

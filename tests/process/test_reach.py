@@ -108,6 +108,25 @@ def test_who_called_through_a_relay_dials_once_nothing_else_connects_them(monkey
     run(main)
 
 
+def test_a_bootstrap_that_called_through_a_relay_is_dialled_where_the_user_said() -> None:
+    """Also by a node that would dial no such address that a peer named."""
+
+    async def main(nursery: trio.Nursery) -> None:
+        relay = await start(nursery, announce=True)
+        bootstrap = await start(nursery, relay)
+        hidden = await start(nursery, relay)
+        hidden.add_bootstrap(bootstrap.addresses())
+        await until(lambda: hidden.connected(bootstrap.peer))
+        circuits = await place(hidden, relay)
+        await bootstrap.reach.circuits.dial(relay.peer, circuits[0].split("/p2p/")[0], hidden.peer)
+        await until(lambda: hidden._host.called(bootstrap.peer))
+        direct = [one for one in bootstrap._host._open_connections(hidden.peer) if bootstrap._host.dialler.ends(one)]
+        await direct[0].close()
+        await until(lambda: {bootstrap.path(hidden.peer), hidden.path(bootstrap.peer)} == {"lan"})
+
+    run(main)
+
+
 def test_a_place_is_kept_though_the_relay_saw_the_last_connection_go() -> None:
     """It saw that before the next one came, the hidden peer after."""
 

@@ -70,7 +70,7 @@ class Reach:
         runs_of: Callable[[PeerId], Collection[str]],
         lanes: Callable[[], list[str]],
     ) -> None:
-        """``first()``: peers to prefer as servers and relays; ``known(peer)``: its addresses; ``runs_of(peer)``: runs it is announced in;
+        """``first()``: peers to prefer as servers and relays; ``known(peer)``: where it may be dialled; ``runs_of(peer)``: runs it is announced in;
         ``lanes()``: where our lane listener is."""
         self._host, self._faults, self._rng, self._first, self.settings = host, faults, rng, first, settings
         self.changed: Callable[[], None] = lambda: None
@@ -92,7 +92,7 @@ class Reach:
             host, faults, rng,
             seen_at=lambda: self.manager.seen_at(trio.current_time()),
             lan=self.manager.lan,
-            known=lambda peer: [address for address in known(peer) if is_direct(address) and self.may_dial(address)],
+            known=lambda peer: [address for address in known(peer) if is_direct(address)],
         )  # fmt: skip
         self.mapper = PortMapper(rng, mine=self.manager.lan, told=self._mapped)
         self.lane_mapper = PortMapper(rng, mine=lanes, told=self._lane_mapped)
