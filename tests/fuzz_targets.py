@@ -212,7 +212,7 @@ def announced(data: bytes) -> None:
 def dht(data: bytes) -> None:
     """A message of the DHT, and a value in it."""
     with contextlib.suppress(RemoteProtocolError):
-        if (rpc := kad.decode(data, PEER)).kind <= kad.PING:  # others are answered by nobody
+        if 0 <= (rpc := kad.decode(data, PEER)).kind <= kad.PING:  # others are answered by nobody
             kad.encode(rpc)
     with contextlib.suppress(RemoteProtocolError):
         reader = kad.MessageReader(_stream(data), PEER)
