@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def main() -> None:
     """Never returns but by the fuzzer's end."""
-    import atheris  # pyright: ignore[reportMissingImports]
+    import atheris  # pyright: ignore[reportMissingImports, reportMissingModuleSource]
 
     fuzzer: Any = atheris
     sys.path.insert(0, str(ROOT / "tests"))

@@ -70,7 +70,8 @@ def fuzz(python: str, target: str, seconds: int) -> dict[str, Any]:
         (work / hashlib.sha256(data).hexdigest()[:16]).write_bytes(data)
     command = [
         python, str(ROOT / "scripts" / "_fuzz.py"), target, str(work), f"-max_total_time={seconds}", f"-max_len={LONGEST}",
-        f"-timeout={SLOWEST_S}", f"-report_slow_units={SLOWEST_S}", f"-rss_limit_mb={MEMORY_MIB}", f"-artifact_prefix={found}/", "-print_final_stats=1", "-verbosity=1",
+        f"-timeout={SLOWEST_S}", f"-report_slow_units={SLOWEST_S}", f"-rss_limit_mb={MEMORY_MIB}", f"-artifact_prefix={found}/",
+        "-print_final_stats=1", "-verbosity=1",
     ]  # fmt: skip
     started = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
