@@ -190,7 +190,8 @@ def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_the_words(town: Town, place: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_words(town: Town, place: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
     commands = [["netcheck"], ["doctor"], ["peers"], *(["ping", town.ids[other], "--count", "1"] for other in PINGED.get(place, USUAL))]
     text, document = "", dict[str, Any]()
     for command in commands:

@@ -53,7 +53,6 @@ class Cli:
 @pytest.fixture
 def atoll(capsys: pytest.CaptureFixture[str], atoll_home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cli:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "100")
     for name in ("NO_COLOR", "FORCE_COLOR", "CI"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "run.toml").write_text(RUN)
