@@ -12,7 +12,7 @@ from random import Random
 
 from .. import messages as m
 from ..errors import RemoteProtocolError
-from ..group import NO_READING, Certified, Config, Contributor, Entry, Member, Plan, Reading, Vote, conveners, is_quorum
+from ..group import LAST_BALLOT, NO_READING, Certified, Config, Contributor, Entry, Member, Plan, Reading, Vote, conveners, is_quorum
 from ..identifiers import PeerId
 from ..trees import senders_of
 from .acceptor import Acceptor
@@ -433,7 +433,8 @@ class RoundMachine:
             if owner == self.me or not self.silent(owner):
                 break
             ballot += 1
-        self.enter(now, ballot, aside=aside)
+        if ballot <= LAST_BALLOT:  # else more lie than are borne: stay, since what cannot be said would only be refused in this member's name
+            self.enter(now, ballot, aside=aside)
 
     def enter(self, now: float, ballot: int, *, aside: bool = False) -> None:
         """Be in this ballot from now on."""

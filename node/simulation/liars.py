@@ -13,7 +13,7 @@ import msgspec
 from blake3 import blake3
 
 from ...collectives import messages as m
-from ...collectives.group import BUTTERFLY, Entry, Member, least_members
+from ...collectives.group import BUTTERFLY, LAST_BALLOT, Entry, Member, least_members
 from ...collectives.identifiers import PeerId
 from ...collectives.round import Kind, RoundMachine, claim_payload, pledge_payload, slot_payload
 from .process import NodeProcess
@@ -21,7 +21,6 @@ from .process import NodeProcess
 Lie = Literal["equivocate", "twice", "promise", "withhold", "evict", "forge", "turns", "plans", "replay", "garble"]
 LIES: tuple[Lie, ...] = get_args(Lie)
 REMEMBERED = 200
-LAST = 1 << 48  # the last ballot that can be said
 
 
 class LyingProcess(NodeProcess):
@@ -82,7 +81,7 @@ class LyingProcess(NodeProcess):
         yield from said
         if "turns" in self.lies and self.chance.random() < 0.1:
             self._tell("lie: turn")
-            ballot = self.chance.choice((machine.ballot + 9, LAST))
+            ballot = self.chance.choice((machine.ballot + 9, LAST_BALLOT))
             while machine.convener_of(ballot) != machine.me:
                 ballot -= 1
             yield from (m.Turn(ballot), m.Prepare(ballot))

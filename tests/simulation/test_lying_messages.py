@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from atoll.collectives import messages as m
 from atoll.collectives.errors import RemoteProtocolError
-from atoll.collectives.group import NO_READING, Certified, Contributor, Entry, Member, Vote, is_quorum, reach
+from atoll.collectives.group import LAST_BALLOT, NO_READING, Certified, Contributor, Entry, Member, Vote, is_quorum, reach
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.round import Kind, check_chain, claim_payload, pledge_payload, slot_payload, vote_payload
 from atoll.collectives.round.lying import Witness
@@ -256,6 +256,19 @@ def test_a_ballot_is_entered_when_more_are_in_it_than_may_lie(scene: Scene) -> N
     owns_far = next(ballot for ballot in range(far, far + 9) if machine.convener_of(ballot) == one)
     scene.hear(one, m.Prepare(owns_far))
     assert machine.journal.promised == 2
+
+
+def test_nobody_leaves_the_last_ballot_that_can_be_said(scene: Scene) -> None:
+    machine, now = scene.machine, scene.swarm.world.now
+    one, two, *_ = scene.others
+    scene.hear(one, m.Turn(LAST_BALLOT))
+    assert machine.ballot == 0, "one may lie"
+    scene.hear(two, m.Turn(LAST_BALLOT - 1))  # two do: the round may stand still, and nobody honest says what cannot be said
+    assert machine.ballot == LAST_BALLOT - 1
+    for step in range(1, 1000):
+        machine.tick(now + step)
+    assert machine.ballot == LAST_BALLOT
+    assert {body.ballot for body in scene.said(m.Turn) if isinstance(body, m.Turn)} == {LAST_BALLOT - 1, LAST_BALLOT}
 
 
 def test_a_later_ballot_must_propose_what_was_pledged(scene: Scene) -> None:
