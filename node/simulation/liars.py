@@ -5,6 +5,7 @@ Lies begin once the run is founded: until then the organiser's member is believe
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any, Literal, get_args
@@ -31,6 +32,7 @@ class LyingProcess(NodeProcess):
         self.chance = Random(self.world.stream(f"lies/{self.peer}").random())
         self.lies = {lie for lie in lies if lies != LIES or self.chance.random() < 0.5}
         self.heard: list[bytes] = []
+        self.met = Counter[PeerId]()  # how often a peer has come back
         self._tell = tell
         bent: dict[type[Any], Callable[[RoundMachine, PeerId, Any], list[m.Body]]] = {
             m.Propose: self._propose,
@@ -46,6 +48,11 @@ class LyingProcess(NodeProcess):
         if channel == "control" and payload[:1] == b"R":
             self.heard = [*self.heard[-REMEMBERED:], payload]
         super()._deliver(sender, channel, payload)
+
+    def link(self, peer: PeerId, up: bool) -> None:
+        """Who comes back may have forgotten what it was told."""
+        self.met[peer] += up and not self.frozen  # else it is told again at the thaw
+        super().link(peer, up)
 
     def send(self, peer: PeerId, data: bytes) -> None:
         """Send a control message, or something else."""
@@ -96,7 +103,8 @@ class LyingProcess(NodeProcess):
 
     def _propose(self, machine: RoundMachine, peer: PeerId, body: m.Propose) -> list[m.Body]:
         entry, plot = body.entry, self.place.plot.setdefault((machine.log, machine.round, body.ballot), {})
-        if "equivocate" in self.lies and entry.contributors and not body.proof and self._other_side(machine, peer, "equivocate"):
+        other = self._other_side(machine, peer, "equivocate") ^ bool(self.met[peer] % 2)
+        if "equivocate" in self.lies and entry.contributors and not body.proof and other:
             entry = msgspec.structs.replace(entry, contributors=(), parts=(), part_digests=(), topology=BUTTERFLY)
         dice = Random(f"{machine.log}/{machine.round}/{body.ballot}")  # one lie for all of them
         if "evict" in self.lies and dice.random() < 0.5 and len(entry.next_config) > 1:

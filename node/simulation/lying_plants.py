@@ -124,6 +124,8 @@ class PledgedValueIgnored(LyingPlant):
 class EchoForgotten(LyingPlant):
     """A crash takes echo and promise along: the next life echoes another value in the same ballot, and has signed two."""
 
+    lies = ("equivocate",)
+
     def crashed(self, storage: SimStorage) -> None:
         """Forget them."""
         journal = storage.journal()
