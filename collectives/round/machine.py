@@ -433,7 +433,7 @@ class RoundMachine:
             if owner == self.me or not self.silent(owner):
                 break
             ballot += 1
-        if ballot <= LAST_BALLOT:  # else more lie than are borne: stay, since what cannot be said would only be refused in this member's name
+        if ballot <= LAST_BALLOT:  # others drove us here; what cannot be said would be refused in this member's name
             self.enter(now, ballot, aside=aside)
 
     def enter(self, now: float, ballot: int, *, aside: bool = False) -> None:
