@@ -9,6 +9,7 @@ errors         AtollError and its tree; nothing else defines a public error
 identifiers    PeerId, RunId, sizes of hashes
 telemetry      typed events and one emit(); sinks subscribe
 layout         what the flat vector means: names, shapes, offsets
+seeded         work that follows from a public seed: settings of BTARD, what a node asks its script for
 swarm          the Swarm seam: what a training script sees; no implementation
 plain          tensors whose values are their memory: flat, as bytes, as words
 api            collectives for scripts: reductions, gathers, broadcasts, barriers, comparing states

@@ -19,6 +19,7 @@ from .group import MAX_CODEC_NAME, Config, Count, Member, TopologyKind
 from .groups import MAX_GROUP_NAME
 from .identifiers import PeerId, RunId
 from .layout import MAX_FRAGMENTS, Layout
+from .seeded import BtardSettings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -145,6 +146,7 @@ class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     privacy: PrivacySettings | None = None  # with ``secure``: they are bounded, and get noise
     site: SiteSettings | None = None  # of a federated run: what members do beside plain inner steps; None: nothing
     sample: Sample | None = None  # who takes part in a round, with ``site``; None: all that can
+    btard: BtardSettings | None = None  # contributions follow from public seeds, and who gives another is found and removed
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,14 @@ loads neither trio nor libp2p nor torch. Rooms, lowest first:
     paths, bandwidth, config   where files lie, and settings
     own_data           a site's own data, by a function in a file of its own
     strict_toml, manifest, manifest_checks, manifest_form, manifest_gpt, manifest_join, manifest_presets, manifest_methods,
-    manifest_federated, manifest_quorum what a run is
+    manifest_federated, manifest_quorum, manifest_btard   what a run is
     invite, evidence, banning   how one gets into it, or not; proof of lies
     shared_memory      contribution and anchor, between node and script
     net/               libp2p, DHT, lanes
     membership_records, membership   who is there
     quorum             whether enough are, for people and tools
     secure/            rounds whose contributions are masked; sans I/O, beside a session
+    btard/             rounds whose contributions follow from public seeds; likewise
     session/           a run's log: rounds, state, transfer; sans I/O
     storage/           what a run keeps on disk
     simulation/        the whole swarm in virtual time

@@ -121,10 +121,14 @@ def proven_bans(source: Source) -> list[Proven]:
     bans = Bans(source.path, source.signed.run_id, source.signed.organiser)
     bans.load()
     found = list[Proven]()
+    btard = source.signed.open().settings().btard
+    peers = btard.peers if btard is not None else ()
     for by, listed in (("the organiser", bans.of_run), ("this machine", bans.here)):
         for ban in (ban for ban in listed.values() if ban.evidence):
             try:
-                _, what = check(ban.evidence, source.signed.run_id, _verify, source.signed.organiser)
+                proven, what = check(ban.evidence, source.signed.run_id, _verify, source.signed.organiser, peers)
+                if proven != ban.peer:
+                    raise RemoteProtocolError(f"it is evidence against {proven}", peer=source.signed.organiser)
             except RemoteProtocolError as error:
                 raise SecurityError(
                     f"the ban of {ban.peer} by {by} carries evidence that proves nothing: {error.message}", code="E204",

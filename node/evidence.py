@@ -1,21 +1,27 @@
-"""Proof that a peer lied, which needs nobody's word: two payloads for one slot, both under its signature. Checked offline, by anybody.
+"""Proof that a peer lied, which needs nobody's word, and is checked offline, by anybody. Two kinds:
 
-Each kind of signed payload is a msgpack array that begins with its domain; `SLOTS` says how many of its elements name the slot, of which an honest
-peer fills each once. A peer that works on a copy of its journal, an old backup, say, fills one twice, too: that is no way to run a member.
+*Twice*: two payloads for one slot, both under its signature. Each kind of signed payload is a msgpack array that begins with its domain; `SLOTS` says
+how many of its elements name the slot, of which an honest peer fills each once. A peer that works on a copy of its journal, an old backup, say,
+fills one twice, too: that is no way to run a member.
+
+*Removed*: what BTARD removes a peer on (`security.btard.evidence`), in a run whose manifest names its peers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import msgspec
 
-from ..collectives.errors import RemoteProtocolError
+from ..collectives.errors import RemoteProtocolError, SecurityError
 from ..collectives.group import MAX_PEER_ID
 from ..collectives.identifiers import PeerId, RunId
+from ..collectives.seeded import MOST_PEERS
+from ..security.btard import Bundle, Fault, verify_removals
+from ..security.identity import verify as verify_for
 
-MAX_PAYLOAD, MAX_EVIDENCE = 2048, 8192
+MAX_PAYLOAD, MAX_EVIDENCE = 2048, 1 << 17
 SLOTS = {"atoll/vote/1": 5, "atoll/contribution/1": 5, "atoll/propose/1": 5, "atoll/echo/1": 5}
 """By domain: vote, propose and echo = domain, run, log, round, ballot | hash of the entry; contribution = domain, run, log, entry, cid | Merkle
 root."""
@@ -24,6 +30,17 @@ WHAT = {
     "atoll/contribution/1": "it has signed two contributions under one id",
     "atoll/propose/1": "it has proposed two values in one ballot",
     "atoll/echo/1": "it has echoed two values of one ballot",
+}
+FAULTS = {
+    Fault.EQUIVOCATION: "it has signed two messages for one slot",
+    Fault.NONSENSE: "it has signed what is no message",
+    Fault.REVEAL: "its share of the draw is not the one it committed to",
+    Fault.WITHHELD: "it has withheld what it owes, as most of the others testify",
+    Fault.RESIDUAL: "it has stated of its vector what is not so, as most of the others have found",
+    Fault.AGGREGATE: "its aggregate is not that of the vectors it was sent, as most of the others have found",
+    Fault.GRADIENT: "its vector is not what follows from its seed, as most of the others have computed",
+    Fault.ACCUSATION: "it has accused a peer falsely, as most of the others have found",
+    Fault.ELIMINATION: "parts did not get from it to another, or the other way: both had to leave",
 }
 
 Verify = Callable[[PeerId, bytes, bytes], bool]
@@ -45,7 +62,13 @@ class Twice(msgspec.Struct, frozen=True, array_like=True, tag="twice"):
         return msgspec.msgpack.encode(self)
 
 
-_decoder = msgspec.msgpack.Decoder(Twice)
+class Removed(msgspec.Struct, frozen=True, array_like=True, tag="btard"):
+    """On what BTARD has removed a peer: the last of these; those before are against peers that were gone by then."""
+
+    bundles: Annotated[tuple[Bundle, ...], msgspec.Meta(min_length=1, max_length=MOST_PEERS)]
+
+
+_decoder = msgspec.msgpack.Decoder(Twice | Removed)
 
 
 def twice(peer: PeerId, first: tuple[bytes, bytes], second: tuple[bytes, bytes]) -> Twice:
@@ -54,12 +77,22 @@ def twice(peer: PeerId, first: tuple[bytes, bytes], second: tuple[bytes, bytes])
     return Twice(peer, *low, *high)
 
 
-def check(data: bytes, run: RunId, verify: Verify, sender: PeerId) -> tuple[Twice, str]:
-    """The proof in ``data``, and what it proves in words. Raises RemoteProtocolError, naming the sender, where it proves nothing of this run."""
+def removal(bundles: Sequence[Bundle], bundle: Bundle) -> bytes:
+    """The evidence of one removal, as it is kept and handed on; ``bundles``: what a peer has of the run, in order."""
+    before = [each for each in bundles if each.context.roster[each.whom] not in bundle.context.roster]
+    return msgspec.msgpack.encode(Removed((*before, bundle)))
+
+
+def check(data: bytes, run: RunId, verify: Verify, sender: PeerId, peers: Sequence[PeerId] = ()) -> tuple[PeerId, str]:
+    """Against whom ``data`` is proof, and of what in words. Raises RemoteProtocolError, naming the sender, where it proves nothing of this run.
+
+    ``peers``: of a run with BTARD, those its manifest names."""
     if len(data) > MAX_EVIDENCE:
         raise RemoteProtocolError(f"evidence of {len(data)} bytes", peer=sender)
     try:
         found = _decoder.decode(data)
+        if isinstance(found, Removed):
+            return _check_removal(found.bundles, run, sender, peers)
         one, other = (_parsed(payload) for payload in (found.one, found.other))
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise RemoteProtocolError(f"malformed evidence: {error}", peer=sender) from None
@@ -69,7 +102,16 @@ def check(data: bytes, run: RunId, verify: Verify, sender: PeerId) -> tuple[Twic
     for payload, signature in ((found.one, found.one_signature), (found.other, found.other_signature)):
         if not verify(found.peer, payload, signature):
             raise RemoteProtocolError(f"evidence that {found.peer[-8:]} has not signed", peer=sender)
-    return found, WHAT[str(one[0])]
+    return found.peer, WHAT[str(one[0])]
+
+
+def _check_removal(bundles: Sequence[Bundle], run: RunId, sender: PeerId, peers: Sequence[PeerId]) -> tuple[PeerId, str]:
+    last = bundles[-1]
+    try:
+        verify_removals(run, peers, bundles, verify_for)
+    except SecurityError as error:
+        raise RemoteProtocolError(error.message, peer=sender) from None
+    return last.context.roster[last.whom], f"{FAULTS[Fault(last.fault)]} (step {last.context.step})"
 
 
 def _parsed(payload: bytes) -> list[object]:

@@ -21,6 +21,7 @@ from ..collectives.identifiers import PeerId, RunId
 from ..collectives.layout import MAX_FRAGMENTS
 from ..collectives.swarm import OuterSettings, RunSettings
 from ..security.rule_names import MAX_F, CoordinateRule, GramRule, reducer_name
+from .manifest_btard import BtardTable, check_btard
 from .manifest_checks import check_exchange, check_fragments, check_places, check_robust, check_schedule, check_train
 from .manifest_federated import FederatedTable, PrivacyTable, SecureTable, check_budget, check_federated, rounds_of
 from .manifest_form import canonical, schema_of, stands_for
@@ -200,6 +201,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     secure: SecureTable | None = None
     privacy: PrivacyTable | None = None
     audit: AuditTable = AuditTable()
+    btard: BtardTable | None = None
 
     def encode(self) -> bytes:
         """Canonical bytes: see `manifest_form`. What was received may be said in others: keep those, their hash is the run's id."""
@@ -356,6 +358,7 @@ def _check(manifest: Manifest, name: str) -> None:
     check_join(manifest, name)
     check_audit(manifest, name)
     check_robust(manifest, name)
+    check_btard(manifest, name)
     check_quorum(manifest, name)
     check_federated(manifest, name)
     if model.entry == "builtin:gpt":

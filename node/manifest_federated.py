@@ -265,6 +265,8 @@ def check_budget(manifest: Manifest, name: str) -> None:
 def rounds_of(manifest: Manifest) -> dict[str, Any]:
     """Fields of RunSettings: how contributions travel, what becomes of them, and what becomes of that."""
     exchange, secure = manifest.exchange, manifest.secure
+    if manifest.btard is not None:
+        return manifest.btard.settings(manifest)
     outer = manifest.federated.settings() if manifest.mode == "federated" else manifest.train.outer.settings()
     star = manifest.federated.topology == "coordinator"
     site = site_of(manifest.federated) if manifest.mode == "federated" else None

@@ -31,9 +31,10 @@ if TYPE_CHECKING:
     from .script.diloco import DiLoCo
     from .script.gradient_averaging import GradientAveraging
     from .script.local_sgd import LocalSGD
+    from .script.seeded import SeededTraining
     from .solo import SoloSwarm
 
-__all__ = ["attach", "Attachment", "DiLoCo", "LocalSGD", "GradientAveraging", "OuterStep", "SoloSwarm", "outer_preset"]
+__all__ = ["attach", "Attachment", "DiLoCo", "LocalSGD", "GradientAveraging", "OuterStep", "SoloSwarm", "outer_preset", "SeededTraining"]
 __all__ += ["AtollCallback", "AtollLightningCallback"]
 
 _HOMES = {
@@ -42,6 +43,7 @@ _HOMES = {
     "DiLoCo": "script.diloco",
     "LocalSGD": "script.local_sgd",
     "GradientAveraging": "script.gradient_averaging",
+    "SeededTraining": "script.seeded",
     "OuterStep": "outer",
     "SoloSwarm": "solo",
     "outer_preset": "outer.presets",

@@ -88,12 +88,12 @@ class Peer:
 
 
 class Table:
-    """Peers p0, p1, … of one run (of a secure one by their keys); the first founds it."""
+    """Peers p0, p1, … of one run (of a secure one, or one with BTARD, by their keys); the first founds it."""
 
     def __init__(self, count: int, settings: RunSettings = SETTINGS) -> None:
         self.world = World(0)
         self.network = Network(self.world, latency_s=0.001, jitter_s=0.001)
-        people = [Identity(bytes([index]) * 32) for index in range(count)] if settings.secure else []
+        people = [Identity(bytes([index]) * 32) for index in range(count)] if settings.secure or settings.btard else []
         names = [person.peer for person in people] or [PeerId(f"p{index}") for index in range(count)]
         self.place = Place(
             self.world, self.network, names, RunId("run"), names[0], settings, Timing(pull_s=0.1, heartbeat_s=0.25), chunk_elements=4,

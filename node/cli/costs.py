@@ -35,17 +35,18 @@ def describe(manifest: Manifest) -> dict[str, Any]:
         "round_s": settings.round_s,
         "rounds": settings.rounds,
         "mode": manifest.mode,
-        "codec": "masked" if settings.secure else settings.codec,
+        "codec": "masked" if settings.secure else "fp32" if settings.btard else settings.codec,
         "codecs": settings.codecs,
         "rule": manifest.robust.reducer,
         "lying": manifest.quorum.lying,
         "secure": msgspec.to_builtins(settings.secure),
+        "btard": msgspec.to_builtins(settings.btard),
         "privacy": msgspec.to_builtins(settings.privacy),
         "outer": {"kind": settings.outer.kind, "lr": settings.outer.lr, "momentum": settings.outer.momentum},
         "join": manifest.join.policy,
     }
     if parameters is not None:
-        value = MASKED_BYTES + 4 * (settings.secure.buckets - 1) if settings.secure else round_bytes_per_value(settings.codec)
+        value = MASKED_BYTES + 4 * (settings.secure.buckets - 1) if settings.secure else round_bytes_per_value(found["codec"])
         value += round_bytes_per_value("fp32") if SUMS[0] in settings.codecs else 0  # control variates travel beside the model
         one_way = round(2 * parameters * value)
         found |= {"bytes_up_per_round": one_way, "bytes_down_per_round": one_way, "disk_bytes": parameters * _STATE_BYTES}
@@ -87,6 +88,10 @@ def describe_lines(manifest: Manifest) -> list[str]:
     ]
     if d["rule"] != "mean":
         lines.append(f"rule     {rule_text(d['rule'])}")
+    if d["btard"]:
+        lines.append(
+            f"btard    vectors from public seeds, checked by {d['btard']['validators']} of {len(d['btard']['peers'])} peers a round"
+        )
     if d["lying"]:
         lines.append(f"lying    {lying_text(d['lying'], 0)}")
     codecs = ", ".join([d["codec"], *(f"{codec} for {pattern}" for pattern, codec in d["codecs"].items())])

@@ -57,6 +57,9 @@ codec = "int8"                     # fp32 | fp16 | bf16 | int8 | int8_fp16 | int
 # f = 1                            # of the contributions of a round, which needs 2 f + 1 contributors (krum, multi_krum: 2 f + 3)
 # before = ["nnm"]                 # steps before the rule: nnm | arc | bucketing2 | clipping10
 
+# [btard]                          # training that anybody can do again from public seeds: who gives another result is found, proven and removed;
+# validators = 1                   # needs [join] policy = "allow" with all peers, and a script with SeededTraining: docs/operating.md
+
 # [quorum]
 # lying = 1                        # though so many members do anything at all, the log stays one: takes 3 lying + 1 members
 

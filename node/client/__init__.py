@@ -6,6 +6,7 @@
 * memory       the mappings of an opened run, and the views of its anchor
 * shared       tensors that the node reads where they lie: `Swarm.buffer`
 * shelf        where a script keeps what is its own in a run
+* seeded       what the node asks for by seed
 * pending      what `contribute` and `all_reduce` return
 * manners      RunSwarm's methods that ask the node nothing
 * swarm        RunSwarm, the Swarm of a run; survives its node

@@ -223,7 +223,7 @@ class Link:
             call = self._calls.get(answer.id)
             if call is not None and call.progress is not None:
                 call.progress(answer.stage, answer.done, answer.total)
-        elif isinstance(answer, p.Decided | p.Closing | p.Reduced | p.Event):
+        elif isinstance(answer, p.Decided | p.Closing | p.Asked | p.Reduced | p.Event):
             self.on_push(answer, fds)
         elif isinstance(answer, p.Ending):
             self._ending = f"the node shuts down: {answer.reason}"

@@ -41,6 +41,7 @@ from .manners import Manners
 from .memory import Grid, ReductionMemory, RunMemory, SlotView, WholeView
 from .pending import Hooks, ReduceTicket, Ticket
 from .reattach import Entry, Reattach, open_session
+from .seeded import SeededWork, Work
 from .shared import Buffers, SharedFloats
 from .shelf import FileShelf
 
@@ -72,7 +73,7 @@ def _as_closed(error: AtollError) -> SwarmClosedError:
     return error if isinstance(error, SwarmClosedError) else closed(error.message)
 
 
-class RunSwarm(Manners):
+class RunSwarm(Manners, SeededWork):
     """See `collectives.swarm.Swarm`; made by `join`. Ends with ``close``, ``with``, or the process.
 
     Several threads may call it. In a forked child every call raises SwarmClosedError.
@@ -82,6 +83,7 @@ class RunSwarm(Manners):
     """
 
     def __init__(self, entry: Entry, link: Link, info: p.RunInfo, progress: Callable[[str, int, int], None] | None = None) -> None:
+        SeededWork.__init__(self)
         self.peer = info.peer
         self.run_id = info.run_id
         self.settings = info.settings
@@ -431,6 +433,8 @@ class RunSwarm(Manners):
                     ticket.outcome = push.outcome
         elif isinstance(push, p.Closing):
             self._closing[push.fragment] = max(self._closing.get(push.fragment, 0), push.round)
+        elif isinstance(push, p.Asked):
+            self._asked.append(Work(push.number, push.round, push.seed))
         elif isinstance(push, p.Reduced) and push.op_id in self._reductions:
             self._reductions[push.op_id].resolve(push.outcome, push.number, fds)
             return

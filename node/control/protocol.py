@@ -2,11 +2,11 @@
 
 A frame is a big-endian u32 length and that many bytes of msgpack, at most 1 MiB: one tagged struct below. The client speaks
 first (`Hello`); every request but `Release` and `Report` is answered once, by its ``id``, with a reply or a `Failure`. The
-node handles one connection's requests in order, and sends pushes (`Progress`, `Decided`, `Reduced`, `Event`, `Ending`) at any time.
+node handles one connection's requests in order, and sends pushes (`Progress`, `Decided`, `Asked`, `Reduced`, `Event`, `Ending`) at any time.
 Tensors never cross: descriptors of shared memory travel beside the first byte of the frame that announces them (SCM_RIGHTS).
 
 Script:  Hello → Welcome · Join | FindRun → Joined · Open → (Progress…) Opened + descriptors · Found | Lease → Leased
-         then any of Release, Contribute, Resume, Lease, Members, Tallies, Report, Reduce…, Depart.
+         then any of Release, Contribute, Computed, Resume, Lease, Members, Tallies, Report, Reduce…, Depart.
 """
 
 from __future__ import annotations
@@ -199,6 +199,13 @@ class Contribute(msgspec.Struct, frozen=True, tag="contribute"):
     reading: Reading = NO_READING
 
 
+class Computed(msgspec.Struct, frozen=True, tag="computed"):
+    """→ Done. The contribution buffer holds the vector that Asked ``number`` was for; it is free again with the answer."""
+
+    id: Id
+    number: Positive
+
+
 class Resume(msgspec.Struct, frozen=True, tag="resume"):
     """→ Done; later one Decided push, for a contribution made before the connection, or the node, was lost."""
 
@@ -280,7 +287,8 @@ class ReduceClose(msgspec.Struct, frozen=True, tag="reduce_close"):
 
 Request = (
     Hello | Status | Runs | Peers | Ping | Check | Join | FindRun | Leave | Recertify | ReadBans | Down | Subscribe | Open | Found | Lease | Release
-    | Contribute | Resume | Members | Tallies | Report | Depart | BufferOpen | BufferClose | ReduceOpen | ReduceStart | ReduceCancel | ReduceClose
+    | Contribute | Computed | Resume | Members | Tallies | Report | Depart | BufferOpen | BufferClose
+    | ReduceOpen | ReduceStart | ReduceCancel | ReduceClose
 )  # fmt: skip
 
 # ── replies ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -399,6 +407,14 @@ class Closing(msgspec.Struct, frozen=True, tag="closing"):
     fragment: Fragment = 0
 
 
+class Asked(msgspec.Struct, frozen=True, tag="asked"):
+    """Compute what follows from the anchor of ``round`` and this seed, and say Computed (`collectives.seeded`)."""
+
+    number: Positive
+    round: int
+    seed: bytes
+
+
 class Reduced(msgspec.Struct, frozen=True, tag="reduced"):
     """What became of a free-standing reduction. When committed, the memory of the result comes beside this (read-only): the encoded mean,
     in chunks like the contribution. The same memory whenever ``number`` is the same."""
@@ -422,7 +438,7 @@ class Ending(msgspec.Struct, frozen=True, tag="ending"):
 
 
 Reply = Welcome | Done | Document | Joined | Opened | Leased | MemberList | TallyList | BufferOpened | ReduceOpened | Failure
-Push = Progress | Decided | Closing | Reduced | Event | Ending
+Push = Progress | Decided | Closing | Asked | Reduced | Event | Ending
 Answer = Reply | Push
 
 # ── frames ────────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -50,6 +50,7 @@ class Requests:
             p.Lease: self._lease,
             p.Release: self._release,
             p.Contribute: self._contribute,
+            p.Computed: self._computed,
             p.Resume: self._resume,
             p.Members: self._members,
             p.Tallies: self._tallies,
@@ -105,6 +106,10 @@ class Requests:
     def closing(self, round_: int, fragment: int = 0) -> None:
         """See ScriptEvents."""
         self._push(p.Closing(round_, fragment))
+
+    def asked(self, number: int, round_: int, seed: bytes) -> None:
+        """See ScriptEvents."""
+        self._push(p.Asked(number, round_, seed))
 
     def reduced(self, op_id: str, outcome: Outcome, result: NumberedBuffer | None = None) -> None:
         """See ScriptEvents."""
@@ -212,6 +217,10 @@ class Requests:
 
     async def _contribute(self, request: p.Contribute) -> None:
         self._of(request.fragment).contribute(request.cid, request.samples, request.base, request.fragment, request.reading)
+        self._done(request.id)
+
+    async def _computed(self, request: p.Computed) -> None:
+        self._attached().computed(request.number)
         self._done(request.id)
 
     async def _resume(self, request: p.Resume) -> None:

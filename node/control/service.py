@@ -39,6 +39,10 @@ class ScriptEvents(Protocol):
         """Another member has finished ``round_`` of a fragment, to which this script has contributed nothing yet."""
         ...
 
+    def asked(self, number: int, round_: int, seed: bytes) -> None:
+        """The script is to compute a vector (`ScriptSession.computed`)."""
+        ...
+
     def reduced(self, op_id: str, outcome: Outcome, result: NumberedBuffer | None = None) -> None:
         """Exactly once for every `reduce_start`; "open" when the deadline passed. If committed, ``result`` holds the encoded mean, on
         the grid of the contribution, and is not written until `reduce_close`."""
@@ -115,6 +119,10 @@ class ScriptSession(Protocol):
 
         Raises LocalProtocolError when this session has an undecided one of this fragment.
         """
+        ...
+
+    def computed(self, number: int) -> None:
+        """``contribution`` holds the vector that `ScriptEvents.asked` was for: copy it before returning. An unknown number is none."""
         ...
 
     def resume(self, cid: bytes, fragment: int = 0) -> None:

@@ -25,13 +25,14 @@ from ...security.masking.binding import LEAST_MEMBERS
 from ...security.masking.keys import Words
 from ...security.rule_names import parse_reducer
 from ..session import events as ev
+from ..session.beforehand import Beforehand
 from ..session.naming import MASKED_SUM, config_key
 from ..session.offering import Given
 from .bound import bound_at
 from .budget import Budget
 from .masking import Masking, Step
 from .vectors import Summed, Vectors, apart, length_of
-from .wire import Fixed, Pass, Said, Talk, Want, decode, encode
+from .wire import PREFIX, Fixed, Pass, Said, Talk, Want, decode, encode
 
 if TYPE_CHECKING:
     from ...security.identity import Identity
@@ -54,8 +55,10 @@ def least_buckets(terms: SecureSettings) -> int:
     return parsed.least if parsed is not None else 1
 
 
-class SecureRounds:
+class SecureRounds(Beforehand):
     """What a session of a run with ``[secure]`` has in place of giving its vectors to the log."""
+
+    prefix = PREFIX
 
     def __init__(self, session: Session, terms: SecureSettings, identity: Identity, chance: random.Random | None) -> None:
         """``chance`` makes secrets and rounds; None, outside simulations: `random.SystemRandom()`."""

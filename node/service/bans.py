@@ -59,16 +59,20 @@ class Banning:
             return None
         self._useless[sender] += 1  # signatures cost time to check: what is news gets it back
         run = self._run
-        found, why = check(data, run.run_id, lambda peer, payload, signature: verify(peer, DOMAIN, payload, signature), sender)
+        btard = run.manifest.settings().btard if run.manifest is not None else None
+        found, why = check(
+            data, run.run_id, lambda peer, payload, signature: verify(peer, DOMAIN, payload, signature), sender,
+            btard.peers if btard is not None else (),
+        )  # fmt: skip
         try:
-            news = found.peer != run.node.identity.peer and self.lists.convict(Ban(found.peer, why, int(time.time()), data))
+            news = found != run.node.identity.peer and self.lists.convict(Ban(found, why, int(time.time()), data))
         except (ConfigError, StorageError) as error:  # too many bans, or a full disk
             return run.troubles.tell(error)
         if not news:
             return None
         self._useless[sender] -= 1
-        log.warning("run %s: %s is banned here: %s (proven)", run.run_id, found.peer[-8:], why)
-        run.node.publish({"event": "peer.convicted", "run": run.run_id, "peer": found.peer, "reason": why})
+        log.warning("run %s: %s is banned here: %s (proven)", run.run_id, found[-8:], why)
+        run.node.publish({"event": "peer.convicted", "run": run.run_id, "peer": found, "reason": why})
         self._shut_out()
         self._prove(self._others() - {sender}, [data])
         run.node.nursery.start_soon(self._expel)

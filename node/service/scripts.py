@@ -99,6 +99,13 @@ class AttachedScript:
             raise
         self.run.wake()
 
+    def computed(self, number: int) -> None:
+        """Take what the script computed by seed."""
+        session = self.whole.sessions[0]
+        if session.beforehand is not None:
+            session.beforehand.computed(trio.current_time(), number, self.contribution.tensor())
+            self.run.wake()
+
     def resume(self, cid: bytes, fragment: int = 0) -> None:
         """Say what became of an earlier contribution."""
         self.run.guard(lambda: self.whole.sessions[fragment].earlier.ask(trio.current_time(), cid))
@@ -184,6 +191,8 @@ class AttachedScript:
                 self.events.decided(event.cid, Outcome("committed", event.round, event.contributors, event.counted, reason=reason))
             case ev.RoundClosing():
                 self.events.closing(event.round, fragment)
+            case ev.WorkAsked():
+                self.events.asked(event.number, event.round, event.seed)
             case ev.ContributionRefused():
                 self._reductions.refused(event.cid)
             case ev.OperationDone():

@@ -10,6 +10,7 @@ import trio
 
 from ...collectives.errors import StorageError
 from ...collectives.identifiers import PeerId
+from ..btard.rounds import BtardRounds
 from ..quorum import quorum_of
 from ..secure.bound import bound_at
 from ..secure.rounds import threshold_of
@@ -40,6 +41,7 @@ def status_of(run: RunService) -> dict[str, Any]:
         "rule": run.manifest.robust.reducer if run.manifest else "mean",
         "lying": run.manifest.quorum.lying if run.manifest else 0,
         "secure": _secure(run),
+        "btard": _btard(run),
         "privacy": _privacy(run),
         "members": config,
         "member": run.node.identity.peer in config,
@@ -82,6 +84,11 @@ def _newcomer(run: RunService, peer: PeerId) -> dict[str, Any]:
     if not probation or run.session is None or peer in run.banning.lists.trusted:
         return {}
     return {"probation": {"good": run.session.admission.good.get(peer, 0), "of": probation}}
+
+
+def _btard(run: RunService) -> dict[str, Any] | None:
+    beforehand = run.session.beforehand if run.session is not None else None
+    return beforehand.view() if isinstance(beforehand, BtardRounds) else None
 
 
 def _secure(run: RunService) -> dict[str, Any] | None:

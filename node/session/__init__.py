@@ -17,6 +17,7 @@ record          what must not be forgotten of branches
 branch          a branch of the log, at one of its members
 branching       without a quorum: forks, the branch, and its end
 retaining       what is kept and signed to recompute a round
+beforehand      the seam to what members do together before anything is given to the log: secure rounds, BTARD
 offering        contributions of the script, until they are frozen
 recertifying    the organiser's word that members are lost for ever: checked, and how far it is
 earlier         what became of contributions of an earlier life

@@ -88,7 +88,8 @@ class LogActions:
         assert machine is not None
         self.timeline(plan.round).planned(self.session.clock(), plan)
         self.session.ports.emit(ev.PlanTaken(plan, machine.convener_of(plan.ballot).peer))
-        self.exchange.execute(plan, audience)
+        if self.session.beforehand is None or not self.session.beforehand.execute(plan):
+            self.exchange.execute(plan, audience)
 
     def report(self, plan_id: bytes) -> None:
         """Ask what the data plane waits for."""
@@ -107,7 +108,9 @@ class LogActions:
         state = self.session.branching.state_of(entry.part_digests[0]) if adopted_rounds(entry) else None
         if state is not None:
             return self.result_arrived(entry, state)
-        machine = self.session.machine
+        machine, beforehand = self.session.machine, self.session.beforehand
+        if beforehand is not None and not beforehand.may_fetch(entry):
+            return None
         if adopted_rounds(entry) and machine is not None and entry in (machine.convening.adopting, machine.sealing.entry):
             entry = unproposed(entry)  # nobody has seen this one yet: by this name the members of the branch know their tip
         self.session.transfer.fetch_result(self.session.clock(), entry, [peer for peer in holders if peer != self.session.me])

@@ -30,7 +30,9 @@ class Earlier:
         for certified in reversed(machine.journal.entries):
             if any(c.cid == cid for c in certified.entry.contributors):
                 return self._settle(cid, certified.entry)
-        if session.secure is not None and session.secure.gave(cid):  # no entry names it, and it may be in a sum: not to be given again
+        if session.beforehand is not None and session.beforehand.gave(
+            cid
+        ):  # no entry names it, and it may be in a sum: not to be given again
             return self._settle(cid, machine.journal.entries[-1].entry, counted=True)
         self._waiting[cid] = machine.round
         machine.set_unsettled(now, True)

@@ -243,6 +243,15 @@ class RoundClosing:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkAsked:
+    """The script is to compute a vector: what follows from the anchor of ``round`` and ``seed``."""
+
+    number: int
+    round: int
+    seed: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class EarlierSettled:
     """What became of a contribution that an earlier life of this node had offered, when the entry that tells was decided."""
 

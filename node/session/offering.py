@@ -41,8 +41,8 @@ class Offering:
         if machine is not None and not machine.draw.takes_part:
             self.first()
             machine.draw.wait(bool(self._waiting))
-        if session.secure is not None:
-            return session.secure.offer(now)
+        if session.beforehand is not None:
+            return session.beforehand.offer(now)
         if session.branching.active:
             return session.branching.offer(now)
         if machine and machine.contribution is None and not machine.open.applying and (given := self.first()) is not None:

@@ -20,7 +20,7 @@ def resting(session: Session) -> bool:
     machine, transfer = session.machine, session.transfer
     if machine is None or machine.contribution is not None or session.operations.under_way:  # the likeliest, asked for every message
         return False
-    if session.secure is not None and session.secure.active:
+    if session.beforehand is not None and session.beforehand.active:
         return False
     if session.branching.after_s is not None:  # whether a quorum is in sight must be seen soon
         return False

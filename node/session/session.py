@@ -23,14 +23,15 @@ from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import Layout
 from ...collectives.round import BRANCH, RoundMachine, Timing, check_genesis, rounds_in, samples_in
 from ...collectives.swarm import RunSettings
+from ..btard.rounds import BtardRounds
 from ..membership import Membership
 from ..membership import Timing as MembershipTiming
-from ..secure import wire as secure_wire
 from ..secure.rounds import SecureRounds
 from . import events as ev
 from .actions import LogActions, main_log
 from .admission import Admission
 from .applying import Applying
+from .beforehand import Beforehand
 from .beginning import check_model, found, restore
 from .branching import Branching
 from .earlier import Earlier
@@ -67,7 +68,7 @@ class Session:
         """With ``seeding`` this member takes part also while no script is attached. ``site``: the label of the place where it is.
 
         ``branch_after_s``: those who see no quorum for so long go on together, uncertified; None: the run waits for one.
-        ``log`` and ``membership``: of a fragment, whose run has others, with the same membership. ``identity``: ``me``'s, for secure rounds;
+        ``log`` and ``membership``: of a fragment, whose run has others, with the same membership. ``identity``: ``me``'s, for secure rounds and BTARD;
         ``secrets``: what makes their secrets in a simulation. ``probation``, ``per_hour``: see `Admission`.
         Raises LocalProtocolError for a secure run without an identity.
         """
@@ -106,9 +107,12 @@ class Session:
         self._now = now
         self.branching = Branching(self, branch_after_s)
         self.recertifying = Recertifying(self)
-        if settings.secure is not None and (identity is None or log):
-            raise LocalProtocolError("a secure run takes an identity, and is in one piece")
+        if (settings.secure or settings.btard) is not None and (identity is None or log):
+            raise LocalProtocolError("a secure run, or one with BTARD, takes an identity, and is in one piece")
         self.secure = SecureRounds(self, settings.secure, identity, secrets) if settings.secure and identity else None
+        self.beforehand: Beforehand | None = self.secure
+        if settings.btard and identity:
+            self.beforehand = BtardRounds(self, settings.btard, identity, secrets)
 
     # ---- views
     @property
@@ -188,7 +192,7 @@ class Session:
         shape = shape_of(entry.numel, entry.chunk_elements, entry.codec, entry.reducer, self.settings.plan)
         self.machine = RoundMachine(
             run=self.run, log=self.log, me=Member(self.me, journal.incarnation), organiser=self.organiser, journal=journal,
-            shape=replace(shape, kin=self.secure is not None, single=self.settings.coordinator, sample=self.settings.sample), timing=self.timing,
+            shape=replace(shape, kin=self.beforehand is not None, single=self.settings.coordinator, sample=self.settings.sample), timing=self.timing,
             actions=self.actions, rng=self.rng, now=now, site=self.site,
             merges=self.branching.after_s is not None, lying=self.settings.lying,
         )  # fmt: skip
@@ -198,8 +202,9 @@ class Session:
 
     def drop(self) -> None:
         """The end of this session: the data plane lets go of what it holds for it."""
-        for part in (self.transfer, self.serving, self.operations, self.branching):
-            part.drop_all()
+        for part in (self.transfer, self.serving, self.operations, self.branching, self.beforehand):
+            if part is not None:
+                part.drop_all()
         machine = self.machine
         if machine is not None:
             self.ports.exchange.close_round(self.log, machine.round)
@@ -297,8 +302,8 @@ class Session:
                 self.membership.on_message(now, peer, data[1:])
             elif data[:1] == ROUND:
                 self._on_envelope(now, peer, m.decode(data[1:], peer))
-            elif data[:1] == secure_wire.PREFIX and self.secure is not None:
-                self.secure.on_message(now, peer, data[1:])
+            elif self.beforehand is not None and data[:1] == self.beforehand.prefix:
+                self.beforehand.on_message(now, peer, data[1:])
             else:
                 raise RemoteProtocolError("unknown kind of control message", peer=peer)
         except (RemoteProtocolError, BadSignatureError) as error:
@@ -346,7 +351,8 @@ class Session:
                 if not self.branching.on_report(now, event) and not self.operations.on_report(now, event) and machine:
                     machine.on_report(now, event.plan_id, event.missing, event.lacking, event.resumed)
             case x.BlobProgress():
-                self.transfer.on_blob(now, event.name, event.have, event.missing)
+                if self.beforehand is None or not self.beforehand.on_blob(now, event):
+                    self.transfer.on_blob(now, event.name, event.have, event.missing)
             case x.BlobComplete():
                 pass  # told by the last BlobProgress
             case x.BadChunk():
@@ -374,8 +380,8 @@ class Session:
             if self.machine:
                 self.machine.tick(now)
                 self.branching.tick(now)
-            if self.secure is not None:
-                self.secure.tick(now)
+            if self.beforehand is not None:
+                self.beforehand.tick(now)
             if now - self._asked_at >= self.timing.fetch_s:
                 self._asked_at = now
                 self.others.knock(now, targets)
@@ -439,8 +445,8 @@ class Session:
         branched = self.branching.settled(entry)
         if branched is not None:
             cid, counted = branched
-        elif self.secure is not None:
-            cid, counted = self.secure.decided(entry)
+        elif self.beforehand is not None:
+            cid, counted = self.beforehand.decided(entry)
         elif cid is not None:  # one that was handed over while this entry was being applied stays, for the next round
             self.offering.take()
             self.ports.exchange.release(cid)

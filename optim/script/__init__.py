@@ -8,4 +8,5 @@ attachment          attach(), the optimizer hook: a script's own loop becomes a 
 diloco              DiLoCo as one torch.optim.Optimizer
 local_sgd           plain averaging, likewise
 gradient_averaging  one large batch, likewise
+seeded              training that anybody can do again, for runs with BTARD
 """

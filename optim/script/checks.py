@@ -91,7 +91,14 @@ def check_capture(optimizer: Optimizer) -> None:
 
 
 def check_method(settings: RunSettings) -> None:
-    """Raise ConfigError when the run's members contribute gradients: an optimizer of the script's own would move the model between them."""
+    """Raise ConfigError when the run's members contribute gradients: an optimizer of the script's own would move the model between them; or what
+    follows from seeds."""
+    if settings.btard is not None:
+        raise ConfigError(
+            "the run has [btard]: what its members contribute follows from public seeds",
+            key="$.btard",
+            hint="SeededTraining(model, swarm, work), where work(seed) trains the model, in place of attach()",
+        )
     if settings.method == "gradient_averaging":
         raise ConfigError(
             'the run\'s method is "gradient_averaging": it has one optimizer, in the nodes',

@@ -14,6 +14,7 @@ import json
 import logging
 import random
 import socket
+import sys
 from typing import Any
 
 import trio
@@ -39,7 +40,7 @@ class Log(logging.Handler):
         say(log=record.getMessage()[:300])
 
 
-async def live() -> None:
+async def main() -> None:
     lines = trio.lowlevel.FdStream(0)
     buffer = b""
 
@@ -109,10 +110,8 @@ async def live() -> None:
         nursery.cancel_scope.cancel()
 
 
-def main(_: list[str]) -> int:
-    """Until stdin ends."""
-    log = logging.getLogger("atoll.net")
-    log.addHandler(Log())
-    log.setLevel(logging.DEBUG)
-    trio.run(live)
-    return 0
+if __name__ == "__main__":
+    logging.getLogger("atoll.net").addHandler(Log())
+    logging.getLogger("atoll.net").setLevel(logging.DEBUG)
+    trio.run(main)
+    sys.exit(0)

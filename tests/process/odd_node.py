@@ -8,8 +8,8 @@ engine    its data plane does
 install   taking over a fetched state does
 fsize     it can write no byte to any file meanwhile
 lanes     it keeps no lane that it does not need now, as in a very large configuration
+aggregate in a run with BTARD, it states another aggregate of its part than it has, from the second step on
 liar      it echoes, in a run that bears it, another value beside each
-undrawn   it takes itself and all others for drawn in every round of a run that asks some only
 patient   leaving a run, it would wait for an hour
 counting  nothing but the reference count frees memory: no garbage collector; and operations are soon forgotten
 """
@@ -23,12 +23,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from atoll.collectives import messages as m
 from atoll.collectives.exchange import Exchange
 from atoll.collectives.group import Entry
 from atoll.collectives.round import slot_payload
 from atoll.collectives.round.lying import Witness
-from atoll.collectives.round.sampling import Draw
 from atoll.node import manifest
 from atoll.node.__main__ import main
 from atoll.node.net.network import PeerNetwork
@@ -36,6 +37,9 @@ from atoll.node.service import lanes, scripts
 from atoll.node.service import node as service
 from atoll.node.session import Session, operations
 from atoll.node.session.replica import ModelReplica
+from atoll.security.btard.attempt import Attempt
+from atoll.security.btard.draw import aggregate_commitment
+from atoll.security.btard.messages import Body, Kind, Result
 
 
 def defective() -> bool:
@@ -84,19 +88,24 @@ def echo_twice() -> None:
     Witness._send_echo = both  # type: ignore[method-assign]
 
 
-def draw_all() -> None:
-    """Let it contribute to every round, and plan with whoever offers something."""
-    honest = Draw.__init__
+def state_another_aggregate() -> None:
+    """Let the first value of its part be off by a hundredth, once the first step is over."""
+    honest = Attempt.say
 
-    def everybody(self: Draw, machine: Any) -> None:
-        honest(self, machine)
-        self.members = machine.config
+    def wrong(self: Attempt, now: float, body: Body) -> None:
+        if isinstance(body, Result) and self.context.step > 0:
+            held = self.vectors.held[Kind.AGGREGATE, self.me, 0]
+            held[0] += 0.01
+            body = replace(body, aggregate=aggregate_commitment(self.context, self.roster[self.me], held))
+        honest(self, now, body)
 
-    Draw.__init__ = everybody  # type: ignore[method-assign]
+    Attempt.say = wrong  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":
     what = sys.argv[1]
+    if what == "aggregate":
+        state_another_aggregate()
     if what == "version":
         (PeerNetwork.__init__.__kwdefaults__ or {})["version"] = 2
     elif what == "codec":
@@ -111,8 +120,6 @@ if __name__ == "__main__":
         lanes.KEPT, lanes.HOLD_S = 0, 0.5
     elif what == "liar":
         echo_twice()
-    elif what == "undrawn":
-        draw_all()
     elif what == "patient":
         scripts.LEAVE_S = service.DRAIN_S = service.LEAVE_S = 3600.0
     elif what == "counting":

@@ -75,7 +75,7 @@ def test_what_is_commented_out_in_templates_names_settings_that_there_are(text: 
             continue
         key = row.split(" = ")[0]
         found = [name for name in manifest.__struct_fields__ if key in getattr(getattr(manifest, name), "__struct_fields__", ())]
-        assert found or hasattr(table, key) or key in ("noise", "threshold"), row
+        assert found or hasattr(table, key) or key in ("noise", "threshold", "validators"), row
 
 
 def test_the_sites_and_the_simulations_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.collectives.errors import BadSignatureError, ConfigError, StorageError, VersionMismatchError
+from atoll.collectives.seeded import BtardSettings
 from atoll.collectives.swarm import OuterSettings, PrivacySettings, RunSettings, SecureSettings, SiteSettings
 from atoll.node import manifest as m
 from atoll.node.cli.costs import describe_lines
@@ -112,6 +113,33 @@ def refuses(text: str, key: str) -> None:
     ("train = { outer = { governor = true } }\nno_quorum = { policy = 'branch' }", "$.train.outer.optimizer"),
 ])  # fmt: skip
 def test_training_settings_that_mean_nothing_together(text: str, key: str) -> None:
+    refuses(text, key)
+
+
+PEERS = [Identity(bytes([index]) * 32).peer for index in range(5)]
+SEEDS = f"model = {{ entry = 'local:x' }}\nbtard = {{}}\njoin = {{ policy = 'allow', allow = {PEERS} }}\n"
+
+
+def test_a_run_with_btard_has_the_peers_that_it_names_and_whole_vectors() -> None:
+    settings = m.parse_manifest(f'schema = 1\nname = "x"\n{SEEDS}').settings()
+    assert settings.btard == BtardSettings(tuple(sorted(PEERS)))
+    assert (settings.codec, settings.reducer) == ("bits", "copy")
+
+
+@pytest.mark.parametrize(("text", "key"), [
+    ("btard = {}", "$.join.allow"),
+    (f"btard = {{}}\njoin = {{ policy = 'allow', allow = {PEERS[:3]} }}", "$.join.allow"),
+    (SEEDS.replace("local:x", "builtin:gpt"), "$.model.entry"),
+    (f"{SEEDS}exchange = {{ codec = 'fp16' }}", "$.exchange"),
+    (f"{SEEDS}robust = {{ rule = 'median', f = 1 }}", "$.robust.rule"),
+    (f"{SEEDS}mode = 'federated'", "$.mode"),
+    (f"{SEEDS}no_quorum = {{ policy = 'branch' }}", "$.no_quorum.policy"),
+    (f"{SEEDS}train = {{ overlap = 'late' }}", "$.train.overlap"),
+    (f"{SEEDS}train = {{ outer = {{ governor = true }} }}", "$.train.outer.governor"),
+    (f"{SEEDS}audit = {{ keep_contributions = 3 }}", "$.audit.keep_contributions"),
+    (SEEDS.replace("{}", "{ validators = 0 }"), "$.btard.validators"),
+])  # fmt: skip
+def test_a_run_with_btard_that_cannot_be(text: str, key: str) -> None:
     refuses(text, key)
 
 

@@ -1,0 +1,53 @@
+"""Work that follows from a public seed: what the members of a run with BTARD give to a round, and compute of each other.
+
+A step of such a run is the average of vectors that anybody can compute who has the anchor (docs/protocol.md, BTARD). So a member's node asks its
+script for vectors by seed: for the member's own, and for another's that it looks into.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, NamedTuple, Protocol, runtime_checkable
+
+import msgspec
+
+from .identifiers import PeerId
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MOST_PEERS = 32
+SEED_BYTES = 32
+
+
+class BtardSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Who takes part, and numbers of the protocol (`security.btard.Settings`). Times are seconds."""
+
+    peers: Annotated[tuple[PeerId, ...], msgspec.Meta(min_length=1, max_length=MOST_PEERS)]
+    radius: float = 1.0
+    validators: int = 1
+    tolerance: float = 1e-2
+    timeout_s: float = 10.0
+    compute_s: float = 120.0
+
+
+class Work(NamedTuple):
+    """A vector to compute: what comes of training from the anchor of ``round``, with ``seed`` (32 bytes) for all that is random. ``number``: of
+    the request."""
+
+    number: int
+    round: int
+    seed: bytes
+
+
+@runtime_checkable
+class Seeded(Protocol):
+    """A Swarm whose node asks for vectors by seed."""
+
+    def asked(self, timeout_s: float | None, until: Callable[[], bool]) -> Work | None:
+        """The oldest request that is not answered; waits for one. None: ``until()``, or the time is up. Raises SwarmClosedError without a node."""
+        ...
+
+    def answer(self, work: Work, write: Callable[[Tensor], None]) -> None:
+        """``write`` fills a float32 tensor of shape (numel,): the vector. Raises SwarmClosedError without a node."""
+        ...

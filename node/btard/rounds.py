@@ -1,0 +1,364 @@
+"""A session's part in BTARD: inputs for the peer, what it asks of its script and of others, and what the log is given.
+
+The peer's work (signatures, hashes, fixed points) is done beside the control loop, as jobs in the order of their inputs; what it says meanwhile is
+sent when the job is done. Its memory is volatile: a node that begins again in the midst of the run takes no more part, as it could say
+something else than it has said.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from blake3 import blake3
+from torch import Tensor
+
+from ...collectives.codec import Grid
+from ...collectives.digest import chunk_hash, part_digest
+from ...collectives.encoded import EncodedVector
+from ...collectives.exchange import BlobProgress
+from ...collectives.group import CID_BYTES, Entry, Plan
+from ...collectives.identifiers import PeerId
+from ...collectives.round import KIN_BYTES
+from ...collectives.seeded import BtardSettings
+from ...security.btard import Bundle, Peer, Settings, Task
+from ...security.btard.finished import Finished
+from ...security.btard.messages import Frame, Piece
+from ...security.identity import verify
+from ..evidence import removal
+from ..session import events as ev
+from ..session.beforehand import Beforehand
+from ..session.offering import Given
+from .vectors import Vectors
+from .wire import PREFIX, Offered, Taken, decode, encode
+
+if TYPE_CHECKING:
+    from ...security.identity import Identity
+    from ..session.session import Session
+
+BEGUN = "btard/begun"  # in what storage remembers: this member has spoken in the run's steps
+MOST_INPUTS = 1 << 22  # bytes of one peer's messages that wait for the peer's work, beside two vectors
+
+MOST_SAID = 256  # messages of a step that are said again
+LOOKS = 6  # ticks in `timeout_s`
+
+Output = Callable[[float], None]
+
+
+class Found(NamedTuple):
+    """What a step came to: the aggregate, float32 (numel,), and whether this member's vector is in it."""
+
+    step: int
+    vector: Tensor
+    counted: bool
+
+    @property
+    def kin(self) -> bytes:
+        """What the cids of its copies begin with."""
+        data = blake3(b"atoll/btard/kin\0" + self.step.to_bytes(8, "big"))
+        return data.update(self.vector.numpy().tobytes()).digest(KIN_BYTES)
+
+
+class BtardRounds(Beforehand):
+    """What a session of a run with ``[btard]`` has in place of giving its script's vectors to the log. Is the Host of its peer."""
+
+    prefix = PREFIX
+
+    def __init__(self, session: Session, terms: BtardSettings, identity: Identity, chance: random.Random | None) -> None:
+        """``chance`` makes shares of draws; None, outside simulations: `random.SystemRandom()`."""
+        self.session, self.terms, self.identity = session, terms, identity
+        self.chance = chance or random.SystemRandom()
+        self.given: Given | None = None  # the script waits for the round
+        self.step = -1  # that the peer has begun
+        self.found: Found | None = None  # what the newest step that is over came to
+        self._kin = b""
+        self._peer: Peer | None = None
+        self._vectors: Vectors | None = None
+        self._what: Plan | Entry | None = None  # what the log is about to decide
+        self._barred = ""  # why this member takes no part
+        self._inputs: list[Callable[[Peer], None]] = []
+        self._queued = Counter[PeerId]()
+        self._outputs: list[Output] = []
+        self._busy = False
+        self._tasks: dict[int, Task] = {}
+        self._number = 1 + random.SystemRandom().getrandbits(40)  # no answer to an earlier life is one to this
+        self._ticked_at = -1e9
+        self._said: list[tuple[list[PeerId], bytes]] = []  # in the step, and to whom
+        self._quiet = True  # nothing was said since the last tick
+
+    @property
+    def active(self) -> bool:
+        """See Beforehand."""
+        return self.given is not None
+
+    def view(self) -> dict[str, Any]:
+        """For `atoll status`: JSON-able. ``missing``: peers that are no members yet, without which no step begins; ``step``: -1 before the first."""
+        members = set(self.session.config_peers())
+        removed = sorted(self._peer.removed) if self._peer is not None else []
+        missing = [] if self.step >= 0 else [peer for peer in self.terms.peers if peer not in members]
+        return {"peers": list(self.terms.peers), "missing": missing, "step": self.step, "removed": removed, "out": self._barred}
+
+    # ---- the script
+    def offer(self, now: float) -> None:
+        """See Beforehand: begin the step, or give the log what it came to."""
+        session, machine = self.session, self.session.machine
+        if machine is None or machine.stateless or machine.open.applying:
+            return
+        first = session.offering.first()
+        if first is None:
+            return
+        if self._why_barred():
+            session.offering.take()
+            self.given = None
+            return session.ports.emit(ev.ContributionRefused(first[0], self._barred, unfit=True))
+        again = self.given is not None and self.given[0] != first[0]
+        self.given = first
+        if again:  # another script than the one that was asked
+            for number, task in self._tasks.items():
+                session.ports.emit(ev.WorkAsked(number, task.step, task.seed))
+        self._begin(now)
+        self._give(now)
+
+    def _why_barred(self) -> str:
+        session = self.session
+        if not self._barred and session.me not in self.terms.peers:
+            self._barred = "this node is none of the peers that the run's manifest names"
+        elif not self._barred and self._peer is None and (session.completed > 0 or BEGUN in session.ports.storage.spent()):
+            self._barred = "this node began again in the midst of the run: it cannot know what it has said before"
+        return self._barred
+
+    def _begin(self, now: float) -> None:
+        """Begin the open round's step once all are there, and the step before is over."""
+        session, step = self.session, self.session.completed
+        if self.step >= step or (self.step >= 0 and (self.found is None or self.found.step < self.step)):
+            return
+        if self.step < 0 and not set(self.terms.peers) <= set(session.config_peers()):
+            return  # no step can be without one of them
+        peer = self._made()
+        if peer is None or self._barred:
+            return
+        if self.step < 0:
+            session.ports.storage.spend(BEGUN)
+        self.step, self._said = step, []
+        state = self._state()
+        self._forget_steps(step)
+        self._input(lambda peer: peer.begin(now, step, state))
+
+    def _forget_steps(self, step: int) -> None:
+        self._tasks = {number: task for number, task in self._tasks.items() if task.step >= step - 1}
+        if self._vectors is not None:
+            self._vectors.forget(step)
+
+    def _state(self) -> bytes:
+        """What names the anchor alike everywhere: the hash of the newest entry that moved it."""
+        machine = self.session.machine
+        assert machine is not None
+        entries, at = machine.journal.entries, machine.round - 1
+        while at and not entries[at].entry.contributors:
+            at -= 1
+        return entries[at].entry.hash()
+
+    def _made(self) -> Peer | None:
+        session, terms = self.session, self.terms
+        if self._peer is None and session.machine is not None and not self._why_barred():
+            settings = Settings(terms.radius, terms.validators, terms.tolerance, terms.timeout_s, terms.compute_s)
+            numel = session.machine.shape.numel
+            self._vectors = Vectors(session, numel, min(2.0, terms.timeout_s / LOOKS))
+            self._peer = Peer(session.run, self.identity, verify, terms.peers, numel, settings, self, self.chance)  # type: ignore[arg-type]
+        return self._peer
+
+    def computed(self, now: float, number: int, vector: Tensor) -> None:
+        """See Beforehand."""
+        task = self._tasks.pop(number, None)
+        if task is not None:
+            values = vector.clone().numpy()
+            self._input(lambda peer: peer.computed(now, task, values))
+
+    # ---- the peer's inputs, and what comes of them
+    def _input(self, act: Callable[[Peer], None], sender: PeerId | None = None, nbytes: int = 0) -> None:
+        peer = self._peer
+        if sender is not None and peer is not None:
+            if self._queued[sender] + nbytes > MOST_INPUTS + 8 * peer.size:
+                return  # it will say it again
+            self._queued[sender] += nbytes
+        self._inputs.append(act)
+        self._work()
+
+    def _work(self) -> None:
+        peer = self._peer
+        if self._busy or peer is None or not self._inputs:
+            return
+        inputs, self._inputs, self._busy = self._inputs, [], True
+        self._queued.clear()
+
+        def work() -> list[Output]:
+            for act in inputs:
+                act(peer)
+            outputs, self._outputs = self._outputs, []
+            return outputs
+
+        self.session.ports.offload(work, self._worked)
+
+    def _worked(self, now: float, outputs: list[Output]) -> None:
+        self._busy = False
+        if self._peer is not None and self._peer.ended and not self._barred:
+            self._barred = f"fewer than {self._peer.settings.least} of the run's peers are left"
+        for output in outputs:
+            output(now)
+        self._work()
+        self.session.settle(now)
+
+    # ---- Host: called in a job
+    def tell(self, to: PeerId | None, frame: Frame) -> None:
+        """See Host."""
+        self._outputs.append(lambda now: self._tell(to, frame))
+
+    def compute(self, task: Task) -> None:
+        """See Host."""
+        self._outputs.append(lambda now: self._ask(task))
+
+    def finished(self, now: float, step: Finished) -> None:
+        """See Host."""
+        found = Found(step.context.step, torch.from_numpy(step.vector), self.session.me in step.residuals)
+        kin = found.kin
+        self._outputs.append(lambda now: self._end(now, found, kin))
+
+    def removed(self, now: float, bundle: Bundle, gone: PeerId) -> None:
+        """See Host."""
+        assert self._peer is not None
+        evidence = removal(self._peer.evidence, bundle)
+        self._outputs.append(lambda now: self._remove(gone, evidence))
+
+    # ---- what comes of them
+    def _tell(self, to: PeerId | None, frame: Frame) -> None:
+        receivers = [to] if to is not None else [peer for peer in self.terms.peers if peer != self.session.me]
+        if isinstance(frame, Piece):
+            assert self._vectors is not None
+            return self._vectors.offer(frame, receivers)
+        said = (receivers, encode(frame))
+        if len(self._said) < MOST_SAID:
+            self._said.append(said)
+        self._quiet = False
+        return self._send(*said)
+
+    def _send(self, receivers: list[PeerId], data: bytes) -> None:
+        for peer in receivers:
+            self.session.ports.send(peer, data)
+
+    def _ask(self, task: Task) -> None:
+        self._number += 1
+        self._tasks[self._number] = task
+        self.session.ports.emit(ev.WorkAsked(self._number, task.step, task.seed))
+
+    def _end(self, now: float, found: Found, kin: bytes) -> None:
+        self.found, self._kin = found, kin
+        self._make_result()
+        self.offer(now)
+
+    def _remove(self, gone: PeerId, evidence: bytes) -> None:
+        if gone == self.session.me:
+            self._barred = "the other peers have removed this node from the run, with proof: atoll bans, at one of them, says for what"
+        self.session.ports.emit(ev.Equivocated(gone, evidence))
+
+    # ---- the log
+    def _give(self, now: float) -> None:
+        """The aggregate is this member's contribution to the log; the same as the others'."""
+        session, machine, found = self.session, self.session.machine, self.found
+        assert machine is not None
+        if found is None or found.step != session.completed or machine.contribution is not None or machine.open.applying:
+            return
+        own = blake3(session.me.encode()).digest(CID_BYTES - KIN_BYTES)
+        machine.contribute(now, self._kin + own, 1)
+
+    def decided(self, entry: Entry) -> tuple[bytes | None, bool]:
+        """See Beforehand. Where the step is not over here yet, this member's vector is taken for counted."""
+        if not entry.contributors or self.given is None:
+            return None, False
+        given, self.given, found = self.given, None, self.found
+        self.session.offering.take()
+        return given[0], found is None or found.step < self.step or found.counted
+
+    def execute(self, plan: Plan) -> bool:
+        """See Beforehand: what the plan is about is here already."""
+        self._what = plan
+        self._make_result()
+        return True
+
+    def may_fetch(self, entry: Entry) -> bool:
+        """See Beforehand: nobody votes for a result that its own step has not come to."""
+        machine = self.session.machine
+        if machine is not None and machine.open.decided is not None and machine.open.decided.entry == entry:
+            return True
+        if entry != self._what:
+            self._what = entry  # its plan was not heard of
+            self._make_result()
+        return False
+
+    def _make_result(self) -> None:
+        """The bytes of the plan or entry that is about this step's aggregate; of another nothing is made, and so nobody votes for it."""
+        session, machine, what, found = self.session, self.session.machine, self._what, self.found
+        if machine is None or what is None or found is None or what.round != machine.round or found.step != session.completed:
+            return
+        if any(contributor.cid[:KIN_BYTES] != self._kin for contributor in what.contributors):
+            return
+
+        def work() -> tuple[tuple[bytes, ...], memoryview]:
+            grid = Grid(what.codec, what.numel, what.chunk_elements).results
+            data = session.ports.storage.allocate(grid.nbytes)
+            EncodedVector(grid, data).encode(found.vector)
+            hashes = [chunk_hash(view) for view in grid.views(data)]
+            return tuple(part_digest(what, part, hashes[part.first : part.stop]) for part in what.parts), data
+
+        def made(now: float, result: tuple[tuple[bytes, ...], memoryview]) -> None:
+            digests, data = result
+            if machine.round == what.round and not machine.open.applying:
+                session.actions.results[digests] = data
+                machine.on_result(now, digests, what.plan_id if isinstance(what, Plan) else None)
+                session.settle(now)
+
+        session.ports.offload(work, made)
+
+    # ---- messages
+    def on_message(self, now: float, peer: PeerId, data: bytes) -> None:
+        """See Beforehand."""
+        said = decode(data, peer)
+        if peer not in self.terms.peers or self._made() is None or self._vectors is None:
+            return
+        match said:
+            case Offered():
+                self._vectors.on_offered(now, peer, said)
+            case Taken():
+                self._vectors.on_taken(peer, said)
+            case _:
+                self._input(lambda machine: machine.receive(now, peer, said), peer, len(data))
+
+    def on_blob(self, now: float, event: BlobProgress) -> bool:
+        """See Beforehand."""
+        if self._vectors is None or not self._vectors.takes(event.name):
+            return False
+        arrived = self._vectors.on_blob(now, event)
+        if arrived is not None:
+            sender, piece = arrived
+            self._input(lambda machine: machine.receive(now, sender, piece), sender, piece.values.nbytes)
+        return True
+
+    def tick(self, now: float) -> None:
+        """See Beforehand."""
+        self.offer(now)
+        if self._vectors is not None:
+            self._vectors.tick(now)
+        if self.step >= 0 and now - self._ticked_at >= self.terms.timeout_s / LOOKS:
+            self._ticked_at = now
+            self._input(lambda peer: peer.tick(now))
+            if self._quiet:  # what was lost with a connection must not look as if it had never been said
+                for receivers, data in self._said:
+                    self._send(receivers, data)
+            self._quiet = True
+
+    def drop_all(self) -> None:
+        """See Beforehand."""
+        if self._vectors is not None:
+            self._vectors.forget(1 << 62)

@@ -1,0 +1,40 @@
+"""A run whose node asks for vectors by seed: the client's side of `collectives.seeded`."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ...collectives.seeded import Work
+from ..control import protocol as p
+from .eager import eager
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+A = TypeVar("A")
+
+
+class SeededWork:
+    """What RunSwarm has of `Seeded`."""
+
+    _ready: Callable[..., Any]
+    _ask: Callable[..., Any]
+    wait_until: Callable[[Callable[[], bool], float | None], None]
+
+    def __init__(self) -> None:
+        self._asked = deque[Work]()
+
+    def asked(self, timeout_s: float | None, until: Callable[[], bool]) -> Work | None:
+        """See Seeded."""
+        self._ready()
+        self.wait_until(lambda: bool(self._asked) or until(), timeout_s)
+        return self._asked.popleft() if self._asked else None
+
+    def answer(self, work: Work, write: Callable[[Tensor], None]) -> None:
+        """See Seeded. An exception in ``write`` leaves the request unanswered."""
+        at = self._ready()
+        with eager():
+            write(at.memory.contribution.tensor())
+        self._ask(at, lambda id_: p.Computed(id_, work.number), p.Done)

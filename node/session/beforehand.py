@@ -1,0 +1,65 @@
+"""What members do together before anything is given to the log: the seam between a session and secure rounds (`node.secure`), or BTARD (`node.btard`).
+
+Both end with one vector that all who took part have, and each of them contributes a copy of it: cids that begin alike (`round.KIN_BYTES`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ...collectives.exchange import BlobProgress
+    from ...collectives.group import Entry, Plan
+    from ...collectives.identifiers import PeerId
+
+
+class Beforehand(Protocol):
+    """Methods take `now` in seconds. None of them blocks."""
+
+    prefix: bytes
+    """What its control messages begin with: one byte."""
+
+    @property
+    def active(self) -> bool:
+        """Whether something is under way."""
+        ...
+
+    def offer(self, now: float) -> None:
+        """There may be something to contribute, or a new round."""
+        ...
+
+    def on_message(self, now: float, peer: PeerId, data: bytes) -> None:
+        """A control message, after its prefix. Raises RemoteProtocolError, BadSignatureError."""
+        ...
+
+    def tick(self, now: float) -> None:
+        """What waits, what was lost, and what takes too long."""
+        ...
+
+    def decided(self, entry: Entry) -> tuple[bytes | None, bool]:
+        """A round is over: the script's cid, if one is free again, and whether its vector is in the result."""
+        ...
+
+    def gave(self, cid: bytes) -> bool:
+        """Whether an earlier life handed over this vector: it may be in a result, and is not to be in another."""
+        return False
+
+    def execute(self, plan: Plan) -> bool:
+        """A plan of the log; whether its result is made here, and the data plane has nothing to do."""
+        return False
+
+    def may_fetch(self, entry: Entry) -> bool:
+        """Whether result bytes may be had from others before the entry is decided, to vote for it."""
+        return True
+
+    def on_blob(self, now: float, event: BlobProgress) -> bool:
+        """Content on its way; whether it is one of those asked for here."""
+        return False
+
+    def computed(self, now: float, number: int, vector: Tensor) -> None:
+        """The script has computed what it was asked for; ``vector``, float32 (numel,), is copied."""
+
+    def drop_all(self) -> None:
+        """The end of the session: the data plane lets go of what it holds."""

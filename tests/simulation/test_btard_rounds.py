@@ -1,0 +1,161 @@
+"""Sessions of a run with BTARD on a simulated network: rounds end alike everywhere, and who lies or stops is removed, whatever the network loses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from session_table import LAYOUT, LIMIT_S, Peer, Table
+from torch import Tensor
+
+from atoll.collectives.errors import RemoteProtocolError
+from atoll.collectives.identifiers import PeerId
+from atoll.collectives.seeded import BtardSettings
+from atoll.collectives.swarm import OuterSettings, RunSettings
+from atoll.node.btard.wire import MOST_SPANS, Offered, Taken, decode, encode
+from atoll.node.evidence import check
+from atoll.node.session import events as ev
+from atoll.security.btard.messages import Kind
+from atoll.security.btard.wire import Header
+from atoll.security.identity import Identity
+
+OPTIMUM = torch.linspace(-1, 1, LAYOUT.numel)
+
+
+def settings(count: int, validators: int) -> RunSettings:
+    """Of so many peers, with short times."""
+    peers = tuple(sorted(Identity(bytes([index]) * 32).peer for index in range(count)))
+    outer = OuterSettings(kind="sgd", lr=1.0, momentum=0.0)
+    btard = BtardSettings(peers, validators=validators, timeout_s=1.0, compute_s=2.0)
+    return RunSettings(sync_every=1, codec="bits", reducer="copy", outer=outer, btard=btard)
+
+
+class Seeds:
+    """Peers whose scripts train a quadratic by seeds; those in ``liars`` answer with another vector for themselves."""
+
+    def __init__(self, count: int, liars: int = 0, validators: int = 1) -> None:
+        self.table = Table(count, settings(count, validators))
+        self.peers = self.table.all_in()
+        self.liars = {peer.name for peer in self.peers[count - liars :]}
+        self.anchors: dict[int, Tensor] = {0: torch.zeros(LAYOUT.numel)}
+        self.proofs: dict[PeerId, ev.Equivocated] = {}
+        self.refused: dict[PeerId, str] = {}
+        self._read = dict.fromkeys((peer.name for peer in self.peers), 0)
+        for peer in self.peers:
+            peer.contribute("0")
+
+    def _hear(self, peer: Peer, event: object) -> None:
+        match event:
+            case ev.WorkAsked():
+                vector = self.vector(event.round, event.seed)
+                if peer.name in self.liars and event.round == peer.session.completed:
+                    vector *= -20
+                peer.do(lambda session, now: session.beforehand and session.beforehand.computed(now, event.number, vector))
+            case ev.RoundCommitted() if event.contributors:
+                replica: Any = peer.session.replica
+                if event.round == peer.session.completed:
+                    anchor = self.anchors.setdefault(event.round, replica.anchor[: LAYOUT.numel].clone())
+                    assert torch.equal(anchor, replica.anchor[: LAYOUT.numel])
+                if event.cid is not None:
+                    peer.contribute(f"{event.round}")
+            case ev.ContributionRefused():
+                self.refused[peer.name] = event.reason
+            case ev.Equivocated() if peer.name not in self.liars:
+                self.proofs.setdefault(event.peer, event)
+                peer.session.membership.banned |= {event.peer}  # as the run's service does
+            case ev.StateDiverged() | ev.PeerMisbehaved():
+                raise AssertionError(event)
+            case _:
+                pass
+
+    def vector(self, round_: int, seed: bytes) -> Tensor:
+        """What follows from an anchor and a seed."""
+        noise = torch.randn(LAYOUT.numel, generator=torch.Generator().manual_seed(int.from_bytes(seed[:7], "big")))
+        return 0.2 * (self.anchors[round_] - OPTIMUM) + 0.05 * noise
+
+    def until(self, what: Callable[[], bool]) -> None:
+        """Let time pass until something holds."""
+
+        def look() -> bool:
+            for peer in self.peers:
+                while peer.node is not None and self._read[peer.name] < len(peer.heard):
+                    self._read[peer.name] += 1
+                    self._hear(peer, peer.heard[self._read[peer.name] - 1])
+            return what()
+
+        assert self.table.world.run(until=self.table.world.now + LIMIT_S, stop=look), (sorted(self.anchors), self.refused)
+
+    def rounds(self, count: int) -> Callable[[], bool]:
+        """Whether all honest peers that live have so many."""
+        return lambda: all(peer.session.completed >= count for peer in self.peers if peer.node is not None and peer.name not in self.liars)
+
+    def proven(self, peer: PeerId) -> str:
+        """What the evidence against a peer proves, to anybody who has the manifest."""
+        terms = self.table.place.settings.btard
+        assert terms is not None
+        found, what = check(self.proofs[peer].evidence, self.table.place.run_id, lambda *_: False, peer, terms.peers)
+        assert found == peer
+        return what
+
+
+def test_honest_peers_train_as_one() -> None:
+    seeds = Seeds(4)
+    seeds.until(seeds.rounds(12))
+    assert not seeds.proofs
+    assert float((seeds.anchors[12] - OPTIMUM).norm()) < 0.3 * float(OPTIMUM.norm())
+    seeds.table.end()
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.05])
+def test_who_lies_is_removed_with_evidence_and_the_others_go_on_through_loss(loss: float) -> None:
+    seeds = Seeds(7, liars=2, validators=2)
+    seeds.table.network.weather.loss = loss
+    seeds.until(lambda: seeds.liars <= seeds.proofs.keys())
+    assert seeds.proofs.keys() == seeds.liars
+    for liar in seeds.liars:
+        assert seeds.proven(liar).startswith("its vector is not what follows from its seed")
+    seeds.until(seeds.rounds(len(seeds.anchors) + 3))
+    assert seeds.refused.keys() <= seeds.liars
+    seeds.table.end()
+
+
+def test_who_stops_in_a_step_is_removed_and_takes_no_part_when_it_is_back() -> None:
+    seeds = Seeds(5)
+    seeds.until(seeds.rounds(2))
+    gone = seeds.peers[-1]
+    gone.kill()
+    seeds.until(lambda: gone.name in seeds.proofs)
+    assert seeds.proven(gone.name).startswith("it has withheld what it owes")
+    seeds.until(seeds.rounds(4))
+    gone.start().attach()
+    seeds.until(lambda: gone.session.phase == "running")
+    gone.contribute("again")
+    seeds.until(lambda: gone.name in seeds.refused)
+    assert "began again in the midst of the run" in seeds.refused[gone.name]
+    seeds.table.end()
+
+
+def test_evidence_of_peers_that_the_manifest_does_not_name_or_of_another_run_is_none() -> None:
+    seeds = Seeds(5, liars=1)
+    seeds.until(lambda: bool(seeds.proofs))
+    (liar,), terms = seeds.liars, seeds.table.place.settings.btard
+    assert terms is not None
+    data = seeds.proofs[liar].evidence
+    for run, peers in (("other", terms.peers), ("run", terms.peers[1:]), ("run", ()), ("run", (*terms.peers, PeerId("another")))):
+        with pytest.raises(RemoteProtocolError):
+            check(data, run, lambda *_: True, liar, peers)  # type: ignore[arg-type]
+    seeds.table.end()
+
+
+def test_words_about_steps_are_read_or_refused() -> None:
+    peer, header = Identity(bytes(32)).peer, Header(3, bytes(8), (Kind.PART, 1, 2))
+    for said in (Offered(header, 5), Taken(bytes(32), ((0, 1),))):
+        assert decode(encode(said)[1:], peer) == said
+    long = msgspec.msgpack.encode(Taken(bytes(32), ((0, 1),) * (MOST_SPANS + 1)))
+    for wrong in (b"", b"\x90", msgspec.msgpack.encode(Taken(bytes(31), ((0, 1),))), long, bytes(1 << 22)):
+        with pytest.raises(RemoteProtocolError) as caught:
+            decode(wrong, peer)
+        assert caught.value.peer == peer
