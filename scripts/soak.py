@@ -206,7 +206,7 @@ class Soak:
     def churn(self, seconds: float) -> None:
         """Trouble for so long; one fault ends before the next begins, so that a majority is always well."""
         began = time.monotonic()
-        due, waited = began + EARLY_S / 4, began
+        due, waited = began + min(EARLY_S, seconds) / 4, began
         while time.monotonic() - began < seconds:
             self.hear(0.2)
             self.mind()

@@ -1,4 +1,5 @@
-"""What every test gets: a time limit that fails the test with all stacks, hypothesis without its own deadlines, and quiet threads.
+"""What every test gets: a time limit that fails the test with all stacks, hypothesis without its own deadlines, quiet threads, and one
+width of the terminal.
 
 The limit is for hangs only, not a measurement: 120 s a test (900 s where marked slow). It works by SIGALRM in the main
 thread; a test that does not come back even then is ended by pytest's faulthandler_timeout (pyproject.toml), stacks first.
@@ -23,6 +24,8 @@ SLOW_LIMIT_S = 900
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Nodes of tests that run at the same time must not find each other.
 os.environ.setdefault("ATOLL_NETWORK__LAN_DISCOVERY", "false")
+# What commands print is compared as text: wrapped alike in every terminal, and where there is none.
+os.environ["COLUMNS"] = "100"
 
 # `too_slow` judges the clock, so on a busy machine it would fail a test that is right.
 hypothesis.settings.register_profile(

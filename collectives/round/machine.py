@@ -169,7 +169,7 @@ class RoundMachine:
         if isinstance(body, m.Catch):
             self.catching.on_catch(now, peer, body)
             return self._advance(now)
-        if isinstance(body, m.Join) and (who in self.joiners or len(self.joiners) < MAX_JOINERS):
+        if isinstance(body, m.Join) and who not in self.config and (who in self.joiners or len(self.joiners) < MAX_JOINERS):
             self.joiners[who] = (round_, now)
         if round_ < self.round:
             return self.catching.answer(now, peer, round_)
@@ -379,7 +379,7 @@ class RoundMachine:
         self.ballot = max(0, self.journal.promised)
         self.acceptor, self.convening = sides(self) if self.lying else (Acceptor(self), Convening(self))
         self.sealing = Sealing(self)
-        self.joiners = {who: seen for who, seen in self.joiners.items() if self.near(seen[0])}
+        self.joiners = {who: seen for who, seen in self.joiners.items() if self.near(seen[0]) and who not in self.config}
         close_round(self)
 
     def offers(self) -> list[Contributor]:

@@ -67,7 +67,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bans": ("bans", "Show who is banned, by whom, since when and why."),
     "trust": ("bans", "Let a peer in at once: without probation, however many have come this hour."),
     "audit": ("audit", "Check every signature in a run's log, and say who decided and who contributed."),
-    "id": ("identity", "Print this machine's peer id."),
+    "id": ("identity", "Print this machine's peer id, whose key is made where there is none."),
     "invite": ("invites", "Make, inspect or revoke invites."),
     "export": ("runs", "Write a run's model as safetensors that load without atoll."),
     "config": ("identity", "Show or change settings."),

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ...collectives.errors import StorageError
 from .options import GIVEN, shared_options
 from .output import Terminal, current
 
@@ -64,21 +63,15 @@ def init_command() -> None:
 @click.command("id")
 @shared_options
 def id_command() -> None:
-    """Print this machine's peer id."""
-    from ...security.identity import load
-    from ..paths import storage_error
+    """Print this machine's peer id, whose key is made where there is none."""
     from .names import name_of
 
     terminal = current()
-    try:
-        identity = load(terminal.paths.identity_file)
-    except FileNotFoundError:
-        raise StorageError(
-            f"there is no key in {terminal.paths.identity_file}", why="This machine has none yet.", hint="Make one: atoll init", exit_code=1
-        ) from None
-    except OSError as error:
-        raise storage_error(f"cannot read {terminal.paths.identity_file}", error) from None
-    terminal.data(identity.peer, {"peer": identity.peer, "name": name_of(identity.peer)})
+    fresh = not terminal.paths.identity_file.exists()
+    identity = identity_of(terminal)
+    terminal.data(identity.peer, {"peer": identity.peer, "name": name_of(identity.peer), "created": fresh})
+    if fresh:
+        terminal.say(f"A new key, in {terminal.paths.identity_file}; keep a copy")
 
 
 @click.group("config")

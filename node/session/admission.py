@@ -122,13 +122,15 @@ class Admission:
                 raise RemoteProtocolError(f"a contribution of {peer[-8:]}, whose invite is to {role}", peer=sender)
 
     def let_in(self, now: float, joiners: Sequence[Member]) -> list[Member]:
-        """Who of those that ask may become a member now: who was one, whom the organiser trusts, and of the others who has shown good work, as
-        many as there is room for in this hour."""
+        """Who of those that ask, and are not banned, may become a member now: who was one, whom the organiser trusts, and of the others who has
+        shown good work, as many as there is room for in this hour."""
         while self._entered and now - self._entered[0] > HOUR_S:
             self._entered.popleft()
         room = self.per_hour - len(self._entered) if self.per_hour else len(joiners)
         found = list[Member]()
         for joiner in joiners:
+            if joiner.peer in self.session.membership.banned:
+                continue
             if not self._free(joiner.peer):
                 if room <= 0 or self.good.get(joiner.peer, 0) < self.probation:
                     continue

@@ -10,17 +10,15 @@ import contextlib
 import json
 import queue
 import socket
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 from netns.lab import PATIENCE_S, Host, Lab
 from netns.nat import Inner, Kind, Router
+from netns.warm import fork
 
-SCRIPT = Path(__file__).with_name("lane_peer.py")
 PORT, LINE = 4001, 4100
 
 
@@ -30,52 +28,20 @@ class Peer:
     def __init__(self, host: Host | Inner, listen: str, log: Path) -> None:
         self.log = log
         with open(log, "wb") as errors:
-            self.process = subprocess.Popen(
-                host.command([sys.executable, str(SCRIPT), listen, host.address]),
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
-            )  # fmt: skip
-        assert self.process.stdout is not None
-        self._said: queue.Queue[dict[str, Any]] = queue.Queue()
-        self._reader = threading.Thread(target=self._read, args=(self.process.stdout,))
-        self._reader.start()
-
-    def _read(self, lines: IO[str]) -> None:
-        for line in lines:
-            self._said.put(json.loads(line))
-        self._said.put({"event": "end"})
+            self.process = fork(host, "netns.lane_peer", listen, host.address, stderr=errors.fileno())
 
     def say(self, do: str, **values: Any) -> None:
         """A command."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"do": do, **values}) + "\n")
-        self.process.stdin.flush()
+        self.process.tell(json.dumps({"do": do, **values}))
 
     def expect(self, event: str) -> dict[str, Any]:
         """What it says next, which must be this."""
         try:
-            said = self._said.get(timeout=PATIENCE_S)
+            said = json.loads(self.process.lines.get(timeout=PATIENCE_S) or '{"event": "end"}')
         except queue.Empty:
             raise AssertionError(f"nobody said {event!r}; {self.log.read_text()[-3000:]}") from None
         assert said["event"] == event, (said, self.log.read_text()[-3000:])
         return said
-
-    def stop(self) -> None:
-        """Ask it to end."""
-        assert self.process.stdin is not None
-        with contextlib.suppress(OSError):
-            self.process.stdin.close()
-
-    def end(self) -> None:
-        """End it, politely, then not."""
-        assert self.process.stdout is not None
-        self.stop()
-        try:
-            self.process.wait(10)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        self._reader.join()
-        self.process.stdout.close()
 
 
 class Line:
@@ -210,9 +176,7 @@ class Pair:
     def close(self) -> None:
         """End everything."""
         for peer in self.peers:
-            peer.stop()
-        for peer in self.peers:
-            peer.end()
+            peer.process.kill()
         if self._line is not None:
             self._line.close()
         self.lab.close()

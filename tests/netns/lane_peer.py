@@ -1,12 +1,12 @@
 """A peer that makes lanes, as a process on a host of the laboratory: the network part of a node, without a node around it.
 
-    lane_peer.py LISTEN LANE_HOST [serve]
+    fork(place, "netns.lane_peer", LISTEN, LANE_HOST)
 
-LISTEN: a libp2p address; LANE_HOST: where its lane listener is. "serve": it answers everybody, as a public node does. Commands come as JSON
-lines on stdin: {"do": "connect", "peer": P, "addresses": [...]}, {"do": "lanes", "peer": P, "count": N}, {"do": "drop", "peer": P},
-{"do": "guess", "on": B}, {"do": "send", "seconds": S, "congestion": C}, {"do": "receive", "warm_s": W, "seconds": S}. It says "ready",
-"connected", for each lane "lane" once bytes have gone both ways, "dropped", "guesses", "sent", and "received" with the bytes that came within S
-seconds, all and second by second, counted from W seconds after the first ones.
+LISTEN: a libp2p address; LANE_HOST: where its lane listener is. Commands come as JSON lines on stdin: {"do": "connect", "peer": P,
+"addresses": [...]}, {"do": "lanes", "peer": P, "count": N}, {"do": "drop", "peer": P}, {"do": "guess", "on": B}, {"do": "send", "seconds": S,
+"congestion": C}, {"do": "receive", "warm_s": W, "seconds": S}. It says "ready", "connected", for each lane "lane" once bytes have gone both
+ways, "dropped", "guesses", "sent", and "received" with the bytes that came within S seconds, all and second by second, counted from W seconds
+after the first ones.
 """
 
 from __future__ import annotations
@@ -194,5 +194,7 @@ def congestion(sock: trio.socket.SocketType) -> str:
     return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
 
 
-if __name__ == "__main__":
-    trio.run(LanePeer(sys.argv[1], sys.argv[2]).run)
+def main(argv: list[str]) -> int:
+    """Until stdin ends."""
+    trio.run(LanePeer(*argv).run)
+    return 0

@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import queue
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
+
+from netns.warm import fork
 
 PATIENCE_S = 240.0  # a bound for hangs: a machine with a lot to do needs a minute for what takes a second
 POLL_S = 0.05
 """Between two questions for a status: what answers has something to do as well."""
 STORY_LINES = 60
-PROGRAM = Path(__file__).with_name("reach_peer.py")
-
-
-class Place(Protocol):
-    """A host of the laboratory, in front of a router or behind one."""
-
-    def command(self, argv: list[str]) -> list[str]:
-        """The command line that runs ``argv`` there."""
-        ...
 
 
 class Node:
@@ -36,28 +24,15 @@ class Node:
     """All that were started and not ended, whose stories a failure tells."""
 
     def __init__(self, place: Any, **start: Any) -> None:
-        self.process = subprocess.Popen(
-            place.command([sys.executable, str(PROGRAM)]),
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
+        self.process = fork(place, "netns.reach_peer")
         self.place = place
         self.events: list[dict[str, Any]] = []
-        self._lines: queue.Queue[str] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
         self.alive.append(self)
         self.tell(**start)
 
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self._lines.put(line)
-        self._lines.put("")
-
     def tell(self, **what: Any) -> None:
         """One line to its stdin."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(what) + "\n")
-        self.process.stdin.flush()
+        self.process.tell(json.dumps(what))
 
     def until(self, key: str, holds: Callable[[Any], bool] = lambda found: True, *, patience_s: float = PATIENCE_S) -> Any:
         """The first thing said under ``key`` that ``holds``, if it was said already or is within ``patience_s``."""
@@ -67,7 +42,7 @@ class Node:
         end = time.monotonic() + patience_s
         while (left := end - time.monotonic()) > 0:
             try:
-                line = self._lines.get(timeout=left)
+                line = self.process.lines.get(timeout=left)
             except queue.Empty:
                 break
             if not line:
@@ -98,7 +73,7 @@ class Node:
             count = sum("status" in event for event in self.events)
             self.tell(status=None)
             while sum("status" in event for event in self.events) == count:
-                line = self._lines.get(timeout=PATIENCE_S)
+                line = self.process.lines.get(timeout=PATIENCE_S)
                 if not line:
                     raise AssertionError(f"the peer ended: {self.events[-5:]}")
                 self.events.append(json.loads(line))
@@ -124,12 +99,7 @@ class Node:
         """End it. Idempotent."""
         if self in self.alive:
             self.alive.remove(self)
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
         self.process.kill()
-        self.process.wait()
-        self.process.stdin.close()
-        self.process.stdout.close()
 
     def __enter__(self) -> Node:
         return self

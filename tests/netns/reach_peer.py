@@ -14,7 +14,6 @@ import json
 import logging
 import random
 import socket
-import sys
 from typing import Any
 
 import trio
@@ -40,7 +39,7 @@ class Log(logging.Handler):
         say(log=record.getMessage()[:300])
 
 
-async def main() -> None:
+async def live() -> None:
     lines = trio.lowlevel.FdStream(0)
     buffer = b""
 
@@ -110,8 +109,10 @@ async def main() -> None:
         nursery.cancel_scope.cancel()
 
 
-if __name__ == "__main__":
-    logging.getLogger("atoll.net").addHandler(Log())
-    logging.getLogger("atoll.net").setLevel(logging.DEBUG)
-    trio.run(main)
-    sys.exit(0)
+def main(_: list[str]) -> int:
+    """Until stdin ends."""
+    log = logging.getLogger("atoll.net")
+    log.addHandler(Log())
+    log.setLevel(logging.DEBUG)
+    trio.run(live)
+    return 0

@@ -6,6 +6,7 @@ nobody. Written anew by ``ATOLL_GOLDEN=write pytest -m netns tests/netns/test_wo
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import os
@@ -19,7 +20,7 @@ from typing import Any
 import pytest
 from netns.lab import Host, Lab
 from netns.nat import KINDS, Inner, Router
-from netns.warm import Warm
+from netns.warm import fork
 from tiny_run import TINY
 
 from atoll.node.cli import run as atoll
@@ -49,19 +50,28 @@ PINGED |= dict.fromkeys(("full-cone", "upnp"), ("public", "port-restricted", "sy
 class Peer:
     """A node as `atoll up` starts it. Its control socket is a file, so commands reach it from outside of its namespace."""
 
-    def __init__(self, warm: Warm, place: Host | Inner, home: Path, *options: str, **environ: str) -> None:
-        self._warm, self.home = warm, home
-        self._pid = warm.start(place, home, "--listen", "/ip4/0.0.0.0/tcp/4001", *options, **environ)
+    def __init__(self, place: Host | Inner, home: Path, *options: str, **environ: str) -> None:
+        listen = "--listen", "/ip4/0.0.0.0/tcp/4001"
+        with open(os.devnull, "wb") as nowhere:
+            self.process = fork(
+                place, "atoll.node.__main__", "--home", str(home), "--json", *listen, *options, stderr=nowhere.fileno(), **environ
+            )
+        self.home = home
+
+    @functools.cached_property
+    def up(self) -> dict[str, Any]:
+        """What it said when it listened."""
+        return json.loads(self.process.lines.get(timeout=PATIENCE_S))
 
     @property
     def peer(self) -> str:
         """Its id."""
-        return str(self._warm.up(self._pid)["peer"])
+        return str(self.up["peer"])
 
     @property
     def address(self) -> str:
         """Where it listens."""
-        return str(self._warm.up(self._pid)["addresses"][0])
+        return str(self.up["addresses"][0])
 
     def network(self) -> dict[str, Any]:
         """Its status document's part."""
@@ -78,20 +88,21 @@ class Town:
 
     def __init__(self, stack: ExitStack, folder: Path) -> None:
         lab = stack.enter_context(Lab(3 + len(KINDS) + 1, internet=True))
-        warm = stack.enter_context(Warm())
         homes = [Router(host, kind) for host, kind in zip(lab.hosts[3:], KINDS, strict=False)]
         house = Router(lab.hosts[-1], "port-restricted", 2)
-        public = [Peer(warm, host, folder / f"public{host.index}", "--relay-for-all") for host in lab.hosts[:2]]
-        third = Peer(warm, lab.hosts[2], folder / "third")
+        public = [Peer(host, folder / f"public{host.index}", "--relay-for-all") for host in lab.hosts[:2]]
+        third = Peer(lab.hosts[2], folder / "third")
         entry = [part for peer in public for part in ("--bootstrap", peer.address)]
         nobody = str(Identity.generate().peer)
         dead = [f"/ip4/{host.address}/tcp/4999/p2p/{Identity.generate().peer}" for host in (lab.hosts[2], lab.hosts[3])]
         self.peers = {"public": public[0], "second": public[1], "third": third}
-        self.peers |= {home.kind: Peer(warm, home.hosts[0], folder / home.kind, *entry) for home in homes}
-        self.peers["no-relay"] = Peer(warm, house.hosts[0], folder / "no-relay", "--bootstrap", third.address)
+        self.peers |= {home.kind: Peer(home.hosts[0], folder / home.kind, *entry) for home in homes}
+        self.peers["no-relay"] = Peer(house.hosts[0], folder / "no-relay", "--bootstrap", third.address)
         self.peers["alone"] = Peer(
-            warm, house.hosts[1], folder / "alone", "--bootstrap", dead[0], "--bootstrap", dead[1], ATOLL_NETWORK__LAN_DISCOVERY="true"
+            house.hosts[1], folder / "alone", "--bootstrap", dead[0], "--bootstrap", dead[1], ATOLL_NETWORK__LAN_DISCOVERY="true"
         )
+        for peer in self.peers.values():
+            stack.callback(peer.process.kill)
         ids = {place: peer.peer for place, peer in self.peers.items()} | {"nobody": nobody}
         ids |= {f"dead{number}": address.rpartition("/")[2] for number, address in enumerate(dead)}
         self.ids = ids
@@ -190,7 +201,8 @@ def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_the_words(town: Town, place: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_words(town: Town, place: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
     commands = [["netcheck"], ["doctor"], ["peers"], *(["ping", town.ids[other], "--count", "1"] for other in PINGED.get(place, USUAL))]
     text, document = "", dict[str, Any]()
     for command in commands:

@@ -1,99 +1,148 @@
-"""Node processes on hosts of a laboratory, forked from one that has imported everything: a dozen of them start in the time of two.
+"""Processes on hosts of a laboratory, forked from one that has imported everything: a dozen of them start in the time of one.
 
-with Warm() as warm:
-    node = warm.start(lab.hosts[0], folder / "a", "--port", "4001")
-    warm.up(node)                                  # its peer id and its addresses, once it listens
+    process = fork(lab.hosts[0], "netns.reach_peer")          # its main([]), with a stdin and a stdout of its own
+    process.tell("…")
+    process.lines.get()
+    process.kill()
+
+The one they are forked from is started with the first of them, and lives as long as this process; they all end with it.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import functools
+import gc
+import importlib
 import json
 import os
-import random
+import queue
+import signal
+import socket
 import subprocess
 import sys
+import threading
+import traceback
+from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import IO, NoReturn, Protocol
 
-from netns.lab import Host, enter
-from netns.nat import Inner
+from netns.lab import enter
+
+PROGRAMS = ("atoll.node.__main__", "netns.lane_peer", "netns.reach_peer")
+"""Modules whose ``main``, given its arguments, can be run."""
+MAX_ORDER = 65_536
 
 
-class Warm:
-    """The process from which nodes are forked. They end with it."""
+class Place(Protocol):
+    """A host of the laboratory, in front of a router or behind one."""
 
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "netns.warm"], cwd=Path(__file__).parents[1], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    namespace: str
+
+
+class Forked:
+    """A process. ``lines``: what it has said and nobody has taken; after the last one, when it has ended, "". It stays a zombie until all end, so
+    that its pid is never another's."""
+
+    def __init__(self, pid: int, stdin: IO[str], stdout: IO[str]) -> None:
+        self.pid, self.lines = pid, queue.Queue[str]()
+        self._stdin = stdin
+        self._reader = threading.Thread(target=self._read, args=(stdout,), daemon=True)
+        self._reader.start()
+
+    def _read(self, stdout: IO[str]) -> None:
+        with stdout:
+            for line in stdout:
+                self.lines.put(line)
+        self.lines.put("")
+
+    def tell(self, line: str) -> None:
+        """To its stdin."""
+        print(line, file=self._stdin, flush=True)
+
+    def kill(self) -> None:
+        """End it. Idempotent."""
+        os.kill(self.pid, signal.SIGKILL)
+        self._reader.join()
+        with contextlib.suppress(BrokenPipeError):
+            self._stdin.close()
+
+
+def fork(place: Place, program: str, *argv: str, stderr: int = 2, **environ: str) -> Forked:
+    """One of `PROGRAMS` there, with these arguments, and this environment beside the present one's."""
+    order = {"namespace": place.namespace, "program": program, "argv": argv, "environ": environ}
+    theirs_in, stdin = os.pipe()
+    stdout, theirs_out = os.pipe()
+    warm = _warm()
+    socket.send_fds(warm, [json.dumps(order).encode()], [theirs_in, theirs_out, stderr])
+    os.close(theirs_in)
+    os.close(theirs_out)
+    pid = warm.recv(64)
+    assert pid, "the process from which others are forked has ended"
+    return Forked(int(pid), os.fdopen(stdin, "w"), os.fdopen(stdout))
+
+
+@functools.cache
+def _warm() -> socket.socket:
+    """The line to the process that has imported everything."""
+    mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with its:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "netns.warm", str(its.fileno())], cwd=Path(__file__).parents[1], pass_fds=[its.fileno()],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
-        self._up: dict[int, dict[str, Any]] = {}
-        self._unread = ""
 
-    def start(self, place: Host | Inner, home: Path, *options: str, **environ: str) -> int:
-        """Start ``python -m atoll.node --home HOME OPTIONS`` there; its pid."""
-        assert self._process.stdin is not None
-        order = {"namespace": place.namespace, "argv": ["--home", str(home), "--json", *options], "environ": environ}
-        print(json.dumps(order), file=self._process.stdin, flush=True)
-        while "forked" not in (said := self._hear()):
-            self._up[said["pid"]] = said
-        return int(said["forked"])
+    def end() -> None:
+        mine.close()
+        process.wait()
 
-    def up(self, pid: int) -> dict[str, Any]:
-        """What a node said when it listened: ``peer``, ``addresses``. Raises AssertionError when one ended."""
-        while pid not in self._up:
-            said = self._hear()
-            self._up[said["pid"]] = said
-        return self._up[pid]
-
-    def _hear(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        while not self._unread.strip():
-            self._unread = self._process.stdout.readline() or "{}"
-        # Many write to one pipe, and a document and the end of its line may be two writes: two documents may share a line.
-        said, end = json.JSONDecoder().raw_decode(self._unread.lstrip())
-        self._unread = self._unread.lstrip()[end:]
-        assert "pid" in said or "forked" in said, said  # else the warm process ended, or a node could not listen
-        return said
-
-    def __enter__(self) -> Warm:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._process.communicate()
+    atexit.register(end)
+    return mine
 
 
-def main() -> None:
-    """Fork a node for every line of stdin; when it ends, kill them."""
-    import atoll.node.service.process  # noqa: F401  # pyright: ignore[reportUnusedImport]  # what takes long
+# ── the process that they are forked from ─────────────────────────────────────────────────────────────────────────────────
 
+
+def main(line: socket.socket) -> None:
+    """Fork a process for every order; when nobody can give one any more, end them all."""
+    for program in PROGRAMS:
+        importlib.import_module(program)
+    importlib.import_module("atoll.node.service.process")  # what a node takes long to import
+    gc.freeze()  # what all share is looked at, and so copied, by none of them
     pids: list[int] = []
-    for line in sys.stdin:
-        order = json.loads(line)
+    while True:
+        order, fds, _, _ = socket.recv_fds(line, MAX_ORDER, 3)
+        if not order:
+            break
         pid = os.fork()
         if not pid:
-            _live(order)
+            _live(line, fds, **json.loads(order))
+        for fd in fds:
+            os.close(fd)
         pids.append(pid)
-        print(json.dumps({"forked": pid}), flush=True)
+        line.send(str(pid).encode())
     for pid in pids:
-        os.kill(pid, 9)
+        os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
 
 
-def _live(order: dict[str, Any]) -> None:
-    """The life of a node; never returns."""
-    from atoll.node.__main__ import main as node
-
+def _live(line: socket.socket, fds: Sequence[int], *, namespace: str, program: str, argv: list[str], environ: dict[str, str]) -> NoReturn:
+    """The life of a forked process."""
     status = 1
     try:
-        random.seed()
-        os.environ.update(order["environ"])
-        enter(order["namespace"])
-        status = node(order["argv"])
+        line.close()
+        for standard, fd in enumerate(fds):
+            os.dup2(fd, standard)
+            os.close(fd)
+        os.environ.update(environ)
+        enter(namespace)
+        status = sys.modules[program].main(argv)
+    except Exception:
+        traceback.print_exc()
     finally:
         os._exit(status)
 
 
 if __name__ == "__main__":
-    main()
+    main(socket.socket(fileno=int(sys.argv[1])))

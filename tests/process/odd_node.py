@@ -10,6 +10,7 @@ fsize     it can write no byte to any file meanwhile
 lanes     it keeps no lane that it does not need now, as in a very large configuration
 aggregate in a run with BTARD, it states another aggregate of its part than it has, from the second step on
 liar      it echoes, in a run that bears it, another value beside each
+undrawn   it takes itself and all others for drawn in every round of a run that asks some only
 patient   leaving a run, it would wait for an hour
 counting  nothing but the reference count frees memory: no garbage collector; and operations are soon forgotten
 """
@@ -30,6 +31,7 @@ from atoll.collectives.exchange import Exchange
 from atoll.collectives.group import Entry
 from atoll.collectives.round import slot_payload
 from atoll.collectives.round.lying import Witness
+from atoll.collectives.round.sampling import Draw
 from atoll.node import manifest
 from atoll.node.__main__ import main
 from atoll.node.net.network import PeerNetwork
@@ -102,6 +104,17 @@ def state_another_aggregate() -> None:
     Attempt.say = wrong  # type: ignore[method-assign]
 
 
+def draw_all() -> None:
+    """Let it contribute to every round, and plan with whoever offers something."""
+    honest = Draw.__init__
+
+    def everybody(self: Draw, machine: Any) -> None:
+        honest(self, machine)
+        self.members = machine.config
+
+    Draw.__init__ = everybody  # type: ignore[method-assign]
+
+
 if __name__ == "__main__":
     what = sys.argv[1]
     if what == "aggregate":
@@ -120,6 +133,8 @@ if __name__ == "__main__":
         lanes.KEPT, lanes.HOLD_S = 0, 0.5
     elif what == "liar":
         echo_twice()
+    elif what == "undrawn":
+        draw_all()
     elif what == "patient":
         scripts.LEAVE_S = service.DRAIN_S = service.LEAVE_S = 3600.0
     elif what == "counting":

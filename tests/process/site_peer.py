@@ -39,7 +39,7 @@ def main() -> None:
             saved = swarm.shelf().load()
             kept = unpack(saved, numel) if saved is not None else None
             own = torch.zeros(numel) if kept is None else kept.next if kept.open and outcomes[-1].counted else kept.own
-            assert own is not None
+            own = torch.zeros(numel) if own is None else own  # a method without
             sums = anchor[numel : 2 * numel] if len(anchor) > numel else torch.zeros(numel)
             clients = round(float(anchor[-1])) if len(anchor) > numel else 0
             return {"anchor_round": view.round, "digest": view.digest, "own": own.tolist(), "sum": sums.tolist(), "clients": clients}

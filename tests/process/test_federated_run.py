@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import json
+import re
 import signal
+import threading
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from swarm_kit import MANIFEST, Peers
+from bad_input_kit import Member, atoll, ended, new_home, odd
+from swarm_kit import MANIFEST, Peer, Peers
+
+from atoll.collectives.layout import make_layout
+from atoll.collectives.round import drawn
+from atoll.collectives.swarm import Sample
+from atoll.node.audit import of_node
+from atoll.node.client import NodeClient
+from atoll.node.manifest import load_run
+from atoll.node.paths import find_paths
 
 pytestmark = pytest.mark.slow
 
 SITE = Path(__file__).parent / "site_peer.py"
 FEDERATED = 'mode = "federated"\n' + MANIFEST.replace('method = "local_sgd"\n', "").replace("sync_every = 1", "sync_every = 5")
 SCAFFOLD = FEDERATED + '[federated]\nmethod = "scaffold"\n'
+SAMPLED = FEDERATED + "[federated]\nsample = 1\n"
 STAR = 'mode = "federated"\n' + MANIFEST.replace('method = "local_sgd"\n', "") + '[federated]\ntopology = "coordinator"\n'
 
 
@@ -80,3 +94,42 @@ def test_a_killed_coordinator_costs_at_most_one_round(tmp_path: Path) -> None:
         assert len({(each["anchor_round"], each["digest"]) for each in told}) == 1
         assert told[0]["anchor_round"] <= before[0]["anchor_round"] + 2
         assert swarm.all[0].peer not in told[0]["contributors"]
+
+
+def refusals(by: Peer, of: str) -> list[str]:
+    """What this peer's node refuses from now on of somebody that was not drawn; grows."""
+    events, told = NodeClient.connect(find_paths(by.home)).events(), list[str]()
+    refusal = re.compile(f"{of} contributes to round [0-9]+, for which it was not drawn")
+
+    def follow() -> None:
+        told.extend(event["reason"] for event in events if event["event"] == "peer.misbehaved" and refusal.fullmatch(event["reason"]))
+
+    threading.Thread(target=follow, daemon=True).start()  # until the node ends
+    return told
+
+
+def test_only_those_contribute_that_the_log_draws_and_a_member_that_was_not_is_refused(tmp_path: Path) -> None:
+    """One of three a round. The third's node takes part in every round, drawn or not: the others name it, and count it where it was drawn only."""
+    with Peers(tmp_path, 2, 40, SITE, manifest=SAMPLED) as swarm:
+        greedy = Member(new_home(tmp_path / "greedy"), swarm.invite, command=odd("undrawn"), layout=make_layout([("w", (40,))]))
+        home, run = swarm.all[0].home, swarm.all[0].run
+        with ended(greedy):
+            heard, told = [refusals(peer, greedy.swarm.peer) for peer in swarm.all], list[tuple[Peer, dict[str, Any]]]()
+            while len(told) < 12 or not all(heard):
+                assert len(told) < 120, "never drawn by chance, or never refused"
+                pending = greedy.swarm.contribute(samples=1000, write=lambda out: out.fill_(1000.0))
+                told += zip(swarm.all, trained(swarm, [0, 1]), strict=True)
+                pending.wait(10)
+            audited = json.loads(atoll(home, "audit", run, "--json").out)
+        (log,) = of_node(find_paths(home), load_run(find_paths(home), run)).logs.values()
+        entries = [certified.entry for certified in log()]
+    counted = {entry.round: {each.member.peer for each in entry.contributors} for entry in entries if entry.contributors}
+    chosen = {after.round: drawn(run, before.hash(), before.next_config, Sample(count=1)) for before, after in pairwise(entries)}
+    assert all(counted[round_] == {member.peer for member in chosen[round_]} for round_ in counted)
+    assert any(greedy.swarm.peer not in peers for peers in counted.values())
+    for peer, each in told:
+        assert each["counted"] == (peer.peer in each["contributors"])
+    digests = {(each["anchor_round"], each["digest"]) for _, each in told}
+    assert len(digests) == len({round_ for round_, _ in digests})
+    assert audited["proven"]
+    assert audited["logs"][0]["contributors"].keys() == set().union(*counted.values())

@@ -14,6 +14,8 @@ from blake3 import blake3
 from swarm_kit import MANIFEST, Peer, Peers
 
 from atoll.collectives.swarm import OuterSettings
+from atoll.node.client.commands import NodeClient
+from atoll.node.paths import find_paths
 from atoll.optim.outer import OuterStep
 
 pytestmark = pytest.mark.slow
@@ -61,6 +63,12 @@ def anchor(peer: Peer) -> tuple[int, str]:
     return said["round"], said["digest"]
 
 
+def alone(peer: Peer) -> bool:
+    """Whether its node takes nobody else for alive."""
+    with NodeClient.connect(find_paths(peer.home)) as client:
+        return not any(row["live"] for row in client.peers() if not row["you"])
+
+
 def test_a_lone_survivor_goes_on_uncertified_and_its_work_is_adopted(tmp_path: Path) -> None:
     with Peers(tmp_path, 3, NUMEL, manifest=MANIFEST + POLICY) as swarm:
         history: History = {}
@@ -69,6 +77,8 @@ def test_a_lone_survivor_goes_on_uncertified_and_its_work_is_adopted(tmp_path: P
         for peer in lost:
             peer.signal("both", signal.SIGKILL)
             peer.process.wait(10)
+        # A vote of the survivor's while it still takes them for alive would bind it: its first contribution alone might be decided later.
+        soon(lambda: alone(survivor), "the survivor knows that it is alone")
         for seed in (5000, 5020, 5040):
             [outcome] = turn(swarm, history, seed, [survivor])
             assert (outcome["status"], outcome["contributors"]) == ("uncertified", {survivor.peer: 3})

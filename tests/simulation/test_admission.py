@@ -92,6 +92,22 @@ def test_a_contribution_of_who_may_not_is_refused_in_its_name_and_so_is_a_plan_w
     assert liar.inside  # it had become a member before; a role says what it may do from now on
 
 
+@pytest.mark.parametrize("banned", [True, False])
+def test_who_is_evicted_soon_after_it_came_is_not_let_in_again_by_what_it_said_then(*, banned: bool) -> None:
+    table = Table(3)
+    first, second, bad = table.all_in()
+    for peer in (first, second):
+        if banned:
+            peer.session.membership.banned = {PeerId("p2")}
+    if not banned:
+        bad.kill()
+    for number in range(1, 6):
+        round_of(table, number, first, second)
+    configs = ["p2" in event.config for event in first.rounds() if event.contributors]
+    assert configs == sorted(configs, reverse=True)
+    assert not configs[-1]
+
+
 def misbehaved(peer: Peer) -> list[ev.PeerMisbehaved]:
     return [event for event in peer.heard if isinstance(event, ev.PeerMisbehaved)]
 

@@ -53,7 +53,6 @@ class Cli:
 @pytest.fixture
 def atoll(capsys: pytest.CaptureFixture[str], atoll_home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cli:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "100")
     for name in ("NO_COLOR", "FORCE_COLOR", "CI"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "run.toml").write_text(RUN)
@@ -66,15 +65,19 @@ def test_init_is_idempotent_and_private(atoll: Cli, atoll_home: Path) -> None:
     assert (atoll_home / "identity.key").stat().st_mode & 0o777 == 0o600
     again = atoll.json("init")
     assert (again["created"], again["peer"]) == (False, first["peer"])
-    assert atoll.json("id") == {"schema": 1, "peer": first["peer"], "name": name_of(first["peer"])}
+    assert atoll.json("id") == {"schema": 1, "peer": first["peer"], "name": name_of(first["peer"]), "created": False}
     assert atoll("id") == 0
     assert (atoll.out, atoll.err) == (first["peer"] + "\n", "")
 
 
-def test_id_without_a_key(atoll: Cli) -> None:
-    assert atoll("id") == 1
-    assert atoll.out == ""
-    assert "Make one: atoll init" in atoll.err
+def test_id_makes_the_key_that_every_other_command_uses(atoll: Cli, atoll_home: Path) -> None:
+    assert atoll("id") == 0
+    peer, key = atoll.out.strip(), atoll_home / "identity.key"
+    assert atoll.err == f"A new key, in {key}; keep a copy\n"
+    assert key.stat().st_mode & 0o777 == 0o600
+    assert (atoll("id"), atoll.out, atoll.err) == (0, peer + "\n", "")
+    again = atoll.json("init")
+    assert (again["created"], again["peer"]) == (False, peer)
 
 
 def test_a_readable_key_is_refused(atoll: Cli, atoll_home: Path) -> None:
