@@ -117,6 +117,14 @@ class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return min(members, max(self.least, self.count if self.count is not None else math.ceil(self.share * members)))
 
 
+class Arrivals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A round waits for some contributions, not for all members (`round.gathering`): for ``count`` of them (FedBuff), or until ``period_s`` seconds
+    are over, and as many periods more as nobody comes (FedFix). One of the two is given."""
+
+    count: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
+    period_s: Annotated[float, msgspec.Meta(gt=0, le=1e6)] | None = None
+
+
 class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The part of a run's manifest that governs rounds and optimizers. The manifest has authority over the script."""
 
@@ -146,6 +154,7 @@ class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     privacy: PrivacySettings | None = None  # with ``secure``: they are bounded, and get noise
     site: SiteSettings | None = None  # of a federated run: what members do beside plain inner steps; None: nothing
     sample: Sample | None = None  # who takes part in a round, with ``site``; None: all that can
+    arrivals: Arrivals | None = None  # a round is of whoever has come, on whichever anchor; None: of all, on the newest
     btard: BtardSettings | None = None  # contributions follow from public seeds, and who gives another is found and removed
 
 

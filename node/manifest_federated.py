@@ -13,7 +13,19 @@ from ..collectives.codecs.names import MASKED_CODEC
 from ..collectives.errors import ConfigError
 from ..collectives.swarm import OuterSettings, PrivacySettings, SecureSettings
 from ..security.rule_names import parse_reducer
-from .manifest_methods import OF_A_SERVER, READS, Method, Refusal, exact_codecs, refusals, sample_of, site_of, unread
+from .manifest_methods import (
+    OF_A_SERVER,
+    READS,
+    Method,
+    Refusal,
+    arrival_refusals,
+    arrivals_of,
+    exact_codecs,
+    refusals,
+    sample_of,
+    site_of,
+    unread,
+)
 
 if TYPE_CHECKING:
     from .manifest import Manifest
@@ -37,6 +49,8 @@ class FederatedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ahead: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 0.01  # per_fedavg's step ahead
     personal: Literal["none", "ditto"] = "none"  # a model of each site's own beside the run's, which never leaves it
     pull: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 0.1  # of that to the run's
+    buffer: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 3  # fedbuff's: how many contributions make a round
+    period_s: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 60.0  # fedfix': how often there is one
     sample: Annotated[int, msgspec.Meta(ge=1, le=1024)] | Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None  # drawn for each round
     topology: Literal["serverless", "coordinator"] = "serverless"
 
@@ -129,7 +143,7 @@ def check_federated(manifest: Manifest, name: str) -> None:
         ),
     ]
     _refuse(refused, name, 'in a run with mode = "federated"')
-    _refuse(refusals(manifest), name, f"in a run with $.federated.method = {federated.method!r}")
+    _refuse(arrival_refusals(manifest) + refusals(manifest), name, f"in a run with $.federated.method = {federated.method!r}")
     if manifest.secure is not None:
         _check_secure(manifest, name)
     if manifest.privacy is not None:
@@ -270,6 +284,7 @@ def rounds_of(manifest: Manifest) -> dict[str, Any]:
     outer = manifest.federated.settings() if manifest.mode == "federated" else manifest.train.outer.settings()
     star = manifest.federated.topology == "coordinator"
     site = site_of(manifest.federated) if manifest.mode == "federated" else None
+    arrivals = arrivals_of(manifest)
     if secure is not None:
         privacy = manifest.privacy.settings() if manifest.privacy is not None else None
         return {
@@ -285,11 +300,12 @@ def rounds_of(manifest: Manifest) -> dict[str, Any]:
     return {
         "codec": exchange.codec,
         "codecs": {**exchange.codecs, **exact_codecs(manifest.federated)},
-        "reducer": manifest.robust.reducer,
+        "reducer": manifest.robust.reducer if arrivals is None or arrivals.period_s is None else "sum",
         "outer": outer,
         "coordinator": star,
         "site": site,
         "sample": sample_of(manifest),
+        "arrivals": arrivals,
     }
 
 

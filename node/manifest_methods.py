@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from ..collectives.swarm import Sample, SiteSettings
+from ..collectives.swarm import Arrivals, Sample, SiteSettings
 
 if TYPE_CHECKING:
     from .manifest import Manifest
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 Method = Literal[
     "fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "fedprox", "scaffold", "fedavg_m", "scaffold_m", "fedavg_m_vr", "scaffold_m_vr",
-    "per_fedavg",
+    "per_fedavg", "fedbuff", "fedfix",
 ]  # fmt: skip
 READS: dict[Method, tuple[str, ...]] = {
     "fedavg": ("lr",),
@@ -30,6 +30,8 @@ READS: dict[Method, tuple[str, ...]] = {
     "fedavg_m_vr": ("lr", "beta"),
     "scaffold_m_vr": ("lr", "beta"),
     "per_fedavg": ("lr", "ahead"),
+    "fedbuff": ("lr", "buffer"),
+    "fedfix": ("lr", "period_s"),
 }
 """Which numbers of ``[federated]`` a method has."""
 
@@ -48,10 +50,10 @@ def unread(table: FederatedTable) -> list[str]:
 
 def site_of(table: FederatedTable) -> SiteSettings | None:
     """What members do beside plain inner steps; None: nothing."""
-    from ..optim.federated.methods import METHODS
+    from ..optim.federated.methods import method_of_steps
 
     pull = table.pull if table.own else None
-    if METHODS[table.method].plain and pull is None and table.sample is None:
+    if method_of_steps(table.method).plain and pull is None and table.sample is None:
         return None
     return SiteSettings(table.method, table.mu, table.beta, table.ahead, pull)
 
@@ -69,17 +71,69 @@ def sample_of(manifest: Manifest) -> Sample | None:
 
 def exact_codecs(table: FederatedTable) -> dict[str, str]:
     """Codecs of what travels beside the model: a control variate that lost something on the way would not be what its member keeps."""
-    from ..optim.federated.methods import METHODS, SUMS
+    from ..optim.federated.methods import SUMS, method_of_steps
 
-    return dict.fromkeys(SUMS, "fp32") if METHODS[table.method].control else {}
+    return dict.fromkeys(SUMS, "fp32") if method_of_steps(table.method).control else {}
+
+
+def arrivals_of(manifest: Manifest) -> Arrivals | None:
+    """For whom a round waits; None: for all that can contribute."""
+    table = manifest.federated
+    if manifest.mode != "federated" or table.method not in ("fedbuff", "fedfix"):
+        return None
+    return Arrivals(count=table.buffer) if table.method == "fedbuff" else Arrivals(period_s=table.period_s)
+
+
+def arrival_refusals(manifest: Manifest) -> list[Refusal]:
+    """What a run does not go with whose rounds do not wait for everybody."""
+    from ..optim.model.feedback import has_feedback
+
+    if arrivals_of(manifest) is None:
+        return []
+    table, name = manifest.federated, manifest.federated.method
+    plain = f"Members of {name} make plain steps."
+    scaled = "Members scale what they contribute by what it is worth."
+    return [
+        (manifest.train.sync_every is None, "$.train.sync_every", "A turn is so many steps, whatever the others do.", "sync_every = 100"),
+        (table.sample is not None, "$.federated.sample", "Whoever has come is in the round.", "Leave it out."),
+        (bool(table.own), "$.federated.personal", plain, "Leave it out."),
+        (
+            manifest.secure is not None,
+            "$.secure",
+            "Masks come off the sum of all that began a round together, and here nobody does.",
+            'Leave [secure] out, or method = "fedavg".',
+        ),
+        (
+            manifest.robust.rule != "mean",
+            "$.robust.rule",
+            f"{scaled} A rule compares contributions of one scale.",
+            'Leave [robust] out, or method = "fedavg".',
+        ),
+        (manifest.quorum.lying > 0, "$.quorum.lying", "Who has come by when is the convener's word.", "Leave it out."),
+        (
+            manifest.no_quorum.policy == "branch",
+            "$.no_quorum.policy",
+            "Whoever is cut off makes its turn all the same.",
+            'policy = "pause"',
+        ),
+        (manifest.join.probation > 0, "$.join.probation", f"{scaled} Newcomers' are judged by their length.", "Leave it out."),
+        (manifest.exchange.fragments > 1, "$.exchange.fragments", "A turn is of the model as a whole.", "fragments = 1"),
+        (manifest.train.share is not None, "$.train.share", "A turn is as long as the manifest says.", "Leave it out."),
+        (
+            has_feedback(manifest.settings()),
+            "$.exchange.feedback",
+            f"{scaled} What the codec lost of one would be carried into another of another scale.",
+            'Leave it out, with codec = "int8" or a finer one.',
+        ),
+    ]
 
 
 def refusals(manifest: Manifest) -> list[Refusal]:
     """What the method of a federated run, and its members' own models, do not go with."""
-    from ..optim.federated.methods import METHODS
+    from ..optim.federated.methods import method_of_steps
 
     table, exchange = manifest.federated, manifest.exchange
-    method, site = METHODS[table.method], site_of(table)
+    method, site = method_of_steps(table.method), site_of(table)
     if site is None:
         return []
     gpt = manifest.model.entry == "builtin:gpt"

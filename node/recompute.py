@@ -118,9 +118,10 @@ class _Round:
 
     def __init__(self, entry: Entry, grid: Grid, vectors: Sequence[memoryview]) -> None:
         self._entry, self._grid, self._vectors = entry, grid, vectors
-        self._reducer = MEAN if entry.reducer == "mean" else find_reducer(entry.reducer)
-        streaming = self._reducer is not None and self._reducer.form == "streaming" and entry.topology.kind != "butterfly"
-        self._trees = trees_of(entry, MEAN) if streaming else ()
+        reducer = self._reducer = MEAN if entry.reducer == "mean" else find_reducer(entry.reducer)
+        self._trees: tuple[Tree, ...] = ()
+        if reducer is not None and reducer.form == "streaming" and entry.topology.kind != "butterfly":
+            self._trees = trees_of(entry, reducer)
         self._numbers = {contributor.member.peer: number for number, contributor in enumerate(entry.contributors)}
 
     @property

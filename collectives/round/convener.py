@@ -13,6 +13,7 @@ from ..group import BUTTERFLY, Config, Contributor, Entry, Member, Part, Plan
 from ..identifiers import PeerId
 from ..partition import comparable, parts_for, single, slots_for
 from ..trees import Tree
+from .gathering import look, waits
 from .merging import adoption, best_tip
 from .patience import stuck_s, transfer_s
 from .sealing import gone
@@ -198,13 +199,14 @@ class Convening:
             return self._propose_reduced(now, *machine.open.reduced)  # an earlier plan's bytes are all here: as honest as new ones
         awaited = [member for member in machine.draw.members if machine.acceptor.awaits(member) and not machine.silent(member)]
         offers = machine.offers()
-        if not machine.enough(offers):
+        look(machine, now)
+        if not machine.enough(offers) or waits(machine):
             if self.wants_entry(now):  # nobody waits for a round to be let in or out, or to learn the end of what was lost
                 self._propose_empty(now)
             return None
         since = machine.open.first_ready_at if self.ballot == 0 else self.began_at
         grace = machine.timing.grace(machine.round_s, self.ballot)
-        if not awaited or (since is not None and now - since > grace):
+        if not awaited or machine.open.ripe_at is not None or (since is not None and now - since > grace):
             self._new_plan(now, offers)
         return None
 

@@ -18,6 +18,7 @@ from ..trees import senders_of
 from .acceptor import Acceptor
 from .catching import Catching
 from .convener import Convening
+from .gathering import look, waits
 from .journal import Journal
 from .lying import sides
 from .merging import adopts
@@ -280,6 +281,7 @@ class RoundMachine:
         if not self.is_member:
             return
         self.acceptor.step(now)
+        look(self, now)
         plan = opened.plan
         if plan is None or (self.contribution and all(c.cid != self.contribution[0] for c in plan.contributors)):
             repeat_ready(self, now)
@@ -394,7 +396,11 @@ class RoundMachine:
     @property
     def waits_for_offers(self) -> bool:
         """Whether there is a contribution of this member, no plan yet, and too few others are known here for one."""
-        if self.contribution is None or self.open.plan is not None or (self.shape.least == 1 and not self.acceptor.founding):
+        if self.contribution is None or self.open.plan is not None:
+            return False
+        if self.shape.arrivals is not None:
+            return waits(self)
+        if self.shape.least == 1 and not self.acceptor.founding:
             return False
         if self.acceptor.founding:
             return True
@@ -419,7 +425,8 @@ class RoundMachine:
         elif self.ballot == 0:
             patience += self.timing.grace(self.round_s)
         suspected = self.convener_of(self.ballot) != self.me and self.silent(self.convener_of(self.ballot))
-        if now - self.open.progress_at <= patience and not suspected and not self.acceptor.overdue(now, patience):
+        since = max(self.open.progress_at, self.open.ripe_at or self.open.progress_at)
+        if now - since <= patience and not suspected and not self.acceptor.overdue(now, patience):
             return
         if self.waits_for_offers and not suspected and not self.convening.wants_entry(now):
             return  # another convener could do no more

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from .. import messages as m
 from ..errors import RemoteProtocolError
 from ..group import Member
+from .gathering import waits
 
 if TYPE_CHECKING:
     from .machine import RoundMachine
@@ -36,8 +37,9 @@ def send_ready(machine: RoundMachine) -> None:
 
 def repeat_ready(machine: RoundMachine, now: float) -> None:
     """Tell the convener again; and all others now and then while a plan needs more contributions than are known here: each counts them."""
-    send_ready(machine)
     opened = machine.open
+    if not waits(machine):
+        send_ready(machine)
     if machine.waits_for_offers and now - opened.told_at > machine.timing.detect_s:
         opened.told_at = now
         close_round(machine)

@@ -11,7 +11,7 @@ from ..codecs.mixtures import has_partial_sums
 from ..group import Certified, Config, Contributor, Entry, Member, Plan, TopologyKind
 from ..identifiers import PeerId
 from ..pace import Pace
-from ..swarm import Sample
+from ..swarm import Arrivals, Sample
 
 KIN_BYTES = 8  # of a cid: what contributions have in common that are copies of one vector
 
@@ -23,7 +23,7 @@ class Shape:
     ``topology``: the ways that plans are made for. Any may be a butterfly: where a tree was held up and nobody is to blame. It is one where
     the codec has no partial sums. ``least``: how many contributors the reducer needs. ``kin``: all contributions to an entry are copies of one
     vector, which their cids begin with. ``single``: one member, the coordinator, adds up everything.
-    ``sample``: how many of the members take part in a round; None: all that can.
+    ``sample``: how many of the members take part in a round; None: all that can. ``arrivals``: for whom a round waits; None: for all that can.
     """
 
     numel: int
@@ -35,6 +35,7 @@ class Shape:
     kin: bool = False
     single: bool = False
     sample: Sample | None = None
+    arrivals: Arrivals | None = None
 
     def __post_init__(self) -> None:
         if not has_partial_sums(self.codec):
@@ -144,6 +145,7 @@ class OpenRound:
     progress_at: float
     ready: dict[Member, m.Ready] = field(default_factory=dict[Member, m.Ready])
     first_ready_at: float | None = None
+    ripe_at: float | None = None  # since when the contributions are there that the round waits for, where it waits for some only
     plan: Plan | None = None
     plan_sender: PeerId | None = None
     senders: dict[bytes, frozenset[PeerId]] = field(default_factory=dict[bytes, frozenset[PeerId]])  # of what is added up here, by its cid

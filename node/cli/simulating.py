@@ -41,7 +41,7 @@ MAX_CLIENTS = 10_000
 )
 @click.option("--lr", type=float, default=0.1, show_default=True, help="Of inner steps, which are plain SGD.")
 @click.option("--beta", type=float, help="Of FedAvg-M and SCAFFOLD-M (the manifest's, or 0.3).")
-@click.option("--buffer", default=5, show_default=True, type=click.IntRange(1, MAX_CLIENTS), help="FedBuff's: contributions a step.")
+@click.option("--buffer", default=None, type=click.IntRange(1, MAX_CLIENTS), help="FedBuff's: contributions a step (the manifest's, or 5).")
 @click.option("--unbiased", is_flag=True, help="FedBuff's contributions count by how rare they are, so that slow clients have their share.")
 @click.option("--server-lr", type=float, help="Of the outer step (1; of adaptive ones 0.03, of fedavgm 0.3).")
 @click.option("--dropout", type=float, default=0.0, show_default=True, help="How likely a client does not come back from a turn.")
@@ -129,8 +129,10 @@ def _settings(recipe: Manifest, name: str, seed: int, given: dict[str, Any]) -> 
     settings = Settings(
         name, rounds=rounds, steps=steps, batch=train.inner.batch, asked=_asked(recipe, given), knobs=_knobs(recipe, given),
         server_lr=server_lr, least=steps, most=5 * steps, first=steps, attack=given["attack"], hostile=given["hostile"], seed=seed,
-        measure=max(1, rounds // 50), buffer=given["buffer"], unbiased=given["unbiased"],
+        measure=max(1, rounds // 50), buffer=given["buffer"] or 5, unbiased=given["unbiased"],
     )  # fmt: skip
+    if recipe.mode == "federated" and name == recipe.federated.method:
+        settings = replace(settings, buffer=given["buffer"] or recipe.federated.buffer, period=recipe.federated.period_s)
     if name not in NAMES:
         settings.check(given["clients"])
     if recipe.mode == "federated":

@@ -186,15 +186,15 @@ class Session:
     def make_machine(self, now: float, genesis: Certified) -> RoundMachine:
         """Take part in the log that begins with ``genesis``, from where the journal ends."""
         journal = self.ports.storage.journal()
-        entry = genesis.entry
+        entry, settings = genesis.entry, self.settings
         if not journal.entries:
             journal.append(genesis)
-        shape = shape_of(entry.numel, entry.chunk_elements, entry.codec, entry.reducer, self.settings.plan)
+        shape = shape_of(entry.numel, entry.chunk_elements, entry.codec, entry.reducer, settings.plan)
         self.machine = RoundMachine(
             run=self.run, log=self.log, me=Member(self.me, journal.incarnation), organiser=self.organiser, journal=journal,
-            shape=replace(shape, kin=self.beforehand is not None, single=self.settings.coordinator, sample=self.settings.sample), timing=self.timing,
-            actions=self.actions, rng=self.rng, now=now, site=self.site,
-            merges=self.branching.after_s is not None, lying=self.settings.lying,
+            shape=replace(shape, kin=self.beforehand is not None, single=settings.coordinator, sample=settings.sample, arrivals=settings.arrivals),
+            timing=self.timing, actions=self.actions, rng=self.rng, now=now, site=self.site, merges=self.branching.after_s is not None,
+            lying=settings.lying,
         )  # fmt: skip
         self.machine.stateless = self.replica is None
         self.machine.idle = self.script is None or not self.admission.trains

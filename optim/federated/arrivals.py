@@ -56,9 +56,14 @@ def fixed_weights(shares: Mapping[PeerId, float], seconds: Mapping[PeerId, float
     ``seconds``: T_i, of a member's round, as measured. A long period is synchronous (weights are the shares), a short one asynchronous.
     """
     _check_times(shares, seconds)
+    return {peer: fixed_weight(share, seconds[peer], period) for peer, share in shares.items()}
+
+
+def fixed_weight(share: float, seconds: float, period: float) -> float:
+    """One member's of them. Raises ConfigError for a period that is none."""
     if not period > 0:
         raise ConfigError(f"FedFix: a period of {period} s", key="period", why="it must be above 0")
-    return {peer: math.ceil(seconds[peer] / period - 1e-9) * share for peer, share in shares.items()}
+    return math.ceil(seconds / period - 1e-9) * share
 
 
 def async_weights(shares: Mapping[PeerId, float], seconds: Mapping[PeerId, float]) -> dict[PeerId, float]:

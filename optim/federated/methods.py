@@ -52,6 +52,15 @@ METHODS: dict[str, Method] = {
 """A name stands for one method for ever."""
 
 
+ARRIVING = ("fedasync", "fedbuff", "fedfix", "fedcompass")
+"""Schemes of arrivals, whose members make FedAvg's steps and whose outer step is FedAvg's (`arrivals`, `compass`)."""
+
+
+def method_of_steps(name: str) -> Method:
+    """What the members of a method, or of a scheme of arrivals, do in a turn. Raises KeyError for neither."""
+    return METHODS["fedavg" if name in ARRIVING else name]
+
+
 SUMS = ("atoll.controls", "atoll.clients")
 """What travels beside the model in runs with control variates: the sum of all c_i, and how many members have one in it."""
 
@@ -63,9 +72,9 @@ def server_settings(
 
     ``bias_correction`` is fedadam's, as torch's Adam has it; the paper has none. Raises ConfigError for a name or a combination that is none.
     """
-    if name not in METHODS:
-        raise ConfigError(f"no federated method {name!r}", key="$.train.method", hint=f"one of: {', '.join(METHODS)}")
-    kind = METHODS[name].outer
+    if name not in METHODS and name not in ARRIVING:
+        raise ConfigError(f"no federated method {name!r}", key="$.train.method", hint=f"one of: {', '.join((*METHODS, *ARRIVING))}")
+    kind = method_of_steps(name).outer
     if bias_correction:
         if kind != "adam":
             raise ConfigError(f"{name} has no bias correction", key="$.train.outer.bias_correction", why="fedadam has")

@@ -5,5 +5,6 @@ events     what attach tells telemetry
 replica    live parameters between two anchors: freeze, wait, adopt, or train on meanwhile
 gradients  a replica that contributes gradients instead of progress
 site       a replica whose method corrects inner steps, or whose member keeps something for itself
+arriving   a replica of runs whose rounds do not wait for everybody
 strand     a replica with its schedule; one a fragment of the model
 """

@@ -73,6 +73,7 @@ class Replica:
 
     base: AnchorView
     drawn = True  # whether this member takes part in the round; else it waits for its end
+    follows = True  # whether a round that another member has finished is over here, too
     resumes = True  # whether a saved attachment's progress since the anchor can be gone on from
 
     def __init__(
@@ -211,8 +212,8 @@ class Replica:
         self._take(new)
 
     def _offer(self, deadline_s: float, decidable: Callable[[], bool]) -> Turn:
-        started, samples, base = self._clock(), self.unsent, self.base
-        pending = self.swarm.contribute(samples=samples, write=self._write, base=base.round, loss=self.loss, lag=self.lag)
+        started, samples, base = self._clock(), self.unsent, self._offered_on()
+        pending = self.swarm.contribute(samples=samples, write=self._write, base=base, loss=self.loss, lag=self.lag)
         frozen = self.frozen = Frozen(pending, samples)
         self.unsent = 0
         decided = False
@@ -226,6 +227,10 @@ class Replica:
             if not decided:  # open, the node was lost, or somebody interrupted the wait: training will go on
                 self._remember(frozen)
         return Turn(outcome, samples, self._clock() - started)
+
+    def _offered_on(self) -> int:
+        """The round of the anchor that a contribution is for: on any other it is refused."""
+        return self.base.round
 
     def _write(self, out: Tensor) -> None:
         write_pseudo_gradient(self.flat, self.base, out)

@@ -15,6 +15,7 @@ from ...collectives.layout import Layout
 from ...collectives.swarm import AnchorView, FragmentSwarm, Outcome, Pending, Swarm
 from ..model.flat import FlatVector
 from ..planning import Lag, Pace, again
+from .arriving import ArrivingReplica
 from .gradients import GradientReplica
 from .replica import Replica, Turn
 from .schedule import Counted, Schedule, Since, StepCounter
@@ -99,6 +100,8 @@ class Strand:
         steps = self.pace.steps if self._lag is not None else None
         if self.schedule.due(self.since, replica.base.round, steps):
             return True
+        if not replica.follows:
+            return False
         frozen = replica.frozen
         under_way = replica.overlap and frozen is not None
         if not (self.since.fired > 0 and self._closing() > replica.base.round + under_way):
@@ -159,6 +162,8 @@ def make_strands(
     if settings.site is not None or settings.sample is not None:
         replica = SiteReplica(flat, swarm, clock, dropped, settings)
         return [Strand(replica, lambda: swarm.closing, counter, clock, 0.0)]
+    if settings.arrivals is not None:
+        return [Strand(ArrivingReplica(flat, swarm, clock, dropped, settings), lambda: swarm.closing, counter, clock, 0.0)]
     if settings.fragments == 1:
         return [Strand(kind(flat, swarm, clock, dropped, settings), lambda: swarm.closing, counter, clock, 0.0)]
     cut, strands = cast("FragmentSwarm", swarm), list[Strand]()

@@ -1,7 +1,8 @@
 """One site of a federated run that trains a round at a time on a quadratic of its own. Commands and answers are JSON lines.
 
-{"do": "train"} → {"event": "outcome", "status", "counted", "contributors", "anchor_round", "digest", "own", "sum", "clients"}: its control variate, and
-what the anchor has of all; "frozen" before it, once the contribution is offered.   {"do": "end"} → the process ends
+{"do": "train"} → {"event": "outcome", "status", "counted", "contributors", "anchor_round", "digest", "anchor", "own", "sum", "clients"}: the parameters
+in the anchor, its control variate, and what the anchor has of all; "frozen" before it, once the contribution is offered.
+{"do": "end"} → the process ends
 """
 
 from __future__ import annotations
@@ -18,6 +19,14 @@ from atoll.node import join
 from atoll.optim import attach
 from atoll.optim.federated.site import unpack
 
+LR = 0.1
+
+
+def loss_of(peer: str, numel: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(a, b) of a site's loss, a/2 (w - b)², float32 (numel,)."""
+    chance = torch.Generator().manual_seed(sum(peer.encode()))
+    return torch.rand(numel, generator=chance) * 1.5 + 0.5, torch.randn(numel, generator=chance) * 3
+
 
 def main() -> None:
     """Join, attach, obey."""
@@ -25,10 +34,9 @@ def main() -> None:
 
     home, run, numel = sys.argv[1], sys.argv[2], int(sys.argv[3])
     swarm = join(run, home=home, private=True)
-    chance = torch.Generator().manual_seed(sum(swarm.peer.encode()))
-    a, b = torch.rand(numel, generator=chance) * 1.5 + 0.5, torch.randn(numel, generator=chance) * 3
+    a, b = loss_of(swarm.peer, numel)
     model = nn.ParameterDict({"w": nn.Parameter(torch.zeros(numel))})
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     outcomes: list[Outcome] = []
     attachment = attach(model, optimizer, swarm, on_round=outcomes.append)
 
@@ -42,7 +50,8 @@ def main() -> None:
             own = torch.zeros(numel) if own is None else own  # a method without
             sums = anchor[numel : 2 * numel] if len(anchor) > numel else torch.zeros(numel)
             clients = round(float(anchor[-1])) if len(anchor) > numel else 0
-            return {"anchor_round": view.round, "digest": view.digest, "own": own.tolist(), "sum": sums.tolist(), "clients": clients}
+            return {"anchor_round": view.round, "digest": view.digest, "anchor": anchor[:numel].tolist(),
+                    "own": own.tolist(), "sum": sums.tolist(), "clients": clients}  # fmt: skip
 
     say(event="ready", peer=swarm.peer, node_pid=node_pid(home))
     for line in sys.stdin:

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bad_input_kit import Member, atoll, ended, new_home, odd
+import torch
+from bad_input_kit import Member, atoll, ended, new_home, odd, soon
+from process.site_peer import LR, loss_of
 from swarm_kit import MANIFEST, Peer, Peers
 
 from atoll.collectives.layout import make_layout
@@ -21,6 +23,7 @@ from atoll.node.audit import of_node
 from atoll.node.client import NodeClient
 from atoll.node.manifest import load_run
 from atoll.node.paths import find_paths
+from atoll.optim.federated.arrivals import buffered_factor
 
 pytestmark = pytest.mark.slow
 
@@ -28,6 +31,7 @@ SITE = Path(__file__).parent / "site_peer.py"
 FEDERATED = 'mode = "federated"\n' + MANIFEST.replace('method = "local_sgd"\n', "").replace("sync_every = 1", "sync_every = 5")
 SCAFFOLD = FEDERATED + '[federated]\nmethod = "scaffold"\n'
 SAMPLED = FEDERATED + "[federated]\nsample = 1\n"
+BUFFERED = FEDERATED.replace("int8", "fp32") + '[federated]\nmethod = "fedbuff"\nbuffer = 2\ntopology = "coordinator"\n'
 STAR = 'mode = "federated"\n' + MANIFEST.replace('method = "local_sgd"\n', "") + '[federated]\ntopology = "coordinator"\n'
 
 
@@ -94,6 +98,38 @@ def test_a_killed_coordinator_costs_at_most_one_round(tmp_path: Path) -> None:
         assert len({(each["anchor_round"], each["digest"]) for each in told}) == 1
         assert told[0]["anchor_round"] <= before[0]["anchor_round"] + 2
         assert swarm.all[0].peer not in told[0]["contributors"]
+
+
+def after_five(anchor: torch.Tensor, peer: Peer) -> torch.Tensor:
+    """anchor - parameters of a site's turn."""
+    (a, b), live = loss_of(peer.peer, len(anchor)), anchor.clone()
+    for _ in range(5):
+        live -= LR * a * (live - b)
+    return anchor - live
+
+
+def test_sites_that_are_slower_are_not_waited_for_and_count_by_their_staleness(tmp_path: Path) -> None:
+    """FedBuff with a coordinator, two contributions a round, three sites. Who is told to train is fast; the others are slow, and on an old anchor."""
+    with Peers(tmp_path, 3, 40, SITE, manifest=BUFFERED) as swarm:
+        with NodeClient.connect(find_paths(swarm.all[0].home)) as client:
+            soon(lambda: len(client.status()["runs"][0]["members"]) == 3, "all are members")  # else a round is of all that there are
+        anchors, bases = {0: torch.zeros(40)}, dict.fromkeys(range(3), 0)
+        for who in ((0, 1), (0, 1), (1, 2), (0, 2)):
+            told = trained(swarm, list(who))
+            assert len({each["digest"] for each in told}) == 1
+            assert [each["contributors"] for each in told] == [{swarm.all[site].peer: 5 for site in who}] * 2
+            newest = max(anchors)
+            step = sum(
+                (buffered_factor(newest - bases[site]) * after_five(anchors[bases[site]], swarm.all[site]) for site in who), torch.zeros(40)
+            )
+            bases |= dict.fromkeys(who, newest + 1)
+            anchors[newest + 1] = anchors[newest] - step / 2
+            assert told[0]["anchor_round"] == newest + 1
+            assert torch.allclose(torch.tensor(told[0]["anchor"]), anchors[newest + 1], atol=1e-5)
+        swarm.all[0].signal("both", signal.SIGKILL)  # the coordinator
+        told = trained(swarm, [1, 2])
+        assert told[0]["digest"] == told[1]["digest"]
+        assert [each["contributors"] for each in told] == [{swarm.all[site].peer: 5 for site in (1, 2)}] * 2
 
 
 def refusals(by: Peer, of: str) -> list[str]:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from atoll.collectives.errors import BadSignatureError, ConfigError, StorageError, VersionMismatchError
 from atoll.collectives.seeded import BtardSettings
-from atoll.collectives.swarm import OuterSettings, PrivacySettings, RunSettings, SecureSettings, SiteSettings
+from atoll.collectives.swarm import Arrivals, OuterSettings, PrivacySettings, RunSettings, SecureSettings, SiteSettings
 from atoll.node import manifest as m
 from atoll.node.cli.costs import describe_lines
 from atoll.node.paths import find_paths
@@ -91,6 +91,7 @@ def test_defaults_and_settings() -> None:
     assert adam.outer == OuterSettings("adam", 0.1, 0.9, 0.5, governor=True, stretch=True)
 
 
+BUFFERED = "mode = 'federated'\nmodel = { entry = 'local:x' }\n"
 SCAFFOLD = "mode = 'federated'\nfederated = { method = 'scaffold' }\nmodel = { entry = 'local:x' }\n"
 PRIVATE = "mode = 'federated'\nsecure = {}\nprivacy = { noise = 4.0, clip = 1.0, delta = 1e-5, stop_at_epsilon = 9.0 }\n"
 
@@ -219,6 +220,9 @@ def test_what_members_do_beside_plain_steps_is_the_manifests() -> None:
         assert settings(f'method = "{name}"').site is None
     assert settings('method = "fedprox", mu = 0.5').site == SiteSettings("fedprox", mu=0.5)
     assert settings('personal = "ditto", pull = 0.3').site == SiteSettings("fedavg", pull=0.3)
+    buffered, fixed = settings('method = "fedbuff", buffer = 4, lr = 0.5'), settings('method = "fedfix", period_s = 90')
+    assert (buffered.arrivals, buffered.reducer, buffered.outer.kind, buffered.outer.lr) == (Arrivals(count=4), "mean", "sgd", 0.5)
+    assert (fixed.arrivals, fixed.reducer, fixed.site) == (Arrivals(period_s=90.0), "sum", None)
     scaffold = settings('method = "scaffold_m", beta = 0.25')
     assert scaffold.site == SiteSettings("scaffold_m", beta=0.25)
     assert (scaffold.codec, scaffold.codecs) == ("int8", {"atoll.controls": "fp32", "atoll.clients": "fp32"})
@@ -231,6 +235,18 @@ def test_what_members_do_beside_plain_steps_is_the_manifests() -> None:
     ("federated = { method = 'fedadam' }", "$.federated"),
     ("secure = {}", "$.secure"),
     ("mode = 'federated'\nfederated = { method = 'fedcompass' }", "$.federated.method"),
+    (f"{BUFFERED}federated = {{ method = 'fedbuff', period_s = 9.0 }}", "$.federated.period_s"),
+    (f"{BUFFERED}federated = {{ method = 'fedfix', sample = 0.5 }}", "$.federated.sample"),
+    (f"{BUFFERED}federated = {{ method = 'fedfix', personal = 'ditto' }}", "$.federated.personal"),
+    (f"{BUFFERED}federated = {{ method = 'fedbuff' }}\nsecure = {{}}", "$.secure"),
+    (f"{BUFFERED}federated = {{ method = 'fedbuff' }}\nrobust = {{ rule = 'median', f = 1 }}", "$.robust.rule"),
+    (f"{BUFFERED}federated = {{ method = 'fedbuff' }}\nquorum = {{ lying = 1 }}", "$.quorum.lying"),
+    (f"{BUFFERED}federated = {{ method = 'fedbuff' }}\nno_quorum = {{ policy = 'branch' }}", "$.no_quorum.policy"),
+    (f"{BUFFERED}federated = {{ method = 'fedbuff' }}\njoin = {{ policy = 'open', probation = 3 }}", "$.join.probation"),
+    (f"{BUFFERED}federated = {{ method = 'fedbuff' }}\nexchange = {{ fragments = 2 }}", "$.exchange.fragments"),
+    (f"{BUFFERED}federated = {{ method = 'fedbuff' }}\nexchange = {{ feedback = true }}", "$.exchange.feedback"),
+    (f"{BUFFERED}federated = {{ method = 'fedbuff' }}\ntrain = {{ round_s = 9.0 }}", "$.train.sync_every"),
+    ("mode = 'federated'\nfederated = { buffer = 2 }", "$.federated.buffer"),
     ("mode = 'federated'\nfederated = { method = 'scaffold' }", "$.train.inner.optimizer"),
     (f"{SCAFFOLD}secure = {{}}", "$.secure"),
     (f"{SCAFFOLD}robust = {{ rule = 'median', f = 1 }}", "$.robust.rule"),

@@ -18,7 +18,7 @@ from ....security.attacks import ATTACKS, flipped_labels
 from ....security.rules.aggregate import RULES, aggregate
 from ..arrivals import Staleness
 from ..member import Knobs, Served, Turn, first_control
-from ..methods import METHODS, Method, server_settings
+from ..methods import ARRIVING, METHODS, Method, method_of_steps, server_settings
 from ..personal import Gradient
 from ..server import Server
 from .devices import Fleet
@@ -26,7 +26,6 @@ from .partition import Indices
 from .task import Learner, Task, endless
 
 Scheme = Literal["synchronous", "fedasync", "fedbuff", "fedfix", "fedcompass"]
-ARRIVING: tuple[Scheme, ...] = ("fedasync", "fedbuff", "fedfix", "fedcompass")
 NAMES = (*METHODS, *ARRIVING)
 FLIPPED = "label_flip"
 EVERY_ATTACK = (*ATTACKS, FLIPPED)
@@ -75,7 +74,7 @@ class Settings:
     @property
     def method(self) -> Method:
         """What the members' steps are corrected by."""
-        return METHODS["fedavg" if self.name in ARRIVING else self.name]
+        return method_of_steps(self.name)
 
     def check(self, clients: int) -> None:
         """Raises ConfigError for what cannot be simulated."""

@@ -1,0 +1,99 @@
+"""A replica of a federated run whose rounds do not wait for everybody: FedBuff (arXiv 2106.06639) and FedFix (arXiv 2206.10189).
+
+A turn is ``sync_every`` inner steps from an anchor, whichever anchors are decided meanwhile. What came of it, anchor - parameters, is scaled by what it
+is worth in the round that it is offered for (`federated.arrivals`, as in simulations), and offered until a round counts it; each time anew, since it
+gets staler. Then the next turn begins, at the newest anchor. So a member is in no round twice, and its contribution in one at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from torch import Tensor
+
+from ...collectives.errors import ConfigError
+from ...collectives.swarm import AnchorView, RunSettings, Swarm
+from ..federated.arrivals import buffered_factor, fixed_weight
+from ..model.flat import FlatVector
+from .replica import Frozen, Replica
+from .replica import Turn as Look
+
+OVER = "the run was complete before they were counted"
+
+
+class ArrivingReplica(Replica):
+    """See the module. FedBuff's members have a weight in the mean by their samples, and FedFix' each the same share."""
+
+    resumes = False
+    follows = False
+
+    def __init__(
+        self,
+        flat: FlatVector,
+        swarm: Swarm,
+        clock: Callable[[], float],
+        dropped: Callable[[int, str], None],
+        settings: RunSettings,
+    ) -> None:
+        """As for Replica. Raises ConfigError for a run whose rounds wait for all."""
+        super().__init__(flat, swarm, clock, dropped, settings)
+        if settings.arrivals is None:
+            raise ConfigError("rounds of this run wait for all members", key="arrivals")
+        self._arrivals, self._run = settings.arrivals, swarm
+        self._began, self._took_s = clock(), 0.0  # the turn; how long its steps took, once it is offered
+        self._factor = 1.0
+
+    def turn(self, deadline_s: float, decidable: Callable[[], bool] = lambda: True) -> Iterator[Look]:
+        """See Replica: offers until a round counts it, or the wait is over; a period is waited for in any case."""
+        left_s = max(deadline_s, 2 * (self._arrivals.period_s or 0.0))
+        if self.frozen is not None:
+            yield (look := self.settle(0.0, decidable))
+            if look.outcome.status == "open":
+                return
+        while self.unsent and not self.finished:
+            if bad := self.not_finite():
+                return self.drop(self.swarm.anchor(), f"what was trained holds NaN or infinity ({bad}); the model goes back to the anchor")
+            before = self._newest_round()
+            yield (look := self._offer(left_s, decidable))
+            left_s = max(0.0, left_s - look.waited_s)
+            if look.outcome.status == "open" or (self.unsent and self._newest_round() == before):
+                return  # training goes on; the latter was refused for a reason that holds still
+
+    def _offered_on(self) -> int:
+        """See Replica: the newest anchor's round, for which it is scaled; where another was decided meanwhile it is refused."""
+        newest = self._newest_round()
+        self._took_s = self._took_s or max(self._clock() - self._began, 1e-9)
+        if self._arrivals.period_s is None:
+            self._factor = buffered_factor(newest - self.base.round)
+        else:
+            self._factor = fixed_weight(1 / max(1, len(self._run.members())), self._took_s, self._arrivals.period_s)
+        return newest
+
+    def _newest_round(self) -> int:
+        newest = self.swarm.anchor()
+        try:
+            return newest.round
+        finally:
+            newest.release()
+
+    def _write(self, out: Tensor) -> None:
+        super()._write(out)
+        out.mul_(self._factor)
+
+    def _adopt(self, frozen: Frozen, counted: bool, new: AnchorView) -> None:
+        if counted:
+            return super()._adopt(frozen, counted, new)
+        self.frozen = None
+        self.unsent += frozen.samples
+        self._spare += [frozen.snapshot] if frozen.snapshot is not None else []
+        if self.settings.rounds is not None and new.round >= self.settings.rounds:
+            return self.drop(new, OVER)
+        return new.release()
+
+    def _rebase(self, new: AnchorView) -> None:
+        """Nothing: the turn goes on from where it began."""
+        new.release()
+
+    def _take(self, new: AnchorView) -> None:
+        super()._take(new)
+        self._began, self._took_s = self._clock(), 0.0
