@@ -193,6 +193,6 @@ class _Round:
                 reducer.reduce(rows, weights, value)
             self._grid.results.codec(chunk).encode(value, out)
             return None
-        factors = MEAN.factors(weights)
+        factors = (reducer if reducer is not None and reducer.form == "streaming" else MEAN).factors(weights)
         codec.weighted_mean(self._wires(chunk), factors.multipliers, factors.divisor, out)
         return None

@@ -70,7 +70,7 @@ def give(peer: Peer, name: str, vector: torch.Tensor) -> None:
     ("codec", "reducer", "members"),
     [
         ("fp32", "mean", 3), ("int8", "mean", 3), ("int8", "median:1", 3), ("fp32", "trimmed_mean:1", 3), ("int8", "geometric_median:1", 3),
-        ("int8", "krum:1", 5), ("fp32", "nnm+trimmed_mean:1", 4),
+        ("int8", "krum:1", 5), ("fp32", "nnm+trimmed_mean:1", 4), ("int8", "sum", 3),
     ],
 )  # fmt: skip
 def test_a_round_comes_out_the_same_bit_for_bit(
