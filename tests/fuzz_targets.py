@@ -35,6 +35,7 @@ from atoll.collectives.round.certificate import check_chain, check_genesis, gene
 from atoll.node import membership_records as records
 from atoll.node.banning import DOMAIN as BANS
 from atoll.node.banning import Ban, BanList, Bans, SignedBans
+from atoll.node.btard import wire as btard_wire
 from atoll.node.evidence import check, twice
 from atoll.node.invite import check_token, inspect_invite, make_invite
 from atoll.node.manifest import DOMAIN as MANIFEST
@@ -50,6 +51,9 @@ from atoll.node.secure import wire as secure
 from atoll.node.session.naming import parse
 from atoll.node.session.session import MEMBERSHIP, ROUND
 from atoll.node.storage.frames import framed, read_frames
+from atoll.security import btard
+from atoll.security.btard import messages as btard_messages
+from atoll.security.btard.wire import Header
 from atoll.security.identity import Identity
 from atoll.security.masking import binding, messages
 from atoll.security.rules.reducers import find_reducer
@@ -249,6 +253,37 @@ def masking(data: bytes) -> None:
             messages.check(talk.body.message, bound, PEER)
 
 
+class _Deaf:
+    """The driver of a peer that hears only."""
+
+    def tell(self, *what: object) -> None:
+        """Nothing."""
+
+    compute = finished = removed = tell
+
+
+def steps(data: bytes) -> None:
+    """What peers of a run with BTARD say of a step, signed by one of them, and with what it is signed; and evidence against one."""
+    peers = (*(Identity(bytes([index]) * 32).peer for index in range(3)), ME.peer, PEER)
+    host: Any = _Deaf()
+    peer = btard.Peer(RUN, ME, lambda *_: True, peers, 64, btard.Settings(1.0), host, random.Random(0))
+    peer.begin(0.0, 3, bytes(32))
+    assert peer.attempt is not None
+    context = peer.attempt.context
+    body = data[: btard_messages.MAX_BODY] or b"\0"
+    frames: list[Any] = [btard_messages.Signed(3, context.tag, context.roster.index(PEER), body, bytes(64))]
+    with contextlib.suppress(RemoteProtocolError):
+        frames.append(btard_wire.decode(data, PEER))
+    for frame_ in frames:
+        if isinstance(frame_, btard_wire.Offered):
+            vector = np.zeros(min(frame_.elements, 64), np.float32)
+            peer.receive(1.0, PEER, btard_messages.Piece(3, context.tag, frame_.header.item, vector, frame_.header.path))
+        elif not isinstance(frame_, btard_wire.Taken):
+            peer.receive(1.0, PEER, frame_)
+    with contextlib.suppress(RemoteProtocolError):
+        check(data, RUN, lambda *_: True, PEER, peers)
+
+
 def relays(data: bytes) -> None:
     """libp2p's small protocols: relays, their answers, hole punching, dialling back."""
     with contextlib.suppress(ValueError):
@@ -277,7 +312,7 @@ def neighbours(data: bytes) -> None:
 TARGETS: dict[str, Target] = {
     "streams": streams, "lanes": lanes, "codec_payloads": codec_payloads, "statements": statements, "round_messages": round_messages,
     "sessions": sessions, "archives": archives, "invites": invites, "manifests": manifests, "bans": bans, "membership": membership,
-    "announced": announced, "dht": dht, "masking": masking, "relays": relays, "neighbours": neighbours,
+    "announced": announced, "dht": dht, "masking": masking, "steps": steps, "relays": relays, "neighbours": neighbours,
 }  # fmt: skip
 
 
@@ -335,10 +370,27 @@ def seeds() -> dict[str, list[bytes]]:
         "masking": [secure.encode(secure.Talk(1, 0, body))[1:] for body in (
                     secure.Pass(), secure.Fixed(0, (1, 2)), secure.Want(1, (0,)), secure.Said(1, messages.Keys(b"k" * 32, b"p" * 32, hash_)),
                     secure.Said(1, messages.Consent((0, 1))))],
+        "steps": [btard_wire.encode(said)[1:] for said in (*_said_of_steps(), btard_wire.Taken(bytes(32), ((0, 1),)))]
+                 + [_encode(body) for body in _bodies_of_steps()],
         "relays": [protobuf.encode({1: 0, 2: circuit.peer_field(PEER), 3: circuit.reservation_fields(5, ["/ip4/10.0.0.1/tcp/4150"]), 5: 100})],
         "neighbours": [mdns.question(), mdns.answer("abc", [f"/ip4/10.0.0.1/tcp/4150/p2p/{PEER}"]), struct.pack(">BBHI4s", 0, 128, 0, 1, b"abcd"),
                        b"HTTP/1.1 200 OK\r\nLOCATION: http://192.168.1.1:5000/root.xml\r\n\r\n<service><serviceType>x</serviceType></service>"],
     }  # fmt: skip
+
+
+def _bodies_of_steps() -> list[Any]:
+    b, hash_ = btard_messages, bytes(32)
+    return [b.Commit(bytes(160)), b.Result(hash_, hash_, hash_), b.Reveal(hash_, hash_), b.Residuals(hash_, bytes(20), bytes(20)),
+            b.Checks(hash_, (b.Accusation(7, 1),)), b.Judgement(hash_, (b.Verdict(1, 6),)),
+            b.Ask(((7, 1, 2),)), b.Lacking(((1, 1, 0),))]  # fmt: skip
+
+
+def _said_of_steps() -> list[Any]:
+    b = btard_messages
+    context = b.Context(RUN, 3, bytes(32), (ME.peer, PEER))
+    signed = tuple(b.Signed(3, context.tag, 1, _encode(body), bytes(64)) for body in _bodies_of_steps()[:2])
+    header_ = Header(3, context.tag, (int(b.Kind.PART), 1, 0), (bytes(32),))
+    return [*signed, b.Bundle(context, int(b.Fault.EQUIVOCATION), 1, None, signed), btard_wire.Offered(header_, 13)]
 
 
 def corpus(target: str) -> list[bytes]:

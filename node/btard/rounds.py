@@ -82,6 +82,7 @@ class BtardRounds(Beforehand):
         self._inputs: list[Callable[[Peer], None]] = []
         self._queued = Counter[PeerId]()
         self._outputs: list[Output] = []
+        self._removals: list[Output] = []  # after those: who is removed is told on what evidence before it is banned
         self._busy = False
         self._tasks: dict[int, Task] = {}
         self._number = 1 + random.SystemRandom().getrandbits(40)  # no answer to an earlier life is one to this
@@ -197,7 +198,8 @@ class BtardRounds(Beforehand):
         def work() -> list[Output]:
             for act in inputs:
                 act(peer)
-            outputs, self._outputs = self._outputs, []
+            outputs, self._outputs = [*self._outputs, *self._removals], []
+            self._removals = []
             return outputs
 
         self.session.ports.offload(work, self._worked)
@@ -230,7 +232,7 @@ class BtardRounds(Beforehand):
         """See Host."""
         assert self._peer is not None
         evidence = removal(self._peer.evidence, bundle)
-        self._outputs.append(lambda now: self._remove(gone, evidence))
+        self._removals.append(lambda now: self._remove(gone, evidence))
 
     # ---- what comes of them
     def _tell(self, to: PeerId | None, frame: Frame) -> None:
