@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...collectives.errors import NetworkError
+from ..net.addresses import at_home
 from .output import short_peer
 
 Document = Mapping[str, Any]
 Row = tuple[str, str, str]
+
+RELAY_ONLY_UP = "atoll up --relay-only --bootstrap ADDRESS"
 
 _NO_NAME = "the name leads nowhere: it is misspelt, or the DNS does not answer"
 _NO_WAY = "no way there: this machine's network does not lead to it (/ip4/ needs IPv4, /ip6/ IPv6)"
@@ -34,8 +37,10 @@ def alone(network: Document) -> bool:
 def alone_rows(network: Document) -> list[Row]:
     """What was tried. The first row fails where there was somebody to try, and all tries have failed."""
     entries: Document = network.get("bootstrap") or {}
+    hidden = _reach(network).get("relay_only")
     if not entries:
-        text = "nobody was met; no bootstrap address is known, so others must come to this node"
+        others = "and nobody comes to a node without a relay: network.relay_only is on" if hidden else "so others must come to this node"
+        text = f"nobody was met; no bootstrap address is known, {others}"
     elif _failed(network):
         text = "nobody was met, so nobody can tell how this node is reached"
     else:
@@ -43,7 +48,8 @@ def alone_rows(network: Document) -> list[Row]:
     rows = [("fail" if _failed(network) else "warn", "reach", text)]
     rows += [("warn", "entry", f"{entry_name(str(entry))}  {entry_text(str(state))}") for entry, state in entries.items()]
     lan: Document = network.get("lan") or {}
-    house = "nobody found in the house (multicast DNS)" if lan.get("on") else "the house is not searched: network.lan_discovery is off"
+    why = "network.relay_only is on" if hidden else "network.lan_discovery is off"
+    house = "nobody found in the house (multicast DNS)" if lan.get("on") else f"the house is not searched: {why}"
     if lan.get("trouble"):
         house = f"the house cannot be searched (multicast DNS): {lan['trouble']}"
     count = int(network.get("remembered") or 0)
@@ -71,6 +77,14 @@ def alone_advice(network: Document) -> str:
     """What to do where it is no error (yet)."""
     if network.get("bootstrap"):
         return "Ask again in a few seconds: atoll netcheck"
+    reach = _reach(network)
+    if reach.get("relay_only"):
+        return f"Name a node that relays, or join by an invite that names one: {RELAY_ONLY_UP}, or atoll join INVITE"
+    if at_home(network.get("addresses") or ()):
+        return (
+            "Alone is fine for the first node of a run whose members are all on its network: they come with its invite (atoll invite new)."
+            " For others name a node with a public address (there: atoll relay): atoll up --bootstrap ADDRESS"
+        )
     return "Alone is fine for the first node of a run: others come with its invite (atoll invite new). Else: atoll up --bootstrap ADDRESS"
 
 
@@ -89,6 +103,10 @@ def offline(network: Document) -> bool:
     """Whether nothing that was tried is on a network that this machine is on."""
     states = [str(state) for state in (network.get("bootstrap") or {}).values()]
     return bool(states) and all("unreachable" in state for state in states)
+
+
+def _reach(network: Document) -> Document:
+    return network.get("reach") or {}
 
 
 def _failed(network: Document) -> bool:

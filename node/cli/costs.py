@@ -107,6 +107,7 @@ def describe_lines(manifest: Manifest) -> list[str]:
     if manifest.mode == "federated":
         lines += [f"{'privacy' if number == 0 else '':7}  {line}" for number, line in enumerate(privacy_lines(manifest))]
     else:
-        lines.append("privacy  members see your averaged update, how much you trained, and your IP address; bytes on the way are encrypted")
+        address = "your IP address (not with --relay-only)"
+        lines.append(f"privacy  members see your averaged update, how much you trained, and {address}; bytes on the way are encrypted")
     lines.append("code     nothing is downloaded and executed")
     return lines

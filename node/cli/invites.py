@@ -48,6 +48,7 @@ def addresses_in_use(terminal: Terminal, given: tuple[str, ...], signed: SignedM
     """
     from ..config import load_config
     from ..manifest import decode_manifest
+    from ..net.addresses import at_home
     from .daemon import node_addresses
 
     config = load_config(terminal.paths, environ=terminal.environ).config
@@ -60,6 +61,8 @@ def addresses_in_use(terminal: Terminal, given: tuple[str, ...], signed: SignedM
             why="No node of yours is running, and neither the settings nor the manifest name a bootstrap address.",
             hint="atoll up --background, then again; or give one: --bootstrap /ip4/203.0.113.7/tcp/4150/p2p/12D3KooW…",
         )
+    if at_home(found):
+        terminal.say("This invite works on your own network only: nobody elsewhere can dial its addresses. What to do: atoll netcheck")
     return tuple(found)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...collectives.errors import NetworkError
-from .alone import alone, alone_advice, alone_error, alone_rows
+from .alone import RELAY_ONLY_UP, alone, alone_advice, alone_error, alone_rows
 from .output import bytes_text, short_peer, span_text
 
 Document = Mapping[str, Any]
@@ -32,10 +32,17 @@ def outcome(reach: Document) -> str:
 def reach_text(reach: Document) -> str:
     """The verdict in one line."""
     relays = len(reach.get("relays") or ())
+    through = f"through {relays} relay{'' if relays == 1 else 's'}"
+    if reach.get("relay_only"):
+        return (
+            f"others come {through}, and only so: network.relay_only is on"
+            if relays
+            else "through relays only, and no relay takes this node (yet)"
+        )
     return {
         "public": "others can dial this node",
         "local": "on private networks only; nobody of the internet was met",
-        "relayed": f"behind a NAT; others come through {relays} relay{'' if relays == 1 else 's'}, then directly where the NATs allow it",
+        "relayed": f"behind a NAT; others come {through}, then directly where the NATs allow it",
         "cut-off": "behind a NAT, and no relay takes this node: it dials others, nobody dials it",
         "unknown": "not known yet",
     }[outcome(reach)]
@@ -46,7 +53,7 @@ def netcheck_lines(reach: Document) -> list[tuple[str, str, str]]:
     verdict, nat = outcome(reach), str(reach.get("nat") or "unknown")
     level = {"cut-off": "fail", "unknown": "warn"}.get(verdict, "ok")
     rows = [(level, "reach", reach_text(reach))]
-    if verdict != "local":
+    if verdict != "local" and not reach.get("relay_only"):
         rows.append(("warn" if nat == "address-dependent" else "ok", "nat", _NATS.get(nat, nat)))
     candidates: Document = reach.get("candidates") or {}
     if nat == "address-dependent" and verdict != "public":
@@ -132,7 +139,8 @@ def _mapping_rows(reach: Document, verdict: str) -> list[tuple[str, str, str]]:
         "": "the router is being asked to open a port (NAT-PMP, UPnP)",
     }
     answer = reach.get("port_mapping")
-    return [("ok", "mapping", words[answer])] if verdict in ("relayed", "cut-off") and answer in words else []
+    matters = verdict in ("relayed", "cut-off") and not reach.get("relay_only")
+    return [("ok", "mapping", words[answer])] if matters and answer in words else []
 
 
 def _tried(found: Document) -> tuple[str, str]:
@@ -163,9 +171,16 @@ def network_error(network: Document, clock: Sequence[Document]) -> NetworkError 
     return NetworkError(
         "nobody can dial this node, and no relay takes it",
         code="E130",
-        why=f"{f'The relays say: “{reasons}”. ' if reasons else ''}It can still train with members that can be dialled: it dials them.",
+        why=f"{f'The relays say: “{reasons}”. ' if reasons else ''}{_STILL[bool(reach.get('relay_only'))]}",
         hint=advice(reach, port_of(network)),
     )
+
+
+_STILL = {
+    False: "It can still train with members that can be dialled: it dials them.",
+    True: "With network.relay_only it dials nobody but the nodes that settings and invites name.",
+}
+"""What is left to a node that nobody can dial; by whether it is relay-only."""
 
 
 def port_of(network: Document) -> int:
@@ -189,11 +204,14 @@ def advice(reach: Document, port: int) -> str:
     verdict, house = outcome(reach), [str(a).split("/")[2] for a in reach.get("interfaces") or () if str(a).startswith("/ip4/")]
     here = next((host for host in house if not host.startswith("127.")), "this machine")
     forward = f"forward TCP {port} on your router to {here}"
+    strange = any("knows" in str(why) for why in (reach.get("relays_refused") or {}).values())
+    join = "Join a run: its relays know this node then. Or " if strange else ""
+    if reach.get("relay_only"):
+        name = f"ame a node that relays, as atoll relay does on a machine with a public address: {RELAY_ONLY_UP}"
+        return "" if verdict == "relayed" else f"{join}{'n' if join else 'N'}{name}"
     if reach.get("port_mapping") == "inner":
         forward += ", and on the router before it to yours (where that is your provider's, ask for an IPv4 address of your own)"
     if verdict == "cut-off":
-        strange = any("knows" in str(why) for why in (reach.get("relays_refused") or {}).values())
-        join = "Join a run: its relays know this node then. Or " if strange else ""
         return f"{join}{forward if join else forward[0].upper() + forward[1:]}, or ask a member with a public address to run: atoll relay"
     if verdict == "relayed":
         symmetric = reach.get("nat") == "address-dependent"

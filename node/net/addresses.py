@@ -198,6 +198,12 @@ def has_public(addresses: Iterable[str]) -> bool:
     return any(map(is_internet, telling(addresses)))
 
 
+def at_home(addresses: Iterable[str]) -> bool:
+    """Whether these, each with or without ``/p2p/PEER``, lead nowhere but in one private network, or on one machine: nobody elsewhere can dial them."""
+    known = [without_peer(address) for address in addresses]
+    return bool(known) and all(map(is_direct, known)) and not any(is_public(host_of(address)) for address in telling(known))
+
+
 def own_hosts() -> list[str]:
     """Our numeric addresses for a wildcard listener: those of the default routes, then loopback. Sends nothing."""
     hosts: list[str] = []

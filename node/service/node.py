@@ -19,6 +19,7 @@ from ...security.identity import Identity
 from ..control.service import JoinRequest, ProgressSink, RunInfo, ScriptEvents
 from ..invite import INVITE_FILE, check_bearer, make_invite, parse_invite
 from ..manifest import SignedManifest, decode_signed, list_runs, load_run
+from ..net.addresses import at_home
 from ..paths import Paths, make_private, write_atomic
 from ..session import Session
 from ..session.recertifying import recertify
@@ -204,8 +205,10 @@ class Node:
 
     async def join(self, request: JoinRequest, progress: ProgressSink) -> RunInfo:
         """Enter a run by invite or by manifest."""
+        named: Sequence[str] = ()
         if request.invite:
             invite = parse_invite(request.invite, now_s=time.time())
+            named = invite.bootstrap
             check_bearer(invite.token, self.peer)
             admission = Admission(invite.token_bytes(), tuple(invite.bootstrap))
             save_admission(self.paths, invite.run_id, admission)
@@ -226,7 +229,7 @@ class Node:
                 self._drop(run)
             raise run.error
         if run.manifest is None:
-            error = run.refusal() or self._nobody_answered(run)
+            error = run.refusal() or self._nobody_answered(run, named)
             self._drop(run, error)  # others may wait for it, too
             raise error
         if request.invite:
@@ -260,7 +263,7 @@ class Node:
         if not self._left_file(run_id).exists():
             self._begin(run_id, signed.organiser, signed, load_admission(self.paths, run_id))
 
-    def _nobody_answered(self, run: RunService) -> AtollError:
+    def _nobody_answered(self, run: RunService, named: Sequence[str]) -> AtollError:
         bootstrap = self.context.network.status()["bootstrap"]
         tried = "; ".join(f"{peer[-8:]}: {state}" for peer, state in bootstrap.items()) or "no address was given"
         if any(state == "connected" for state in bootstrap.values()):
@@ -275,11 +278,17 @@ class Node:
                 why="This is your own run, and nothing of it is stored here.",
                 hint="Start another member first: its node hands over the run. If there never was one: atoll new RUN.toml",
             )  # fmt: skip
+        which = f"none of {len(bootstrap)} bootstrap addresses answered" if len(bootstrap) > 1 else "the bootstrap address did not answer"
+        why, hint = (
+            "The machines of the invite are off, unreachable, or their addresses changed.",
+            "Ask any member for a fresh one: atoll invite new",
+        )
+        if at_home(named):
+            why = "The invite names addresses of a private network only: on another one they lead nowhere. Or that machine is off."
+            hint = "On the machine that made it: atoll netcheck says how to be reached from elsewhere. Then a fresh one: atoll invite new"
         return NetworkError(
-            f"none of {len(bootstrap)} bootstrap addresses answered in {MANIFEST_PATIENCE_S:g} s ({tried}); this is not a ban and your key is fine",
-            code="E110", why="The machines of the invite are off, unreachable, or their addresses changed.",
-            hint="Ask any member for a fresh one: atoll invite new",
-        )  # fmt: skip
+            f"{which} in {MANIFEST_PATIENCE_S:g} s ({tried}); this is not a ban and your key is fine", code="E110", why=why, hint=hint
+        )
 
     def _drop(self, run: RunService, why: AtollError | None = None) -> None:
         run.stop(why)

@@ -27,6 +27,7 @@ from atoll.node.cli.reach_views import (
 )
 from atoll.node.cli.reaching import find_peer, pong
 from atoll.node.cli.views import path_text, peers_table, rates_text, status_text
+from atoll.node.net.addresses import at_home
 from atoll.node.net.measuring import Flow
 from atoll.node.net.reach.manager import AddressManager
 from atoll.node.service.rates import Rates
@@ -81,6 +82,75 @@ def test_who_reached_which_address() -> None:
 def test_refusals_of_relays_are_named() -> None:
     reach = {**document(wan={"11.1.0.1": False}), "relays_refused": {RELAY: "is full"}}
     assert netcheck_lines(reach)[-1][::2] == ("warn", f"{name_of(RELAY)} …{RELAY[-8:]} is full")
+
+
+def hidden(**more: Any) -> dict[str, Any]:
+    """The same of a node that is reached through relays only."""
+    manager = AddressManager(relay_only=True)
+    manager.interfaces(["/ip4/127.0.0.1/tcp/4150"])
+    return {**manager.status(0.0), "port_mapping": "", **more}
+
+
+@pytest.mark.parametrize(
+    ("reach", "verdict", "says", "hint", "why"),
+    [
+        (hidden(relays={RELAY: []}), "relayed", "others come through 1 relay, and only so: network.relay_only is on", "", ""),
+        (
+            hidden(), "cut-off", "through relays only, and no relay takes this node (yet)",
+            "Name a node that relays, as atoll relay does on a machine with a public address: atoll up --relay-only --bootstrap ADDRESS",
+            "With network.relay_only it dials nobody but the nodes that settings and invites name.",
+        ),
+        (
+            hidden(relays_refused={RELAY: "relays only for peers of runs it knows"}), "cut-off", "no relay takes this node",
+            "Or name a node that relays",
+            "The relays say: “relays only for peers of runs it knows”. With network.relay_only",
+        ),
+    ],
+)  # fmt: skip
+def test_who_is_reached_through_relays_only_is_told_nothing_that_would_show_it(
+    reach: dict[str, Any], verdict: str, says: str, hint: str, why: str
+) -> None:
+    rows = netcheck_lines(reach)
+    assert outcome(reach) == verdict
+    assert says in rows[0][2]
+    assert {what for _, what, _ in rows} <= {"reach", "relay"}  # no router, no address, no kind of NAT
+    assert hint in advice(reach, 4150)
+    assert bool(hint) == bool(advice(reach, 4150))
+    error = network_error({"reach": reach}, [])
+    assert why in (error.why if error else "")
+    assert "forward" not in f"{advice(reach, 4150)} {error and error.hint}"
+
+
+def test_who_is_reached_through_relays_only_and_knows_none() -> None:
+    network = {"connected": [], "bootstrap": {}, "reach": hidden(), "lan": {"on": False}}
+    rows = network_rows(network, [])
+    assert rows[0][::2] == (
+        "warn",
+        "nobody was met; no bootstrap address is known, and nobody comes to a node without a relay: network.relay_only is on",
+    )
+    assert rows[1][2].startswith("the house is not searched: network.relay_only is on")
+    assert "atoll up --relay-only --bootstrap ADDRESS" in network_advice(network)
+
+
+@pytest.mark.parametrize(
+    ("addresses", "home"),
+    [
+        (
+            (f"/ip4/192.168.2.2/tcp/4150/p2p/{PEER}", f"/ip6/2a0b:11:2:1::2/tcp/4150/p2p/{PEER}", f"/ip4/127.0.0.1/tcp/4150/p2p/{PEER}"),
+            True,
+        ),
+        ((f"/ip4/100.64.0.9/tcp/4150/p2p/{PEER}",), True),  # behind a carrier's router
+        ((f"{WAN}/p2p/{PEER}",), False),
+        ((f"/ip4/192.168.2.2/tcp/4150/p2p/{RELAY}/p2p-circuit/p2p/{PEER}",), False),
+        ((f"/dns4/boot.example.org/tcp/4150/p2p/{PEER}",), False),
+        (("/dnsaddr/boot.example.org",), False),
+        ((), False),
+    ],
+)
+def test_a_node_that_only_its_own_house_can_dial_is_told_so(addresses: tuple[str, ...], home: bool) -> None:
+    assert at_home(addresses) == home
+    told = network_advice({"connected": [], "bootstrap": {}, "addresses": list(addresses)})
+    assert ("For others name a node with a public address" in told) == home
 
 
 REFUSED = f"cannot reach {PEER}: /ip4/11.0.0.9/tcp/4150: [Errno 111] Connection refused"

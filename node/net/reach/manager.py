@@ -196,4 +196,5 @@ class AddressManager:
             "interfaces": list(self._own),
             "mappings": dict(self._mapped),
             "circuits": list(self._circuits),
+            "relay_only": self._relay_only,
         }
