@@ -127,7 +127,6 @@ def test_streams_and_exit_status(atoll_home: Path) -> None:
     assert (done.returncode, done.stdout) == (3, b"no node is running\n")
     assert b"atoll up" in done.stderr
     for argv, status in (
-        (("id",), 1),
         (("nonsense",), 2),
         (("peers",), 3),
         (("join", INVITE), 77),
