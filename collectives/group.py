@@ -140,6 +140,10 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, dict=True):
     next_config: Config
     topology: Topology = BUTTERFLY
 
+    def counts(self, peer: PeerId, cid: bytes) -> bool:
+        """Whether this contribution of this peer is in it: a liar may have named one of the same cid as its own."""
+        return any(c.cid == cid and c.member.peer == peer for c in self.contributors)
+
     def hash(self) -> bytes:
         """blake3 of the canonical encoding."""
         return self._hash

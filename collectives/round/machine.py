@@ -14,6 +14,7 @@ from .. import messages as m
 from ..errors import RemoteProtocolError
 from ..group import LAST_BALLOT, NO_READING, Certified, Config, Contributor, Entry, Member, Plan, Reading, Vote, conveners, is_quorum
 from ..identifiers import PeerId
+from ..partition import check_plan
 from ..trees import senders_of
 from .acceptor import Acceptor
 from .catching import Catching
@@ -30,7 +31,7 @@ from .sealing import Sealing
 from .state import OpenRound, RoundActions, Shape
 from .timing import Timing
 
-MAX_JOINERS = 1024  # remembered at a time: whoever is admitted to the run may ask, under any incarnation
+MAX_JOINERS = 1024  # remembered at a time: whoever is admitted to the run may ask
 EARLY_MESSAGES = 512  # messages of the next round kept while this one is being applied
 
 
@@ -170,8 +171,8 @@ class RoundMachine:
         if isinstance(body, m.Catch):
             self.catching.on_catch(now, peer, body)
             return self._advance(now)
-        if isinstance(body, m.Join) and who not in self.config and (who in self.joiners or len(self.joiners) < MAX_JOINERS):
-            self.joiners[who] = (round_, now)
+        if isinstance(body, m.Join) and who not in self.config:
+            self._asks(now, who, round_)
         if round_ < self.round:
             return self.catching.answer(now, peer, round_)
         if isinstance(body, (m.Accept, m.Accepted)):
@@ -192,6 +193,16 @@ class RoundMachine:
         if who in self.config and self.is_member and not self.sealing.active:
             self._dispatch(now, who, body)
         return None
+
+    def _asks(self, now: float, who: Member, round_: int) -> None:
+        """Somebody asks to be let in, under its newest life: a peer that asked under many could keep others from being heard."""
+        lives = [other for other in self.joiners if other.peer == who.peer]
+        if any(other.incarnation > who.incarnation for other in lives):
+            return
+        for other in lives:
+            del self.joiners[other]
+        if len(self.joiners) < MAX_JOINERS:
+            self.joiners[who] = (round_, now)
 
     def _dispatch(self, now: float, who: Member, body: m.Body) -> None:
         match body:
@@ -307,10 +318,9 @@ class RoundMachine:
 
     def _plan_fits(self, plan: Plan) -> bool:
         same = (plan.log, plan.round, plan.base) == (self.log, self.round, self.base) and self.shape.fits(plan)
-        contributors = [c.member for c in plan.contributors]
         owners = {part.owner for part in plan.parts} <= {member.peer for member in self.config}
-        drawn = bool(contributors) and set(contributors) <= set(self.draw.members)
-        return same and drawn and len(set(contributors)) == len(contributors) and owners
+        drawn = {c.member for c in plan.contributors} <= set(self.draw.members)
+        return same and owners and drawn and check_plan(plan) is None
 
     def entry_fits(self, entry: Entry) -> bool:
         """Whether an entry may be one of the open round."""
@@ -354,7 +364,7 @@ class RoundMachine:
 
     def _note(self, certified: Certified) -> None:
         """Tell the session about a decided entry and whether the own frozen contribution is counted in it."""
-        counted = self.contribution is not None and any(c.cid == self.contribution[0] for c in certified.entry.contributors)
+        counted = self.contribution is not None and certified.entry.counts(self.me.peer, self.contribution[0])
         self.unsettled = False
         self.actions.decided(certified, counted)
         if certified.entry.contributors:  # counted or not, its round is over: the script re-bases what was not counted
@@ -385,8 +395,10 @@ class RoundMachine:
         close_round(self)
 
     def offers(self) -> list[Contributor]:
-        """The contributions that a plan can be made of."""
-        return self.acceptor.vouched(self.open.offers(self.draw.members, self.shape.kin))
+        """The contributions that a plan can be made of; where two call one theirs, one of them lies: the first is taken."""
+        found = self.acceptor.vouched(self.open.offers(self.draw.members, self.shape.kin))
+        cids = [offer.cid for offer in found]
+        return [offer for at, offer in enumerate(found) if offer.cid not in cids[:at]]
 
     def enough(self, offers: Sequence[Contributor]) -> bool:
         """Whether a plan can be made of these offers: there are some, and where the reducer needs several, as many from members that live."""

@@ -50,6 +50,7 @@ class Shape:
         same = same and (len(what.contributors) >= self.least or not what.contributors)
         same = same and (not self.single or len({part.owner for part in what.parts}) <= 1)
         same = same and (not self.kin or len({c.cid[:KIN_BYTES] for c in what.contributors}) <= 1)
+        same = same and all(part.first < part.stop for part in what.parts)
         return same and [0, *(part.stop for part in what.parts)] == [*(part.first for part in what.parts), chunks]
 
 

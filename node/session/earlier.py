@@ -28,7 +28,7 @@ class Earlier:
         session, machine = self.session, self.session.machine
         assert machine is not None
         for certified in reversed(machine.journal.entries):
-            if any(c.cid == cid for c in certified.entry.contributors):
+            if certified.entry.counts(session.me, cid):
                 return self._settle(cid, certified.entry)
         if session.beforehand is not None and session.beforehand.gave(
             cid
@@ -43,7 +43,7 @@ class Earlier:
         machine = self.session.machine
         assert machine is not None
         for cid, round_ in list(self._waiting.items()):
-            counted = any(c.cid == cid for c in entry.contributors)
+            counted = entry.counts(self.session.me, cid)
             if counted or (round_ <= entry.round and machine.me in entry.next_config):
                 del self._waiting[cid]
                 self._settle(cid, entry)
@@ -56,5 +56,5 @@ class Earlier:
 
     def _settle(self, cid: bytes, entry: Entry, counted: bool = False) -> None:
         shares = shares_of(entry.contributors)
-        counted = counted or any(c.cid == cid for c in entry.contributors)
+        counted = counted or entry.counts(self.session.me, cid)
         self.session.ports.emit(ev.EarlierSettled(cid, self.session.rounds(entry.round), shares, counted))

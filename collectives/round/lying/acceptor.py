@@ -141,7 +141,7 @@ class Witness(Acceptor):
         self.claims[who] = claim
         if claim.cid is not None and claim.weight and claim.cid not in self.offered:
             earlier = [cid for cid, (of, _) in self.offered.items() if of == who]
-            for cid in earlier[: len(earlier) - OFFERS + 1]:
+            for cid in earlier[: max(0, len(earlier) - OFFERS + 1)]:
                 del self.offered[cid]
             self.offered[claim.cid] = (who, claim)
         self.machine.convening.step(now)

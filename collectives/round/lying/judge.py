@@ -76,7 +76,8 @@ class Judge:
     def _invented(self, entry: Entry, claims: Claims) -> str:
         offered = {Contributor(who, claim.cid, claim.weight, claim.reading) for who, claim in claims if claim.cid and claim.weight}
         members = [contributor.member for contributor in entry.contributors]
-        if not set(entry.contributors) <= offered or len(set(members)) < len(members):
+        cids = {contributor.cid for contributor in entry.contributors}
+        if not set(entry.contributors) <= offered or min(len(set(members)), len(cids)) < len(members):
             return "contributors that offered nothing of the kind"
         if entry.contributors and self.founding:
             return f"contributors before there are {least_members(self.machine.lying)} members"
