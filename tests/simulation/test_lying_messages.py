@@ -344,7 +344,7 @@ def test_evidence_is_checked_offline(kind: Kind, tmp_path: Path) -> None:
         return verify(peer, DOMAIN, payload, signature)
 
     proof = twice(liar.peer, one, other)
-    assert check(proof.encode(), run, verified, PeerId("x"))[0] == proof
+    assert check(proof.encode(), run, verified, PeerId("x"))[0] == liar.peer
     next_slot = slot_payload(kind, run, "log", 3, 1, b"2" * 32)
     wrong = [
         twice(liar.peer, one, one),
