@@ -19,6 +19,7 @@ from torch import Tensor
 from ...collectives.codec import Grid
 from ...collectives.digest import chunk_hash, part_digest
 from ...collectives.encoded import EncodedVector
+from ...collectives.errors import StorageError
 from ...collectives.exchange import BlobProgress
 from ...collectives.group import CID_BYTES, Entry, Plan
 from ...collectives.identifiers import PeerId
@@ -136,11 +137,10 @@ class BtardRounds(Beforehand):
         session, step = self.session, self.session.completed
         if self.step >= step or (self.step >= 0 and (self.found is None or self.found.step < self.step)):
             return
+        if self._made() is None or self._barred:
+            return
         if self.step < 0 and not set(self.terms.peers) <= set(session.config_peers()):
             return  # no step can be without one of them
-        peer = self._made()
-        if peer is None or self._barred:
-            return
         if self.step < 0:
             session.ports.storage.spend(BEGUN)
         self.step, self._said = step, []
@@ -307,14 +307,19 @@ class BtardRounds(Beforehand):
         if any(contributor.cid[:KIN_BYTES] != self._kin for contributor in what.contributors):
             return
 
-        def work() -> tuple[tuple[bytes, ...], memoryview]:
+        def work() -> tuple[tuple[bytes, ...], memoryview] | StorageError:
             grid = Grid(what.codec, what.numel, what.chunk_elements).results
-            data = session.ports.storage.allocate(grid.nbytes)
+            try:
+                data = session.ports.storage.allocate(grid.nbytes)
+            except StorageError as error:  # a full disk: the others decide, and it is fetched then
+                return error
             EncodedVector(grid, data).encode(found.vector)
             hashes = [chunk_hash(view) for view in grid.views(data)]
             return tuple(part_digest(what, part, hashes[part.first : part.stop]) for part in what.parts), data
 
-        def made(now: float, result: tuple[tuple[bytes, ...], memoryview]) -> None:
+        def made(now: float, result: tuple[tuple[bytes, ...], memoryview] | StorageError) -> None:
+            if isinstance(result, StorageError):
+                raise result
             digests, data = result
             if machine.round == what.round and not machine.open.applying:
                 session.actions.results[digests] = data
