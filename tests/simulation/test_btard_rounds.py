@@ -12,9 +12,12 @@ from session_table import LAYOUT, LIMIT_S, Peer, Table
 from torch import Tensor
 
 from atoll.collectives.errors import RemoteProtocolError
+from atoll.collectives.group import Contributor, Entry
 from atoll.collectives.identifiers import PeerId
+from atoll.collectives.round import RoundMachine
 from atoll.collectives.seeded import BtardSettings
 from atoll.collectives.swarm import OuterSettings, RunSettings
+from atoll.node.btard.rounds import BtardRounds, Found
 from atoll.node.btard.wire import MOST_SPANS, Offered, Taken, decode, encode
 from atoll.node.evidence import check
 from atoll.node.session import events as ev
@@ -25,19 +28,19 @@ from atoll.security.identity import Identity
 OPTIMUM = torch.linspace(-1, 1, LAYOUT.numel)
 
 
-def settings(count: int, validators: int) -> RunSettings:
+def settings(count: int, validators: int, lying: int) -> RunSettings:
     """Of so many peers, with short times."""
     peers = tuple(sorted(Identity(bytes([index]) * 32).peer for index in range(count)))
     outer = OuterSettings(kind="sgd", lr=1.0, momentum=0.0)
     btard = BtardSettings(peers, validators=validators, timeout_s=1.0, compute_s=2.0)
-    return RunSettings(sync_every=1, codec="bits", reducer="copy", outer=outer, btard=btard)
+    return RunSettings(sync_every=1, codec="bits", reducer="copy", outer=outer, btard=btard, lying=lying)
 
 
 class Seeds:
     """Peers whose scripts train a quadratic by seeds; those in ``liars`` answer with another vector for themselves."""
 
-    def __init__(self, count: int, liars: int = 0, validators: int = 1) -> None:
-        self.table = Table(count, settings(count, validators))
+    def __init__(self, count: int, liars: int = 0, validators: int = 1, lying: int = 0) -> None:
+        self.table = Table(count, settings(count, validators, lying))
         self.peers = self.table.all_in()
         self.liars = {peer.name for peer in self.peers[count - liars :]}
         self.anchors: dict[int, Tensor] = {0: torch.zeros(LAYOUT.numel)}
@@ -120,6 +123,47 @@ def test_who_lies_is_removed_with_evidence_and_the_others_go_on_through_loss(los
     seeds.until(seeds.rounds(len(seeds.anchors) + 3))
     assert seeds.refused.keys() <= seeds.liars
     seeds.table.end()
+
+
+def test_with_a_log_that_bears_a_liar() -> None:
+    seeds = Seeds(6, liars=1, validators=2, lying=1)
+    seeds.until(lambda: seeds.liars <= seeds.proofs.keys())
+    seeds.until(seeds.rounds(len(seeds.anchors) + 3))
+    assert len(seeds.peers[0].session.config_peers()) == 5
+    seeds.table.end()
+
+
+def test_nobody_votes_for_another_vector_than_its_own_step_came_to() -> None:
+    """Two of five give the log copies of another vector, and plan with these: in their ballots no round is decided, and the others decide in theirs."""
+    seeds = Seeds(5)
+    liars = {peer.name for peer in seeds.peers[3:]}
+    for peer in seeds.peers[3:]:
+        rounds, machine = peer.session.beforehand, peer.machine
+        assert isinstance(rounds, BtardRounds)
+        end = rounds._end
+
+        def theirs(machine: RoundMachine = machine) -> list[Contributor]:
+            return [offer for offer in machine.open.offers(machine.draw.members) if offer.member.peer in liars]
+
+        machine.offers = theirs  # type: ignore[method-assign]
+
+        def other(now: float, found: Found, kin: bytes, end: Any = end) -> None:
+            wrong = Found(found.step, found.vector * -50, found.counted)
+            end(now, wrong, wrong.kin)
+
+        rounds._end = other  # type: ignore[method-assign]
+    honest = seeds.peers[:3]
+    seeds.until(lambda: all(peer.session.completed >= 8 for peer in honest))
+    assert not seeds.proofs
+    assert float((seeds.anchors[8] - OPTIMUM).norm()) < 0.5 * float(OPTIMUM.norm())
+    assert not any(contributor.member.peer in liars for entry in entries(honest[0]) for contributor in entry.contributors)
+    seeds.table.end()
+
+
+def entries(peer: Peer) -> list[Entry]:
+    """All that its log has decided."""
+    log = peer.machine.journal.entries
+    return [log[index].entry for index in range(log.length)]
 
 
 def test_who_stops_in_a_step_is_removed_and_takes_no_part_when_it_is_back() -> None:
