@@ -120,7 +120,7 @@ class Convening:
         if self.phase is Phase.PREPARE:
             for member in machine.config:
                 said = self.promises.get(member)
-                if said is None or said.tip is not None:  # by now it may be further on its branch
+                if said is None or machine.merges:  # by now it may be on a branch, or further on it
                     self._tell(member.peer, m.Prepare(self.ballot))
         elif self.phase is Phase.REDUCE and self.plan:
             self._consider_revision(now)
@@ -175,6 +175,9 @@ class Convening:
         awaited = [who for who in machine.config if who not in self.promises and not machine.silent(who)]
         if machine.merges and awaited and now - self.began_at < machine.timing.detect_s:
             return  # they may be on a branch
+        mine = self.promises.get(machine.me)
+        if mine is not None and mine.tip != machine.actions.tip():  # it went on meanwhile: what it says now stays until it is adopted
+            return self._tell(machine.me.peer, m.Prepare(self.ballot))
         accepted = [p.accepted for p in self.promises.values() if p.accepted]
         if accepted:
             self.phase, self.entry = Phase.ADOPT, max(accepted, key=lambda a: a.ballot).entry

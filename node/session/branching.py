@@ -314,7 +314,7 @@ class Branching:
             return
         if machine.journal.promised < 1:  # ballot 0 is decided without asking for branches
             machine.journal.promise(1)
-            machine.convening.stop()
+        machine.convening.stop()  # what it was told before it knows of no branch
         machine.ballot = max(1, machine.ballot)
         if self.branch is not None:
             self.branch.end()
