@@ -141,6 +141,7 @@ def test_a_damaged_layout_or_list_of_results_is_mended_at_home(tmp_path: Path) -
     with ended(a := run.organiser()):
         one_round(a)
         before = a.anchor()
+        soon(lambda: json.loads((a.folder / "checkpoint" / "atoll.json").read_text())["round"] == 1, "the checkpoint of round 1")
     (a.folder / "layout").write_bytes(b"\xff")
     (a.folder / "results" / "index.json").write_bytes(b"{")
     with ended(a := run.organiser()):
