@@ -52,7 +52,7 @@ def test_the_work_of_a_lone_survivor_is_adopted_and_counted_once(seed: int) -> N
     assert (who, ended.adopted, ended.lost) == (P2, True, ())
 
 
-@pytest.mark.parametrize("seed", (1, 4, 5, 8))
+@pytest.mark.parametrize("seed", [1, 4, 5, 8])
 def test_who_comes_back_soon_adopts_all_that_was_done_though_the_survivor_had_asked_before(seed: int) -> None:
     """It convened a ballot before its branch began: its own promise of then knew of no branch."""
     stage = Stage(seed, back_s=6.2)
