@@ -427,11 +427,16 @@ class RoundMachine:
         return bool(under_way) or self.acceptor.urged
 
     def _consider_takeover(self, now: float) -> None:
-        if not self.engaged or self.open.decided:
+        spent = self.ballot == 0 and self.journal.restarted and self.convener_of(0) == self.me  # nobody else can use this ballot
+        if self.open.decided:
+            return
+        if not self.engaged:
+            if spent and self.convening.wants_entry(now):  # nobody else has anything to say: this member's own next one
+                self.enter(now, len(self.config))
             return
         patience = self.timing.takeover_s * min(8.0, 1 + self.ballot / 2) * (2 if self.convening.active else 1) + 4 * rtt_s(self)
-        if self.ballot == 0 and self.journal.restarted and self.convener_of(0) == self.me:
-            patience = 0.0  # this ballot is spent: nobody else can use it
+        if spent:
+            patience = 0.0
         elif self.open.plan is not None:
             patience += 2 * self.bulk_s + stuck_s(self) - self.timing.revise_s
         elif self.ballot == 0:

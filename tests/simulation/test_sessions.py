@@ -57,6 +57,26 @@ def test_a_node_of_one_script_waits_for_it() -> None:
     table.end()
 
 
+@pytest.mark.parametrize("members", [1, 2, 3])
+def test_members_that_were_started_again_without_a_script_let_another_in(members: int) -> None:
+    """The first ballot after a restart is spent, and none of them has anything to offer in another one."""
+    table = Table(members + 1)
+    *old, fresh = table.peers
+    first = table.found()
+    for peer in old[1:]:
+        peer.start().attach()
+    table.until(lambda: all(peer.inside for peer in old))
+    together(table, old, "one")
+    for peer in old:
+        peer.kill()
+    for peer in old:
+        peer.start()
+    fresh.start().attach()
+    table.until(lambda: fresh.inside and fresh.name in first.session.config_peers())
+    together(table, [fresh], "two")
+    table.end()
+
+
 # ---- a run that was founded twice
 
 
