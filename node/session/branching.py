@@ -307,7 +307,7 @@ class Branching:
         session, machine, replica = self.session, self.session.machine, self.session.replica
         assert machine is not None
         assert replica is not None
-        if self.moving or machine.open.applying or machine.open.decided is not None or machine.sealing.active:
+        if self.moving or machine.open.applying or machine.open.decided or machine.sealing.active or session.installing.under_way:
             return
         at, state = machine.round, self.state_of(path.digest) if path is not None else None
         if path is not None and state is None:
@@ -434,7 +434,7 @@ class Branching:
                 self.session.ports.exchange.release(held[0])
 
     def halt(self) -> None:
-        """An entry of the certified log is being applied: the branch goes no further."""
+        """An entry of the certified log is being applied, or a state after it installed: the branch goes no further."""
         if self.branch is not None:
             self.branch.end()
 

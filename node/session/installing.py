@@ -38,6 +38,7 @@ class Installing:
         storage, rounds = session.ports.storage, session.rounds(round_)
         replica = session.replica or storage.replica(layout, restore=False)
         self.under_way = True
+        session.branching.halt()  # the entry after its base is certified: a round of it would be added to the state that comes
 
         def install() -> None:
             session.branching.abandon()

@@ -8,10 +8,10 @@ from quiet_stage import QuietStage
 from atoll.collectives.group import Entry
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.round import adopted_rounds
-from atoll.node.session.events import BranchAdvanced, BranchEnded
+from atoll.node.session.events import BranchAdvanced, BranchEnded, StateProgress, StateReady
 from atoll.node.simulation.branch_plants import BranchPlant
 from atoll.node.simulation.member import SimMember
-from atoll.node.simulation.swarm import run_seed
+from atoll.node.simulation.swarm import TIMING, run_seed
 
 P0, P1, P2 = map(PeerId, ("p0", "p1", "p2"))
 SEEDS = (1, 2, 4)  # any three
@@ -142,3 +142,29 @@ def test_a_run_that_ends_in_a_branch_leaves_nothing_in_the_data_plane() -> None:
     stage.strike((0, lambda: stage.die(P0, P1)), (4, end))
     assert stage.run().problem == ""
     assert held == [(0, 0)]
+
+
+@pytest.mark.parametrize("seed", [5, 6, 8, 9])
+def test_a_branch_goes_no_further_while_a_fetched_state_is_being_installed(seed: int) -> None:
+    """One member alone is so far behind that it fetches the others' state. What its script gives meanwhile was once added to that state."""
+    stage, alone = Stage(seed, peers=4, after_s=0.5), PeerId("p3")
+    heard, swarm = stage.swarm.heard, stage.swarm
+
+    def behind() -> bool:
+        if stage.struck_at is None:
+            return False
+        [mine], [theirs] = stage.sessions(alone), stage.sessions(P0)
+        return mine.branching.rounds > 0 and theirs.round - mine.round > TIMING.keep_rounds + 1
+
+    def hear(member: SimMember, event: object) -> None:
+        heard(member, event)
+        if isinstance(event, StateProgress) and stage.struck_at is not None:  # all of it is here: installing it takes long
+            swarm.place.work_s = 1.0
+        if isinstance(event, StateReady):
+            swarm.place.work_s = 0.002
+
+    swarm.heard, swarm.train_s = hear, 0.1
+    stage.strike((0, lambda: swarm.network.partition({P0: 0, P1: 0, P2: 0, alone: 1})))
+    stage.once(behind, (0, lambda: swarm.network.partition(None)))
+    assert stage.run().problem == ""
+    assert swarm.stats["state ready"] > 4
