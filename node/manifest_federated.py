@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from .manifest import Manifest
 
 
+PLAIN_LANES = "whoever is on the way between members can read and change what they exchange in bulk"
+"""What is said of a run whose lanes are not encrypted."""
+
+
 class FederatedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``[federated]``: what becomes of the mean of a round's contributions, on all members alike. ``lr`` 1 takes it as it is.
 
@@ -311,9 +315,13 @@ def rounds_of(manifest: Manifest) -> dict[str, Any]:
 
 def privacy_lines(manifest: Manifest) -> list[str]:
     """Who can see what, in plain words, for whoever is asked to take part."""
+    way = "nobody outside the run can read what travels (a relay, or a router on the way, sees who talks to whom, when and how much)"
+    if not manifest.lanes.encrypt:
+        what = "masked updates, their sums" if manifest.secure is not None else "updates"
+        way = f"{PLAIN_LANES}, that is {what} and the model ([lanes] encrypt = false); the rest nobody outside the run can read"
     always = [
         "everybody in the run sees the model after each round, who is a member and who contributed to a round, and members' IP addresses",
-        "nobody outside the run can read what travels (a relay, or a router on the way, sees who talks to whom, when and how much)",
+        way,
         "your data are read by your own script only; atoll sends no sample of them",
     ]
     secure = manifest.secure

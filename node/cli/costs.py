@@ -9,7 +9,7 @@ import msgspec
 from ...collectives.codecs.names import MASKED_BYTES, round_bytes_per_value
 from ...optim.federated.methods import SUMS
 from ..manifest import Manifest
-from ..manifest_federated import privacy_lines
+from ..manifest_federated import PLAIN_LANES, privacy_lines
 from ..manifest_methods import READS
 from .output import bytes_text, count_text, span_text
 from .views import lying_text, rule_text
@@ -20,8 +20,7 @@ _DDP_BYTES = 2  # bf16 gradients in a ring all-reduce every step: the comparison
 
 def describe(manifest: Manifest) -> dict[str, Any]:
     """A run's settings and costs, for JSON. Bytes are those of a round with many members; with n of them (n-1)/n of it."""
-    parameters = manifest.parameters
-    settings = manifest.settings()
+    parameters, settings, federated = manifest.parameters, manifest.settings(), manifest.mode == "federated"
     found: dict[str, Any] = {
         "run_id": manifest.run_id,
         "name": manifest.name,
@@ -30,11 +29,12 @@ def describe(manifest: Manifest) -> dict[str, Any]:
         "model": manifest.model.entry,
         "parameters": parameters,
         "data": manifest.data.source,
-        "method": settings.method,
+        "method": manifest.federated.method if federated else settings.method,
         "sync_every": settings.sync_every,
         "round_s": settings.round_s,
         "rounds": settings.rounds,
         "mode": manifest.mode,
+        "federated": msgspec.to_builtins(manifest.federated) if federated else None,
         "codec": "masked" if settings.secure else "fp32" if settings.btard else settings.codec,
         "codecs": settings.codecs,
         "rule": manifest.robust.reducer,
@@ -108,6 +108,7 @@ def describe_lines(manifest: Manifest) -> list[str]:
         lines += [f"{'privacy' if number == 0 else '':7}  {line}" for number, line in enumerate(privacy_lines(manifest))]
     else:
         address = "your IP address (not with --relay-only)"
-        lines.append(f"privacy  members see your averaged update, how much you trained, and {address}; bytes on the way are encrypted")
+        way = "bytes on the way are encrypted" if manifest.lanes.encrypt else f"{PLAIN_LANES} ([lanes] encrypt = false)"
+        lines.append(f"privacy  members see your averaged update, how much you trained, and {address}; {way}")
     lines.append("code     nothing is downloaded and executed")
     return lines

@@ -26,9 +26,7 @@ MAX_CLIENTS = 10_000
 
 @click.command("simulate")
 @click.argument("manifest", type=GivenPath(dir_okay=False, path_type=Path), metavar="RUN.toml")
-@click.option(
-    "--methods", default="fedavg", show_default=True, type=GIVEN, metavar="A,B", help="Federated methods, compared; all: every one."
-)
+@click.option("--methods", type=GIVEN, metavar="A,B", help="Federated methods, compared; all: every one (the manifest's, or fedavg).")
 @click.option("--clients", default=20, show_default=True, type=click.IntRange(1, MAX_CLIENTS), help="How many.")
 @click.option("--alpha", type=float, default=0.1, show_default=True, help="How uneven classes are dealt: 0.1 very, 100 hardly (Dirichlet).")
 @click.option("--shards", type=click.IntRange(1, 1000), help="Instead of --alpha: so many shards of one class each client.")

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 OPERATION = "masking/"  # how the operations of secure rounds are called
 BEGUN, GIVEN = "begun/", "given/"  # in what storage remembers: attempts, and vectors that were handed over masked
+MOST_AHEAD = 1 << 16  # attempts at a round that are followed at once: to the last that can be said, one member could lead all
 REPEAT_S = 0.4
 SUM_S = 30.0  # how long a sum, or its unmasking, may stand still
 
@@ -235,7 +236,8 @@ class SecureRounds(Beforehand):
             return
         key, body, masking = (talk.round, talk.attempt), talk.body, self.masking
         opens = isinstance(body, Said) and talk.round == machine.round and not machine.open.applying and self.mean is None
-        if opens and (masking is None or (key > masking.key and masking.step < Step.MASKED)) and talk.attempt >= self._number:
+        near = self._number <= talk.attempt <= self._number + MOST_AHEAD
+        if opens and near and (masking is None or (key > masking.key and masking.step < Step.MASKED)):
             fresh = self._fresh(talk.attempt)
             if fresh is None or not isinstance(body, Said) or not fresh.hear(peer, body):
                 return

@@ -1,8 +1,9 @@
 """A member's vector on its way into a masked sum: bounded, with noise where the manifest asks for it, as whole numbers. Heavy: run beside.
 
-Metrics of the members travel in the same vector, behind the same masks: of each name two elements, the value and whether there is one, both times
-the member's weight. So what is known of them is their mean over the sum's members, and below the threshold nothing. Where the bound follows a quantile,
-one more element says whether the vector was within it, half a unit up or down, with noise of its own.
+Metrics of the members travel in the same vector, behind the same masks: of each name two elements, the value and that there is one, both times
+the member's weight. Who has none puts chance into both, so that nothing is known of the others' either: else the mean over a single one that has
+would be its own. So what is known of them is their mean over all of the sum's members, and below the threshold nothing. Where the bound follows
+a quantile, one more element says whether the vector was within it, half a unit up or down, with noise of its own.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ ROOM = 0.5  # share of the ring's room that is left to noise: ten deviations of 
 @dataclass(frozen=True, slots=True)
 class Summed:
     """What a sum without masks says. ``mean``: float32 (numel,). ``weight``: of all its members together. ``metrics``: the mean of each, by weight,
-    over the members that had it. ``within``: the noisy sum of (1 if within the bound else 0) - ½, of a bound that moves."""
+    of those that all members had. ``within``: the noisy sum of (1 if within the bound else 0) - ½, of a bound that moves."""
 
     mean: Tensor
     weight: int
@@ -105,8 +106,16 @@ class Vectors:
             if not largest <= self.terms.reach:  # NaN, too
                 what = f"a value of {largest:.3g}" if np.isfinite(largest) else "NaN or infinity"
                 return f"it holds {what}, and [secure] reach is {self.terms.reach:g}"
-            values = np.concatenate([vector.numpy(), self._told(metrics or {})])
-            return self.ring.encode(self.ring.quantise(values, chance), min(samples, self.terms.max_weight))
+            told = np.array([(metrics or {}).get(name, math.nan) for name in self.terms.metrics], np.float32)
+            there = np.abs(told) <= self.terms.reach  # neither NaN nor beyond it
+            pairs = np.zeros((len(told), 2), np.float32)
+            pairs[there, 0] = told[there]
+            multiples = self.ring.quantise(np.concatenate([vector.numpy(), pairs.reshape(-1)]), chance)
+            multiples[self.numel + 1 :: 2] = self.ring.levels
+            words = self.ring.encode(multiples, min(samples, self.terms.max_weight))
+            hidden = np.flatnonzero(np.repeat(~there, 2)) + self.numel
+            words[hidden] = np.frombuffer(chance.randbytes(4 * len(hidden)), "<u4")
+            return words
         bounded = vector.clone()
         try:
             within = clip(bounded, self.bound)
@@ -119,13 +128,6 @@ class Vectors:
             multiples[self.numel] = HALF if within else -HALF
             add_noise(multiples[self.numel :], plan, chance)
         return self.ring.encode(multiples, 1)
-
-    def _told(self, metrics: Mapping[str, float]) -> NDArray[np.float32]:
-        """Of each metric, and whether it is here: one that is not finite, or beyond the reach, is not."""
-        reach, values = self.terms.reach, [metrics.get(name, math.nan) for name in self.terms.metrics]
-        there = [abs(value) <= reach for value in values]
-        rows = [(value if here else 0.0, reach if here else 0.0) for value, here in zip(values, there, strict=True)]
-        return np.array(rows, np.float32).reshape(-1)
 
     def ruled(self, totals: Sequence[Words]) -> Summed:
         """What a robust rule makes of the means of buckets, each from a sum without masks. One that honest members cannot have is as good as any other
@@ -147,8 +149,8 @@ class Vectors:
         mean = torch.from_numpy(means[: self.numel].astype(np.float32))
         if self.moving is not None:
             return Summed(mean, weight, {}, int(total[self.numel :].view("<i4")[0]) / (2 * HALF))
-        metrics = dict[str, float]()
-        for name, (value, there) in zip(self.terms.metrics, means[self.numel :].reshape(-1, 2), strict=True):
-            if there > 0:
-                metrics[name] = float(value / there * self.terms.reach)
-        return Summed(mean, weight, metrics)
+        all_there = (total[self.numel + 1 : -1 : 2] == weight * self.ring.levels).tolist()
+        values = means[self.numel :: 2].tolist()
+        return Summed(
+            mean, weight, {name: value for name, value, there in zip(self.terms.metrics, values, all_there, strict=True) if there}
+        )

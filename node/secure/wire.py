@@ -51,7 +51,7 @@ class Talk(msgspec.Struct, frozen=True, array_like=True):
     """A message, and which attempt at which round it is of."""
 
     round: Count
-    attempt: Annotated[int, msgspec.Meta(ge=0, lt=1 << 20)]
+    attempt: Count
     body: Body
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -17,7 +17,7 @@ from session_table import LAYOUT, SETTINGS, Peer, Table
 
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.swarm import RunSettings
-from atoll.node.secure.vectors import Vectors
+from atoll.node.secure.vectors import Summed, Vectors
 from atoll.node.session import events as ev
 from atoll.optim import SoloSwarm, attach
 
@@ -129,16 +129,31 @@ def test_the_search_finds_what_is_told_in_other_runs() -> None:
     table.end()
 
 
-def test_metrics_that_are_missing_or_out_of_range_are_left_out_of_their_mean() -> None:
+def summed(told: Sequence[Mapping[str, float]], seed: int = 0) -> tuple[Summed, np.ndarray]:
+    """What is known of sites that report this, and the words of the sum."""
     vectors = Vectors(structs.replace(TERMS, metrics=("loss", "auc")), None, 5, 4, 3)
-    told = [{"loss": 2.0}, {"loss": float("nan")}, {"loss": 99.0, "auc": 0.5}, {"loss": 3.0}]
-    rows = [vectors.words(torch.full((5,), 0.25), 1, random.Random(number), metrics) for number, metrics in enumerate(told)]
-    total = np.sum([row for row in rows if not isinstance(row, str)], axis=0, dtype=np.uint32)
-    found = vectors.summed(total)
+    rows = [vectors.words(torch.full((5,), 0.25), 1, random.Random(seed + number), metrics) for number, metrics in enumerate(told)]
+    total = np.array([row for row in rows if not isinstance(row, str)], np.uint32).sum(axis=0, dtype=np.uint32)
+    return vectors.summed(total), total
+
+
+def test_a_metric_is_told_where_all_of_a_sum_have_it() -> None:
+    found, _ = summed([{"loss": value, "auc": value / 8} for value in (2.0, -1.0, 16.0, 3.0)])
     assert found.weight == 4
     assert found.mean.tolist() == pytest.approx([0.25] * 5, abs=1e-4)
-    assert found.metrics == pytest.approx({"loss": 2.5, "auc": 0.5}, abs=1e-4)
+    assert found.metrics == pytest.approx({"loss": 5.0, "auc": 0.625}, abs=1e-4)
     assert Vectors(TERMS, None, 5, 4, 3).summed(np.array([1, 2, 3, 4, 5, 1], np.uint32)).metrics == {}
+
+
+@pytest.mark.parametrize("silent", [{}, {"loss": float("nan")}, {"loss": float("inf")}, {"loss": 99.0}])
+def test_of_a_metric_that_one_lacks_nothing_is_known_of_the_others(silent: dict[str, float]) -> None:
+    """Least of all that of a single one that has it: what stands in its place is as good as chance."""
+    silent = {**silent, "auc": 0.5}
+    for told in ([{"loss": 2.0, "auc": 0.5}, silent, silent, silent], [{"loss": 2.0, "auc": 0.5}] * 3 + [silent]):
+        found, total = summed(told)
+        assert found.metrics == pytest.approx({"auc": 0.5}, abs=1e-4)
+        apart = (total[5:7] - summed(told, seed=100)[1][5:7]).view(np.int32)
+        assert np.abs(apart.astype(float)).min() > 1e5  # where it is told, sums of other chances are 4 apart at most
 
 
 class Heard(SoloSwarm):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from random import Random
 
 import msgspec
@@ -18,7 +19,9 @@ from atoll.collectives.swarm import PrivacySettings
 from atoll.node.secure.budget import epsilon_after, most_rounds
 from atoll.node.secure.rounds import threshold_of
 from atoll.node.secure.vectors import Vectors
+from atoll.node.secure.wire import Said, Talk, encode
 from atoll.node.session import events as ev
+from atoll.security.masking import Client, Memory
 
 PHASES = ("Keys", "Deal", "Fixed", "record", "Consent", "Reveal")
 
@@ -178,3 +181,30 @@ def test_a_secure_run_needs_an_identity() -> None:
     table.place.identities = {}
     with pytest.raises(LocalProtocolError, match="takes an identity"):
         table.peers[0].start()
+
+
+def test_nobody_follows_one_member_to_an_attempt_far_ahead() -> None:
+    """It would be the last that can be said: who went on from there would be taken for a liar by all others, and no round would end any more."""
+    sites = Sites(5)
+    sites.until(sites.committed(1))
+    liar, honest = sites.peers[4], sites.peers[:4]
+    machine = sites.peers[0].session.machine
+    assert machine is not None
+    last = next(number for number in range(2**62 - 1, 0, -1) if machine.convener_of(number).peer == liar.name)
+    liar.kill()
+    identity = sites.table.place.identities[liar.name]
+
+    def lie() -> None:
+        for peer in honest:
+            if (masking := peer.session.secure.masking if peer.session.secure else None) is None:
+                continue
+            binding = dataclasses.replace(masking.binding, attempt=last)
+            said = Said(binding.number(liar.name), Client(binding, identity, Memory()).keys())
+            peer.session.on_message(sites.table.world.now, liar.name, encode(Talk(binding.round, last, said)))
+
+    for moment in range(40):
+        sites.table.world.after(0.05 * moment, lie)
+    rounds = honest[0].session.completed
+    sites.until(sites.committed(rounds + 3))
+    assert max(attempt for _, attempt in sites.sums) < 20
+    sites.table.end()

@@ -97,6 +97,9 @@ def test_the_manifests_method_and_outer_step_are_simulated(folder: Path, capsys:
     slow = simulated(capsys, *options)["curves"]["fedavg"][0]
     assert plain < slow[-1]["loss"] < slow[0]["loss"]
     assert simulated(capsys, *options, "--server-lr", "1")["curves"]["fedavg"][0][-1]["loss"] == plain
+    (folder / "run.toml").write_text(RUN.replace("[model]", 'mode = "federated"\n[federated]\nmethod = "scaffold"\n[model]', 1))
+    assert list(simulated(capsys, *options)["table"]) == ["scaffold"]
+    assert list(simulated(capsys, *options, "--methods", "fedprox")["table"]) == ["fedprox"]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from atoll.collectives.errors import ConfigError
+from atoll.node.cli.costs import describe_lines
 from atoll.node.manifest import parse_manifest
 from atoll.node.manifest_federated import privacy_lines
 
@@ -75,6 +76,20 @@ def test_the_words_say_what_is_so(name: str) -> None:
     assert ("spends epsilon" in told) == ("private" in name)
     assert ("there is no [privacy]" in told) == ("masked" in name and "private" not in name)
     assert "no sample of them" in told
+
+
+@pytest.mark.parametrize("secure", ["", "[secure]\n"])
+def test_lanes_without_encryption_are_told(secure: str) -> None:
+    """Also of a run that is not federated; and nothing is told there that is not so."""
+    plain = f'schema = 1\nname = "x"\nmode = "federated"\n[lanes]\nencrypt = false\n{secure}'
+    told = " ".join(privacy_lines(parse_manifest(plain)))
+    assert f"exchange in bulk, that is {'masked updates, their sums' if secure else 'updates'} and the model" in told
+    assert "nobody outside the run can read what travels" not in told
+    (line,) = [
+        line for line in describe_lines(parse_manifest(plain.replace("federated", "swarm").replace(secure or "-", ""))) if "privacy" in line
+    ]
+    assert "in bulk ([lanes] encrypt = false)" in line
+    assert "are encrypted" not in line
 
 
 if __name__ == "__main__":
