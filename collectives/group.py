@@ -27,7 +27,7 @@ Cid = Annotated[bytes, msgspec.Meta(min_length=CID_BYTES, max_length=CID_BYTES)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
 LAST_BALLOT = 1 << 48  # the last that can be said; nobody comes there by the clock
 Short = Annotated[str, msgspec.Meta(max_length=MAX_CODEC_NAME)]
-TopologyKind = Literal["butterfly", "ring", "two-level"]
+TopologyKind = Literal["butterfly", "ring", "two-level", "checked"]
 LogName = Annotated[str, msgspec.Meta(max_length=MAX_LOG_NAME)]
 
 

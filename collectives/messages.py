@@ -24,6 +24,7 @@ from .group import (
     Hash,
     LogName,
     Member,
+    Peer,
     Plan,
     Reading,
     Vote,
@@ -112,6 +113,17 @@ class Missing(msgspec.Struct, frozen=True, array_like=True, tag="missing"):
 
     plan_id: PlanId
     lacking: Annotated[tuple[tuple[Cid, Spans], ...], msgspec.Meta(max_length=MAX_MEMBERS)]
+
+
+class Disputed(msgspec.Struct, frozen=True, array_like=True, tag="disputed"):
+    """From the owner of a part to all: what ``head`` and ``witness`` say of a partial sum (or what came of it) is not the same, so it is not used.
+    ``wrong``: whose word was not true, once the owner has added up itself."""
+
+    plan_id: PlanId
+    chunk: Count
+    head: Peer
+    witness: Peer
+    wrong: Annotated[tuple[Peer, ...], msgspec.Meta(max_length=2)] = ()
 
 
 class Need(msgspec.Struct, frozen=True, array_like=True, tag="need"):
@@ -310,7 +322,7 @@ class Gone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):
 
 Body = (
     Ready | Prepare | Promise | PlanMessage | Missing | Need | Accept | Accepted | Fetch | Catch | Join | Get | AskState | Offer | Gone
-    | Fork | Consent | Begin | Seal | Sealed | Trial | Sample | Retained | Claim | Turn | Pledge | Propose | Echo
+    | Fork | Consent | Begin | Seal | Sealed | Trial | Sample | Retained | Claim | Turn | Pledge | Propose | Echo | Disputed
 )  # fmt: skip
 
 

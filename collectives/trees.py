@@ -8,6 +8,8 @@ used under a later plan like one. The division by the sum of all weights comes a
     ring        a chain: around the circle of contributors, sites one after another, to the owner
     two-level   contributors at another site than the owner's send to one of theirs, which sends their sum; every one of them in turn, part
                 by part. So a site's sum crosses its uplink once
+    checked     two levels, and another member of the site adds up the same: its *witness*. Both give the owner an *account*: what they added
+                up, and what came of it, by hashes. Where accounts and sum do not agree the sum is not used (`exchange/checking.py`)
 
 In the butterfly the owner may be anybody; everywhere, who contributes nothing gets results from the owner.
 """
@@ -16,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import msgspec
 from blake3 import blake3
@@ -48,12 +50,30 @@ class Sum:
     total: int
 
 
-class Tree:
-    """The tree of one part. ``parents`` must lead from every contributor to ``owner``."""
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A partial sum that is used if two accounts of it are the same: its maker's and a witness's."""
 
-    def __init__(self, contributors: Sequence[Contributor], owner: PeerId, parents: Parents, reducer: StreamingReducer) -> None:
+    partial: Term
+    of: Sum
+    accounts: tuple[Term, Term]
+
+    @property
+    def witness(self) -> PeerId:
+        """Who adds up the same."""
+        return self.accounts[1].peer
+
+
+class Tree:
+    """The tree of one part. ``parents`` must lead from every contributor to ``owner``; ``witnesses``: who checks each member that adds up for it."""
+
+    def __init__(
+        self, contributors: Sequence[Contributor], owner: PeerId, parents: Parents, reducer: StreamingReducer, witnesses: Parents | None = None
+    ) -> None:  # fmt: skip
         self.owner = owner
         self.parents = parents
+        self._witnesses = witnesses or {}
+        self._checks: tuple[Check, ...] | None = None
         self._own = {c.member.peer: Term(c.member.peer, c.cid, c.weight) for c in contributors}
         self._reducer = reducer
         self._sums: dict[PeerId, Sum] = {}
@@ -91,6 +111,46 @@ class Tree:
         found = self.sum(peer)
         return found.sent if found is not None else self._own.get(peer)
 
+    def checks(self) -> tuple[Check, ...]:
+        """Which partial sums are checked, in the order of the plan."""
+        if self._checks is None:
+            found: list[Check] = []
+            for head, witness in self._witnesses.items():
+                of = self.sum(head)
+                assert of is not None
+                assert of.sent is not None
+                found.append(Check(of.sent, of, (_account(of.sent, head), _account(of.sent, witness))))
+            self._checks = tuple(found)
+        return self._checks
+
+    def check_by(self, peer: PeerId) -> Check | None:
+        """The check in which a member is head or witness."""
+        return next((check for check in self.checks() if peer in (check.partial.peer, check.witness)), None)
+
+    def wants(self, peer: PeerId) -> tuple[Term, ...]:
+        """All that others send to a member for this part, and its own contribution where it adds that up."""
+        total, check = self.sum(peer), self.check_by(peer)
+        if peer == self.owner:
+            accounts = chain.from_iterable(check.accounts for check in self.checks())
+            return (*(total.terms if total is not None else ()), *accounts)
+        if check is not None and peer == check.witness:
+            return check.of.terms
+        return total.terms if total is not None else ()
+
+    def sends(self, peer: PeerId) -> tuple[tuple[Term, PeerId], ...]:
+        """All that a member sends for this part, and to whom: what goes up; its contribution to a witness; its account."""
+        if peer == self.owner:
+            return ()
+        above, sent, found = self.above(peer), self.sent(peer), list[tuple[Term, PeerId]]()
+        if sent is not None:
+            found.append((sent, above))
+        for check in self.checks():
+            head, witness = check.partial.peer, check.witness
+            if peer != witness and peer in (head, *(term.peer for term in check.of.terms)):
+                found.append((self._own[peer], witness))
+            found += [(account, self.owner) for account in check.accounts if account.peer == peer]
+        return tuple(found)
+
     def _make(self, peer: PeerId) -> Sum:
         terms: list[Term] = []
         total = 0
@@ -110,9 +170,10 @@ class Tree:
 def trees_of(plan: Plan | Entry, reducer: StreamingReducer) -> tuple[Tree, ...]:
     """The tree of each part of a plan, or of the entry made from it."""
     peers = [c.member.peer for c in plan.contributors]
+    every = parents_of(plan.topology, peers, [part.owner for part in plan.parts])
     return tuple(
-        Tree(plan.contributors, part.owner, parents, reducer)
-        for part, parents in zip(plan.parts, parents_of(plan.topology, peers, [part.owner for part in plan.parts]), strict=True)
+        Tree(plan.contributors, part.owner, parents, reducer, witnesses_of(plan, part.owner, parents))
+        for part, parents in zip(plan.parts, every, strict=True)
     )
 
 
@@ -122,8 +183,7 @@ def senders_of(plan: Plan, me: PeerId) -> dict[bytes, frozenset[PeerId]]:
     reducer = REDUCERS.get(plan.reducer)
     if plan.topology.kind != "butterfly" and reducer is not None and reducer.form == "streaming":
         for tree in trees_of(plan, reducer):
-            total, sent = tree.sum(me), tree.sent(me)
-            for term in (*(total.terms if total is not None else ()), *((sent,) if sent is not None else ())):
+            for term in (*tree.wants(me), *(term for term, _ in tree.sends(me))):
                 found[term.cid] = found.get(term.cid, frozenset()) | {term.peer}
     return found
 
@@ -133,13 +193,25 @@ def parents_of(topology: Topology, peers: Sequence[PeerId], owners: Sequence[Pee
     sites: dict[object, list[PeerId]] = {}
     for index, peer in enumerate(peers):
         sites.setdefault(topology.groups[index] if topology.groups else peer, []).append(peer)
-    if topology.kind == "two-level":
+    if topology.kind in ("two-level", "checked"):
         turns = [0] * len(sites)
         return [_two_level(list(sites.values()), owner, turns) for owner in owners]
     circle = [peer for site in sites.values() for peer in site]
     if topology.kind == "ring":
         return [_ring(circle, owner) for owner in owners]
     return [{peer: owner for peer in peers if peer != owner} for owner in owners]
+
+
+def witnesses_of(plan: Plan | Entry, owner: PeerId, parents: Parents) -> Parents:
+    """Who checks each member that adds up for the owner of a part: one of those that send to it, drawn by the entry before, which names all."""
+    if plan.topology.kind != "checked":
+        return {}
+    mates: dict[PeerId, list[PeerId]] = {}
+    for peer, head in parents.items():
+        if head != owner:
+            mates.setdefault(head, []).append(peer)
+    draws = {head: blake3(b"atoll/witness/1" + msgspec.msgpack.encode((plan.base, owner, head))).digest(8) for head in mates}
+    return {head: sorted(peers)[int.from_bytes(draws[head]) % len(peers)] for head, peers in mates.items()}
 
 
 def _ring(circle: Sequence[PeerId], owner: PeerId) -> Parents:
@@ -159,6 +231,11 @@ def _two_level(sites: Sequence[Sequence[PeerId]], owner: PeerId, turns: list[int
             parents[head] = owner
         parents.update((peer, head) for peer in site if peer not in (head, owner))
     return parents
+
+
+def _account(partial: Term, by: PeerId) -> Term:
+    """A member's account of a partial sum, by the name under which it is sent and asked for."""
+    return Term(by, blake3(b"atoll/account/1" + msgspec.msgpack.encode((partial.cid, by))).digest(CID_BYTES), 0)
 
 
 def _name(reducer: str, terms: Sequence[Term]) -> bytes:

@@ -128,14 +128,15 @@ class ExchangeTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``[exchange]``: how contributions travel. ``codecs``: other codecs for tensors whose names match a shell pattern.
 
     ``plan``: on which ways they are added up (`collectives/trees.py`). ``fragments``: how many logs the model is cut into, each with rounds
-    of its own (`collectives/layout.py`, `cut`).
+    of its own (`collectives/layout.py`, `cut`). ``check``: on two levels another member of a site adds up what its head does; None: in federated runs.
     """
 
     codec: str = "int8"
     codecs: Annotated[dict[Annotated[str, msgspec.Meta(min_length=1, max_length=512)], str], msgspec.Meta(max_length=64)] = {}
     feedback: bool = False  # carry what the codec loses into the next contribution; stat2 and the sparse codecs always do
     feedback_kept: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0  # share of that which is still carried a round later
-    plan: TopologyKind = "butterfly"
+    plan: Literal["butterfly", "ring", "two-level"] = "butterfly"
+    check: bool | None = None
     fragments: Annotated[int, msgspec.Meta(ge=1, le=MAX_FRAGMENTS)] = 1
     deadline_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] | None = None  # None: from measured rates
 
@@ -222,6 +223,12 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """How long no quorum may be in sight before members go on in a branch; None: they never do."""
         return self.no_quorum.reconfigure_after_s if self.no_quorum.policy == "branch" else None
 
+    @property
+    def ways(self) -> TopologyKind:
+        """On which ways contributions are added up, and whether heads of sites are checked."""
+        check = self.mode == "federated" if self.exchange.check is None else self.exchange.check
+        return "checked" if check and self.exchange.plan == "two-level" else self.exchange.plan
+
     def settings(self) -> RunSettings:
         """What governs rounds and optimizers."""
         return RunSettings(
@@ -237,7 +244,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             max_steps=self.train.max_steps,
             feedback=self.exchange.feedback,
             feedback_kept=self.exchange.feedback_kept,
-            plan=self.exchange.plan,
+            plan=self.ways,
             fragments=self.exchange.fragments,
             lying=self.quorum.lying,
             rounds=self.train.rounds,

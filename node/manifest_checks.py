@@ -122,6 +122,13 @@ def check_exchange(exchange: ExchangeTable, name: str) -> None:
             why="The sum of some contributions is no longer as sparse as each of them, or has more than four values.",
             hint='plan = "butterfly", or codec = "int4"',
         )
+    if exchange.check and exchange.plan != "two-level":
+        raise ConfigError(
+            f'{name}: $.exchange.check with plan = "{exchange.plan}"',
+            key="$.exchange.check",
+            why="Only heads of sites are checked: in a butterfly nobody adds up for another member, in a ring everybody does.",
+            hint='plan = "two-level", or leave it out',
+        )
     if exchange.feedback_kept != 1.0 and not (exchange.feedback or coarse):
         raise ConfigError(
             f"{name}: $.exchange.feedback_kept is given, and nothing is carried",

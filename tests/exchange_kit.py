@@ -101,7 +101,7 @@ def ref_tree(plan: Plan, number: int) -> dict[PeerId, list[PeerId]]:
     owner, peers = plan.parts[number].owner, [c.member.peer for c in plan.contributors]
     site = dict(zip(peers, plan.topology.groups, strict=True)) if plan.topology.groups else {peer: peer for peer in peers}
     above = dict.fromkeys(peers, owner)
-    if plan.topology.kind == "two-level":
+    if plan.topology.kind in ("two-level", "checked"):
         for name in set(site.values()):
             mates = [peer for peer in peers if site[peer] == name]
             if owner not in mates:

@@ -42,6 +42,7 @@ PARTS: tuple[Part, ...] = get_args(Part)
 RECORDS: dict[int, Phase] = {
     record_header.PART: "reduce",
     record_header.PARTIAL: "reduce",
+    record_header.ACCOUNT: "reduce",
     record_header.MEASURE: "measure",
     record_header.RESULT: "gather",
 }

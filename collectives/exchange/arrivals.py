@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ..errors import RemoteProtocolError
-from ..identifiers import PeerId
+from ..identifiers import HASH_BYTES, PeerId
 from . import header as wire_header
 from .blobs import Blobs, Wanted
 from .header import HEADER_BYTES, Header
@@ -35,7 +35,7 @@ class Arrival:
 
 
 class Arrivals:
-    """The records that lanes are receiving, one a lane. ``part``, ``result``: a part was stored, the bytes of a result are in place;
+    """The records that lanes are receiving, one a lane. ``part``, ``result``: a part or an account was stored, the bytes of a result are in place;
     ``said``: what an owner says of its part."""
 
     def __init__(
@@ -56,6 +56,8 @@ class Arrivals:
         self.drop(peer, lane)
         if record.kind in (wire_header.PART, wire_header.PARTIAL):
             arrival = self._of_part(peer, record)
+        elif record.kind == wire_header.ACCOUNT:
+            arrival = self._of_account(peer, record)
         elif record.kind == wire_header.RESULT:
             arrival = self._of_result(peer, record)
         elif record.kind == wire_header.MEASURE:
@@ -119,6 +121,27 @@ class Arrivals:
             self._part(slot, peer, cid, chunk)
 
         return Arrival(slot, chunk, wire.data, False, arrived, lambda: pool.give(wire))
+
+    def _of_account(self, peer: PeerId, record: Header) -> Arrival | None:
+        """What a member says of a partial sum, also before the plan is known here."""
+        slot, name, chunk = slot_of(record, self._slots), record.sub, record.chunk
+        if slot is None or peer not in slot.members:
+            return None
+        if chunk >= slot.chunks or not record.length or record.length % HASH_BYTES:
+            raise RemoteProtocolError(f"an account of {record.length} bytes of chunk {chunk} of {slot.chunks}", peer=peer)
+        if slot.plan is not None:
+            slot.plan.check_partial(peer, record)
+        if slot.closed or not slot.accounts.takes(peer, name, chunk, record.length):
+            return None
+        data, of = bytearray(record.length), slot
+
+        def arrived() -> None:
+            if not of.closed and of.accounts.takes(peer, name, chunk, record.length):
+                of.accounts.of(peer, name)[chunk] = bytes(data)
+                of.bytes_received += HEADER_BYTES + record.length
+                self._part(of, peer, name, chunk)
+
+        return Arrival(slot, chunk, memoryview(data), False, arrived)
 
     def _of_result(self, peer: PeerId, record: Header) -> Arrival | None:
         state, chunk = self._plans.get(record.key), record.chunk

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ..identifiers import PeerId
+from ..messages import Disputed
 
 Spans = tuple[tuple[int, int], ...]
 """Chunks [first, stop), ascending, not touching."""
@@ -44,13 +45,14 @@ class Report:
     """Answer to `Exchange.report`. ``missing``: chunks of my part that lack a contribution, by its cid. ``lacking``: result chunks that
     have not come, by the owner of their part. ``progress`` counts the useful records received for the plan: when it has not moved since
     the last report, asking again is in order. ``resumed``: peers whose lane came up since the last report; what was under way on the one
-    before is lost."""
+    before is lost. ``disputed``: why nothing is added up any more under the plan that it names."""
 
     plan_id: bytes
     missing: dict[bytes, Spans]
     lacking: dict[PeerId, Spans]
     progress: int = 0
     resumed: frozenset[PeerId] = frozenset()
+    disputed: Disputed | None = None
 
 
 @dataclass(frozen=True, slots=True)

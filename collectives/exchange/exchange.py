@@ -18,7 +18,7 @@ from functools import lru_cache, partial
 
 from torch import Tensor
 
-from ..codec import Grid
+from ..codec import Grid, Wire
 from ..digest import chunk_hash
 from ..encoded import EncodedVector
 from ..errors import ConfigError, LocalProtocolError
@@ -29,6 +29,7 @@ from ..reduce import REDUCERS, FindReducer, least_of
 from . import header as wire_header
 from .arrivals import Arrivals
 from .blobs import Blobs, Bounds
+from .checking import account_of, disagreement
 from .events import ExchangeEvent, NonFinite, PartReduced, PeerFault, ResultComplete
 from .measuring import NOT_FINITE, FirstPhase
 from .outbox import Outgoing, Sender
@@ -36,6 +37,7 @@ from .plans import PlanState, slot_for
 from .pool import Pools
 from .reduction import ChunkReducer
 from .slot import Frozen, RoundSlot, unfold
+from .ways import Job
 
 
 class Exchange:
@@ -181,14 +183,14 @@ class Exchange:
             self._forget(slot)
 
     def resend_parts(self, peer: PeerId, plan_id: bytes, cid: bytes, spans: Iterable[tuple[int, int]]) -> None:
-        """Answer to Missing: send these chunks of my contribution, or of a partial sum of mine, again."""
+        """Answer to Missing: send these chunks of my contribution, or of a partial sum or an account of mine, again."""
         state = self._plans.get(plan_id)
         if state is None or state.slot.closed or peer == self.me or (cid == state.own_cid and self._usable(state) is None):
             return
         box = self._sender.box(peer)
         flow = box.flow(state.slot)
         for chunk in unfold(spans, state.slot.chunks):
-            if state.uploads(chunk) == (cid, peer) and self._sender.overdue(flow.sent.get(cid, {}), chunk):
+            if (cid, peer) in state.uploads(chunk) and self._sender.overdue(flow.sent.get(cid, {}), chunk):
                 flow.parts[cid, chunk] = None
         box.wake(flow)
 
@@ -340,24 +342,54 @@ class Exchange:
             self._settle()
 
     def _reduce(self, state: PlanState, chunk: int) -> None:
-        sent = state.job(chunk).sent
-        out = state.wire(chunk) if sent is None else state.slot.pool(chunk).take()
-        culprit = self._reducer.reduce(state, chunk, self._usable(state), out)
-        if culprit is not None:
-            if sent is not None:
-                state.slot.pool(chunk).give(out)
-            self._blame(state, *culprit, NOT_FINITE)
+        job = state.job(chunk)
+        if job.owned and self._disputes(state, job, chunk):
             return
-        if sent is not None:
-            state.slot.partials.setdefault(sent.cid, {})[chunk] = out
-            del state.waiting[chunk]
-            self._queue_parts(state, (chunk,))
+        out = state.wire(chunk) if job.owned else state.slot.pool(chunk).take()
+        found = self._reducer.reduce(state, chunk, self._usable(state), out)
+        if isinstance(found, tuple):
+            if not job.owned:
+                state.slot.pool(chunk).give(out)
+            self._blame(state, *found, NOT_FINITE)
+            return
+        if not job.owned:
+            self._added_up(state, job, chunk, out, found)
             return
         done = state.reduced(chunk, chunk_hash(state.view(chunk)))
         self._queue_results(state, state.below[state.part_of[chunk]], (chunk,))
         if done is not None:
             self._post(PartReduced(state.plan_id, done, state.part_digest(done)))
         self._completed(state)
+
+    def _added_up(self, state: PlanState, job: Job, chunk: int, out: Wire, terms: list[Wire]) -> None:
+        """What I add up for others: send it, or what I say of it."""
+        if job.account is not None:
+            state.slot.accounts.made.setdefault(job.account, {})[chunk] = account_of(out, terms)
+        if job.sent is not None:
+            state.slot.partials.setdefault(job.sent.cid, {})[chunk] = out
+        else:
+            state.slot.pool(chunk).give(out)
+        del state.waiting[chunk]
+        self._queue_parts(state, (chunk,))
+
+    def _disputes(self, state: PlanState, job: Job, chunk: int) -> bool:
+        """Whether a partial sum to a chunk of mine is not to be used. Of one that was not, added up here, it may show who was wrong."""
+        slot = state.slot
+        found, dispute = disagreement(state.plan_id, slot, job, chunk), slot.dispute
+        if found is not None:
+            state.blocked, slot.dispute = True, found
+        elif dispute is None or dispute.chunk != chunk:
+            return False
+        else:
+            out = slot.pool(chunk).take()
+            slot.dispute = dispute.settled({cid: held for _, cid, held in job.sources}, slot.grid.codec(chunk), out) or dispute
+            slot.pool(chunk).give(out)
+            for peer in slot.dispute.wrong:
+                self._post(
+                    PeerFault(peer, f"the sum of its site that it states (chunk {chunk}) is not that of what its members contribute")
+                )
+        self._post(state.report(self._usable(state) is not None))
+        return found is not None
 
     def _blame(self, state: PlanState, peer: PeerId, cid: bytes | None, why: str) -> None:
         state.blocked = True
@@ -401,11 +433,10 @@ class Exchange:
                 self._ready.extend((state, chunk) for chunk in range(state.slot.chunks) if state.givers[chunk] != self.me)
 
     def _queue_parts(self, state: PlanState, chunks: Sequence[int]) -> None:
-        """Chunks of one part: send up what I have for it, as far as it was never sent there."""
+        """Chunks of one part: send what I have for it, as far as it was never sent there."""
         for chunk in chunks:
-            if (upload := state.uploads(chunk)) is not None:
-                cid, above = upload
-                box = self._sender.box(above)
+            for cid, to in state.uploads(chunk):
+                box = self._sender.box(to)
                 flow = box.flow(state.slot)
                 if flow.wants_part(cid, chunk):
                     flow.parts[cid, chunk] = None

@@ -6,6 +6,7 @@ PART     key = slot (log and round), sub = cid of the contribution
 PARTIAL  key = first halves of slot and plan id, sub = the partial sum's id
 RESULT   key = plan id, sub = slot
 MEASURE  key = plan id, sub = slot, chunk = index of the part: what its owner says of it (measuring.py)
+ACCOUNT  key = first halves of slot and plan id, sub = the account's id: what was added up to a partial sum (checking.py)
 BLOB     key = first 16 bytes of blake3(name), sub = zeros
 BEAT     everything zero, no payload; used by the lane itself
 
@@ -24,7 +25,7 @@ from ..errors import RemoteProtocolError
 from ..identifiers import PeerId
 
 VERSION = 1
-PART, RESULT, BLOB, BEAT, PARTIAL, MEASURE = 1, 2, 3, 4, 5, 6
+PART, RESULT, BLOB, BEAT, PARTIAL, MEASURE, ACCOUNT = 1, 2, 3, 4, 5, 6, 7
 KEY_BYTES = 16
 HALF = KEY_BYTES // 2
 NO_KEY = bytes(KEY_BYTES)
@@ -73,7 +74,7 @@ def parse(data: bytes | bytearray | memoryview, peer: PeerId, *, packed_too: boo
     if len(data) != HEADER_BYTES:
         raise RemoteProtocolError(f"record header of {len(data)} bytes", peer=peer)
     version, kind, packed, length, chunk, key, sub = _layout.unpack(data)
-    if version != VERSION or packed > packed_too or not PART <= kind <= MEASURE:
+    if version != VERSION or packed > packed_too or not PART <= kind <= ACCOUNT:
         raise RemoteProtocolError(f"unknown record: version {version}, kind {kind}", peer=peer)
     if length > MAX_PAYLOAD_BYTES:
         raise RemoteProtocolError(f"record of {length} bytes, limit {MAX_PAYLOAD_BYTES}", peer=peer)

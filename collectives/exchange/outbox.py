@@ -195,7 +195,7 @@ class Sender:
                 if found is None:
                     continue
                 payload, handed = found, flow.sent.setdefault(cid, {})
-                kind, key = (wire_header.PART, slot.id) if cid not in slot.partials else (wire_header.PARTIAL, state.partial_key)
+                kind, key = _kind(state, cid)
                 head = wire_header.pack(kind, len(payload), chunk, key, cid)
             handed[chunk] = NOT_YET
             box.in_hand[lane] = handed, chunk
@@ -214,6 +214,9 @@ class Sender:
 
     def _encode(self, flow: Flow, workspace: Workspace, cid: bytes, chunk: int) -> memoryview | None:
         slot, frozen = flow.slot, self._frozen.get(cid)
+        if cid in slot.accounts.made:
+            account = slot.accounts.made[cid].get(chunk)
+            return None if account is None else memoryview(account)
         if cid in slot.partials:  # copied: the buffer may be needed before the lane is done with it
             found = slot.partials[cid].get(chunk)
             copy = workspace.wire(slot.grid.codec(chunk), slot.grid.elements(chunk))
@@ -227,3 +230,10 @@ class Sender:
             self._poison(cid)
             return None
         return wire.data
+
+
+def _kind(state: PlanState, cid: bytes) -> tuple[int, bytes]:
+    """Kind and key of the record of a contribution, a partial sum or an account."""
+    if cid in state.slot.accounts.made:
+        return wire_header.ACCOUNT, state.partial_key
+    return (wire_header.PARTIAL, state.partial_key) if cid in state.slot.partials else (wire_header.PART, state.slot.id)

@@ -92,12 +92,12 @@ class PlanState:
                 self._due["result", giver] = self._due.get(("result", giver), 0) + 1
 
     def _expect(self, job: Job, chunks: Iterable[int]) -> None:
-        done = self.slot.partials.get(job.sent.cid, {}) if job.sent is not None else {}
-        others = [(peer, held) for peer, _, held in job.sources if peer != self.me]
+        slot = self.slot
+        done = slot.partials.get(job.sent.cid, {}) if job.sent is not None else slot.accounts.made.get(job.account or b"", {})
         for chunk in chunks:
             if chunk in done:  # added up under an earlier plan
                 continue
-            lacking = [peer for peer, held in others if chunk not in held]
+            lacking = [peer for peer, _, held in job.awaited if chunk not in held]
             self.waiting[chunk] = len(lacking)
             for peer in lacking:
                 self._due["part", peer] = self._due.get(("part", peer), 0) + 1
@@ -124,16 +124,20 @@ class PlanState:
         assert job is not None
         return job
 
-    def uploads(self, chunk: int) -> tuple[bytes, PeerId] | None:
-        """(cid, to whom) of what I send up for a chunk: my contribution, or a partial sum once it is made."""
-        upload = self.ways[self.part_of[chunk]].upload
-        if upload is None or (upload.partial and chunk not in self.slot.partials.get(upload.cid, ())):
-            return None
-        return upload.cid, upload.above
+    def uploads(self, chunk: int) -> list[tuple[bytes, PeerId]]:
+        """(cid, to whom) of what I send for a chunk: my contribution, and a partial sum or an account once it is made."""
+        partials, accounts = self.slot.partials, self.slot.accounts.made
+        return [
+            (upload.cid, upload.to)
+            for upload in self.ways[self.part_of[chunk]].uploads
+            if not upload.made or chunk in partials.get(upload.cid, ()) or chunk in accounts.get(upload.cid, ())
+        ]
 
     def partials(self) -> set[bytes]:
-        """The names of the partial sums I make."""
-        return {way.upload.cid for way in self.ways if way.upload is not None and way.upload.partial}
+        """The names of the partial sums I make, and of the accounts that I give and wait for."""
+        jobs = [way.job for way in self.ways if way.job is not None]
+        given = {account.cid for job in jobs for check in job.checks for account in check.accounts}
+        return given | {upload.cid for way in self.ways for upload in way.uploads if upload.made}
 
     def expected(self, peer: PeerId, chunk: int) -> bytes | None:
         """The name of what ``peer`` is to send me for a chunk, if anything."""
@@ -141,9 +145,14 @@ class PlanState:
         return next((cid for other, cid, _ in job.sources if other == peer), None) if job is not None else None
 
     def check_partial(self, peer: PeerId, record: Header) -> None:
-        """Raises RemoteProtocolError when a partial sum made for this plan is not the one that it wants from the peer."""
-        if record.key == self.partial_key and self.expected(peer, record.chunk) != record.sub:
+        """Raises RemoteProtocolError when a partial sum or an account made for this plan is not the one that it wants from the peer."""
+        if record.key != self.partial_key:
+            return
+        if record.kind == wire_header.PARTIAL and self.expected(peer, record.chunk) != record.sub:
             raise RemoteProtocolError(f"a partial sum of chunk {record.chunk} over another set than the plan's", peer=peer)
+        job = self.ways[self.part_of[record.chunk]].job
+        if record.kind == wire_header.ACCOUNT and (job is None or (peer, record.sub) not in job.others):
+            raise RemoteProtocolError(f"an account of chunk {record.chunk} that the plan does not want", peer=peer)
 
     def wire(self, chunk: int) -> Wire:
         """Views of a chunk of the result."""
@@ -239,9 +248,12 @@ class PlanState:
         """What is still lacking."""
         lost: dict[bytes, list[int]] = {}
         for chunk in self.waiting:
-            for peer, cid, held in self.job(chunk).sources:
-                if not own_usable if peer == self.me else chunk not in held:
+            job = self.job(chunk)
+            for _, cid, held in job.awaited:
+                if chunk not in held:
                     lost.setdefault(cid, []).append(chunk)
+            if job.own_cid is not None and not own_usable:
+                lost.setdefault(job.own_cid, []).append(chunk)
         lacking: dict[PeerId, list[int]] = {}
         for chunk, digest in enumerate(self.hashes):
             if digest is None and self.givers[chunk] != self.me:
@@ -249,4 +261,5 @@ class PlanState:
         resumed, self.resumed = self.resumed, set()
         missing = {cid: spans(chunks) for cid, chunks in lost.items()}
         found = {giver: spans(chunks) for giver, chunks in lacking.items()}
-        return Report(self.plan_id, missing, found, self.progress, frozenset(resumed))
+        dispute = self.slot.dispute
+        return Report(self.plan_id, missing, found, self.progress, frozenset(resumed), dispute.told if dispute is not None else None)

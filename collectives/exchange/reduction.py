@@ -26,8 +26,9 @@ class ChunkReducer:
         self._rows: Tensor | None = None
         self._out: Tensor | None = None
 
-    def reduce(self, state: PlanState, chunk: int, own: Frozen | None, out: Wire) -> Source | None:
-        """Write the encoded result, or partial sum, of a chunk to ``out``. Returns None, or the contribution that made it impossible.
+    def reduce(self, state: PlanState, chunk: int, own: Frozen | None, out: Wire) -> list[Wire] | Source:
+        """Write the encoded result, or partial sum, of a chunk to ``out``. Returns what it is made of, until the next call, or the contribution
+        that made it impossible.
 
         My own contribution goes through its encoding like everybody's, so the result depends on encoded bytes alone.
         """
@@ -36,7 +37,7 @@ class ChunkReducer:
         if isinstance(wires, tuple):
             return wires
         if self._combine(state, job, chunk, wires, out):
-            return None
+            return wires
         return self._culprit(state, job, chunk, wires)
 
     def measure(self, state: PlanState, chunk: int, own: Frozen | None) -> Statistics | Source:

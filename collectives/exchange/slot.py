@@ -12,11 +12,13 @@ from ..codec import Grid, Wire
 from ..encoded import EncodedVector
 from ..errors import LocalProtocolError, RemoteProtocolError
 from ..identifiers import CID_BYTES, PeerId
+from .accounts import Accounts
 from .events import Spans
 from .header import HALF, PART, Header, slot_id
 from .pool import Pools, WirePool, Workspace
 
 if TYPE_CHECKING:
+    from .checking import Dispute
     from .plans import PlanState
 
 MAX_SPANS = 4096  # what a control message may carry
@@ -41,6 +43,8 @@ class RoundSlot:
         self.chunks = grid.chunks
         self.plan: PlanState | None = None
         self.partials: dict[bytes, dict[int, Wire]] = {}
+        self.accounts = Accounts(2 * grid.chunks, len(members))
+        self.dispute: Dispute | None = None  # the first partial sum of which accounts differed
         self.closed = False
         self.bytes_sent = 0
         self.bytes_received = 0
@@ -110,10 +114,11 @@ class RoundSlot:
             self.pool(chunk).give(wire)
         chunks.clear()  # a plan may hold this very mapping
 
-    # partial sums made here
+    # partial sums made here, and accounts of them
 
     def keep_partials(self, wanted: Collection[bytes]) -> None:
         """Drop those that are not among these."""
+        self.accounts.keep(wanted)
         for cid in [cid for cid in self.partials if cid not in wanted]:
             for chunk, wire in self.partials.pop(cid).items():
                 self.pool(chunk).give(wire)
@@ -212,7 +217,7 @@ class Frozen:
 
 
 def slot_of(record: Header, slots: Mapping[bytes, RoundSlot]) -> RoundSlot | None:
-    """The open round of an arriving part or partial sum."""
+    """The open round of an arriving part, partial sum or account."""
     if record.kind == PART:
         return slots.get(record.key)
     return next((slot for slot in slots.values() if slot.id[:HALF] == record.key[:HALF]), None)

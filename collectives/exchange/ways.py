@@ -9,29 +9,43 @@ from ..errors import ConfigError
 from ..group import Plan
 from ..identifiers import PeerId
 from ..reduce import Factors, Reducer
-from ..trees import Term, Tree, trees_of
+from ..trees import Check, Term, Tree, trees_of
 from .slot import RoundSlot
 
 
 class Job:
-    """What I add up for the chunks of a part: as its owner, or (``sent``) as a partial sum for the member above."""
+    """What I add up for the chunks of a part: as its owner, or (``sent``) as a partial sum for the member above, or to check that.
 
-    def __init__(self, slot: RoundSlot, me: PeerId, terms: Sequence[Term], factors: Factors | None, sent: Term | None = None) -> None:
-        self.sent = sent
+    ``account``: the name of what I say of it. ``checks``: the partial sums among what I add up of which I am given accounts.
+    """
+
+    def __init__(
+        self, slot: RoundSlot, me: PeerId, terms: Sequence[Term], factors: Factors | None, sent: Term | None = None, *,
+        account: bytes | None = None, checks: Sequence[Check] = (),
+    ) -> None:  # fmt: skip
+        self.sent, self.account, self.checks = sent, account, checks
         self.weights = tuple(term.weight for term in terms)
         self.factors = factors
         self.sources = [(term.peer, term.cid, slot.parts_of(term.peer, term.cid)) for term in terms]
-        self.others = {(term.peer, term.cid) for term in terms if term.peer != me}
+        accounts = [account for check in checks for account in check.accounts]
+        self.awaited = [source for source in self.sources if source[0] != me]
+        self.awaited += [(account.peer, account.cid, slot.accounts.of(account.peer, account.cid)) for account in accounts]
+        self.others = {(peer, cid) for peer, cid, _ in self.awaited}
         self.own_cid = next((term.cid for term in terms if term.peer == me), None)
+
+    @property
+    def owned(self) -> bool:
+        """Whether what comes of it is the result."""
+        return self.sent is None and self.account is None
 
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """What I send up for a part: my contribution, or a partial sum."""
+    """What I send for a part: my contribution, or (``made``) what I have for it when I have added up."""
 
     cid: bytes
-    partial: bool
-    above: PeerId
+    made: bool
+    to: PeerId
 
 
 @dataclass(slots=True)
@@ -41,7 +55,7 @@ class Way:
     owner: PeerId
     above: PeerId
     job: Job | None
-    upload: Upload | None
+    uploads: tuple[Upload, ...]
     tree: Tree | None
 
     def below(self, me: PeerId, audience: Sequence[PeerId]) -> tuple[PeerId, ...]:
@@ -58,13 +72,24 @@ def ways_of(plan: Plan, slot: RoundSlot, me: PeerId, reducer: Reducer) -> list[W
     if reducer.form != "streaming" or slot.results is not slot.grid:
         raise ConfigError(f"reducer {plan.reducer!r} of {plan.codec} works in a butterfly only", key="topology")
     ways: list[Way] = []
+    own = {c.cid for c in plan.contributors if c.member.peer == me}
     for part, tree in zip(plan.parts, trees_of(plan, reducer), strict=True):
-        total, term = tree.sum(me), tree.sent(me)
-        job = Job(slot, me, total.terms, total.factors, total.sent) if total is not None else None
         above = me if part.owner == me else tree.above(me)
-        upload = Upload(term.cid, job is not None, above) if term is not None else None
-        ways.append(Way(part.owner, above, job, upload, tree))
+        uploads = tuple(Upload(term.cid, term.cid not in own, to) for term, to in tree.sends(me))
+        ways.append(Way(part.owner, above, _job(slot, me, tree), uploads, tree))
     return ways
+
+
+def _job(slot: RoundSlot, me: PeerId, tree: Tree) -> Job | None:
+    total, check = tree.sum(me), tree.check_by(me)
+    if check is not None:
+        account = next(account.cid for account in check.accounts if account.peer == me)
+        return Job(slot, me, check.of.terms, check.of.factors, check.partial if total is not None else None, account=account)
+    return (
+        Job(slot, me, total.terms, total.factors, total.sent, checks=tree.checks() if me == tree.owner else ())
+        if total is not None
+        else None
+    )
 
 
 def _star(plan: Plan, slot: RoundSlot, me: PeerId, reducer: Reducer) -> list[Way]:
@@ -75,8 +100,8 @@ def _star(plan: Plan, slot: RoundSlot, me: PeerId, reducer: Reducer) -> list[Way
     job = Job(slot, me, terms, factors)
     sends = reducer.form != "own" and job.own_cid is not None
     return [
-        Way(part.owner, part.owner, job, None, None)
+        Way(part.owner, part.owner, job, (), None)
         if part.owner == me
-        else Way(part.owner, part.owner, None, Upload(job.own_cid, False, part.owner) if sends and job.own_cid else None, None)
+        else Way(part.owner, part.owner, None, (Upload(job.own_cid, False, part.owner),) if sends and job.own_cid else (), None)
         for part in plan.parts
     ]

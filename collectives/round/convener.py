@@ -17,7 +17,7 @@ from .gathering import look, waits
 from .merging import adoption, best_tip
 from .patience import stuck_s, transfer_s
 from .sealing import gone
-from .ways import broken, held_up_by, plan_trees, topology_of
+from .ways import broken, disputes, held_up_by, plan_trees, topology_of
 
 if TYPE_CHECKING:
     from .machine import RoundMachine
@@ -157,6 +157,12 @@ class Convening:
         if self.plan and body.plan_id == self.plan.plan_id:
             self.reported_at[who.peer] = now
             self.missing[who.peer] = {cid for cid, _ in body.lacking}
+
+    def on_disputed(self, now: float, who: Member, body: m.Disputed) -> None:
+        """An owner does not use a partial sum: contributions come to it one by one, under a plan without any."""
+        if disputes(self.machine, who, body) and self.phase is Phase.REDUCE and self.plan and self.plan.plan_id == body.plan_id:
+            self.star = True
+            self._new_plan(now, list(self.plan.contributors))
 
     def on_own_report(self, missing: dict[bytes, m.Spans]) -> None:
         """What this member itself, as an owner, still misses."""

@@ -24,7 +24,7 @@ from .journal import Journal
 from .lying import sides
 from .merging import adopts
 from .patience import rtt_s, stuck_s
-from .pulling import ask_again, on_missing, on_the_way
+from .pulling import ask_again, on_missing, on_the_way, tell_dispute
 from .readiness import close_round, on_ready, repeat_ready, send_ready
 from .sampling import Draw
 from .sealing import Sealing
@@ -46,6 +46,7 @@ class RoundMachine:
         ``lying``: how many members of a configuration may do anything (`round.lying`)."""
         self.site, self.merges, self.lying = site, merges, lying
         self.caught = set[PeerId]()  # who has proved to lie
+        self.apart: dict[PeerId, tuple[PeerId, int]] = {}  # who disagreed on a partial sum: with which owner, and in which round
         self.run, self.log, self.me, self.organiser = run, log, me, organiser
         self.journal, self.shape, self.timing, self.actions, self.rng = journal, shape, timing, actions, rng
         self.root: bytes | None = None  # Merkle root of the state before the open round; None while it is being hashed
@@ -212,6 +213,8 @@ class RoundMachine:
                 self._on_plan(now, who, body.plan)
             case m.Missing():
                 on_missing(self, now, who, body)
+            case m.Disputed():
+                self.convening.on_disputed(now, who, body)
             case m.Need():
                 self.actions.resend_results(who.peer, body.plan_id, body.chunks)
             case _:
@@ -229,10 +232,11 @@ class RoundMachine:
 
     def on_report(
         self, now: float, plan_id: bytes, missing: dict[bytes, m.Spans], lacking: dict[PeerId, m.Spans],
-        resumed: Collection[PeerId] = (),
+        resumed: Collection[PeerId] = (), disputed: m.Disputed | None = None,
     ) -> None:  # fmt: skip
-        """What the data plane waits for: contributions missing in my part, result chunks by owner; and whose lane is a new one."""
+        """What the data plane waits for: contributions missing in my part, result chunks by owner; whose lane is a new one; what it did not use."""
         if self.open.plan is not None and self.open.plan.plan_id == plan_id:
+            tell_dispute(self, disputed)
             ask_again(self, now, self.open.plan, missing, lacking, resumed)
 
     def on_applied(self, now: float) -> None:

@@ -48,6 +48,20 @@ def ask_again(
             machine.tell(owner, m.Need(plan.plan_id, spans[: m.MAX_CHUNK_LIST]))
 
 
+def tell_dispute(machine: RoundMachine, disputed: m.Disputed | None) -> None:
+    """Tell all why a partial sum is not used, until another plan is in force; and once who was wrong, if that turns out."""
+    opened = machine.open
+    if (
+        disputed is None
+        or opened.plan is None
+        or not (disputed.plan_id == opened.plan.plan_id or (disputed.wrong and disputed != opened.told))
+    ):
+        return
+    opened.told = disputed
+    for member in machine.config:
+        machine.tell(member.peer, disputed)
+
+
 def on_missing(machine: RoundMachine, now: float, who: Member, body: m.Missing) -> None:
     """An owner, or a node on the way to one, lacks contributions: send again what goes to it from here."""
     machine.convening.on_missing(now, who, body)

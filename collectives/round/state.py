@@ -149,6 +149,7 @@ class OpenRound:
     ripe_at: float | None = None  # since when the contributions are there that the round waits for, where it waits for some only
     plan: Plan | None = None
     plan_sender: PeerId | None = None
+    told: m.Disputed | None = None  # what was last told to all of a partial sum
     senders: dict[bytes, frozenset[PeerId]] = field(default_factory=dict[bytes, frozenset[PeerId]])  # of what is added up here, by its cid
     planned_at: float = 0.0
     reduced: tuple[Plan, tuple[bytes, ...]] | None = None  # the newest plan whose result is complete here, and its part digests

@@ -17,7 +17,7 @@ from ...collectives.exchange import Bounds
 from ...collectives.group import Plan
 from ...collectives.identifiers import PeerId
 from ...collectives.messages import Spans
-from ...collectives.trees import parents_of
+from ...collectives.trees import parents_of, witnesses_of
 from ..session.ports import DataPlane
 
 KEPT = 32
@@ -115,7 +115,8 @@ class LaneKeeper:
 
 
 def neighbours(plan: Plan, audience: Iterable[PeerId], me: PeerId) -> frozenset[PeerId]:
-    """With whom a member exchanges records of a plan whose result goes to ``audience``: those above and below it in the tree of any part."""
+    """With whom a member exchanges records of a plan whose result goes to ``audience``: those above and below it in the tree of any part, and those
+    in whose checks it is."""
     owners, peers = [part.owner for part in plan.parts], [c.member.peer for c in plan.contributors]
     found, everybody = set[PeerId](), {*peers, *audience}
     for owner, parents in zip(owners, parents_of(plan.topology, peers, owners), strict=True):
@@ -123,6 +124,11 @@ def neighbours(plan: Plan, audience: Iterable[PeerId], me: PeerId) -> frozenset[
             found.update(peer for peer in everybody if peer != owner and parents.get(peer, owner) == me)
         if me != owner:
             found.add(parents.get(me, owner))
+        for head, witness in witnesses_of(plan, owner, parents).items():
+            if me == witness:
+                found.update((owner, head, *(peer for peer, above in parents.items() if above == head)))
+            elif me in (owner, head) or parents.get(me) == head:
+                found.add(witness)
     return frozenset(found - {me})
 
 

@@ -415,7 +415,7 @@ class Branching:
         branch = self.branch
         if branch is None or branch.machine.open.plan is None or branch.machine.open.plan.plan_id != event.plan_id:
             return False
-        branch.machine.on_report(now, event.plan_id, event.missing, event.lacking, event.resumed)
+        branch.machine.on_report(now, event.plan_id, event.missing, event.lacking, event.resumed, event.disputed)
         return True
 
     def result_arrived(self, now: float, entry: Entry, data: memoryview) -> None:

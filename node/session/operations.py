@@ -299,7 +299,7 @@ class Operations:
         """What the data plane waits for; False when it is none of ours."""
         operation = self._planned(event.plan_id)
         if operation is not None:
-            operation.machine.on_report(now, event.plan_id, event.missing, event.lacking, event.resumed)
+            operation.machine.on_report(now, event.plan_id, event.missing, event.lacking, event.resumed, event.disputed)
         return operation is not None
 
     def _planned(self, plan_id: bytes) -> Operation | None:

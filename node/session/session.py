@@ -349,7 +349,7 @@ class Session:
                     self.actions.on_result(now, event)
             case x.Report():
                 if not self.branching.on_report(now, event) and not self.operations.on_report(now, event) and machine:
-                    machine.on_report(now, event.plan_id, event.missing, event.lacking, event.resumed)
+                    machine.on_report(now, event.plan_id, event.missing, event.lacking, event.resumed, event.disputed)
             case x.BlobProgress():
                 if self.beforehand is None or not self.beforehand.on_blob(now, event):
                     self.transfer.on_blob(now, event.name, event.have, event.missing)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, get_args
+from random import Random
+from typing import Any
 
 import msgspec
 import torch
@@ -38,10 +39,12 @@ from .watch import Watch
 
 CUTS = (1, 1, 1, 2, 3)  # in how many fragments the model is, in seeds without branches
 RECERTIFIED = 0.15  # share of the seeds in which a quorum is lost for ever, and the organiser recertifies
+CHECKED = 0.5  # share of the seeds with two levels in which heads of sites are checked
 BRANCHED = 0.4  # share of the seeds in which members without a quorum go on in branches
 RECORD_KINDS = {
     record_header.PART: "part",
     record_header.PARTIAL: "part",
+    record_header.ACCOUNT: "part",
     record_header.RESULT: "result",
     record_header.MEASURE: "measure",
     record_header.BLOB: "blob",
@@ -124,7 +127,7 @@ class SimSwarm:
             codec=plain if plant is not None or self.options.reducer != "mean" else coarse,
             outer=OuterSettings(lr=0.7, momentum=0.5),
             reducer=self.options.reducer,
-            plan=self.options.plan or ways.choice(get_args(TopologyKind)),
+            plan=self.options.plan or self._drawn(ways),
             fragments=fragments,
             lying=self.options.lying,
         )
@@ -196,6 +199,10 @@ class SimSwarm:
         return (
             f"not all reached {target} entries within {self.options.patience_s:g} s after healing ({where}; ! = not in the configuration)"
         )
+
+    def _drawn(self, ways: Random) -> TopologyKind:
+        kind = ways.choice(("butterfly", "ring", "two-level"))
+        return "checked" if kind == "two-level" and self.world.stream("checks").random() < CHECKED else kind
 
     # ---- what members report
     def heard(self, disk: Disk, event: object) -> None:

@@ -96,7 +96,7 @@ def test_any_bytes_are_a_header_within_bounds_or_refused(data: bytes) -> None:
     except RemoteProtocolError:
         return
     assert found.length <= record_header.MAX_PAYLOAD_BYTES
-    assert record_header.PART <= found.kind <= record_header.MEASURE
+    assert record_header.PART <= found.kind <= record_header.ACCOUNT
     assert record_header.pack(*found) == data
 
 

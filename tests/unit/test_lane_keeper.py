@@ -79,7 +79,7 @@ def test_a_run_that_ends_or_grows_lets_its_members_become_idle() -> None:
     assert table.open == [peer(3)]
 
 
-@pytest.mark.parametrize("kind", ["butterfly", "ring", "two-level"])
+@pytest.mark.parametrize("kind", ["butterfly", "ring", "two-level", "checked"])
 def test_neighbours_are_all_with_whom_a_tree_exchanges_records(kind: str) -> None:
     everybody = [peer(number) for number in range(7)]
     giving, owners = everybody[:5], [peer(1), peer(3), peer(6)]
@@ -91,7 +91,7 @@ def test_neighbours_are_all_with_whom_a_tree_exchanges_records(kind: str) -> Non
     assert all((a in found[b]) == (b in found[a]) for a, b in itertools.combinations(everybody, 2))
     for tree, me in itertools.product(trees_of(plan, MEAN), everybody):
         total = tree.sum(me)
-        needed = {term.peer for term in total.terms} if total is not None else set[PeerId]()
+        needed = {term.peer for term in (*(total.terms if total is not None else ()), *tree.wants(me))} | {to for _, to in tree.sends(me)}
         needed |= {*tree.below(me, everybody)} | ({tree.above(me)} if me != tree.owner else set[PeerId]())
         assert needed - {me} <= found[me]
     assert kind == "butterfly" or any(len(found[me]) < 6 for me in giving)
