@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from ..identifiers import HASH_BYTES, PeerId
+from ..identifiers import PeerId
 
 
 class Accounts:
-    """By name and chunk. A peer may have ``most`` of them here, whatever it sends; each of at most so many hashes as members and one."""
+    """By name and chunk. A peer may have ``most`` of them here, whatever it sends."""
 
-    def __init__(self, most: int, members: int) -> None:
+    def __init__(self, most: int) -> None:
         self.made: dict[bytes, dict[int, bytes]] = {}
-        self._most, self._longest = most, HASH_BYTES * (members + 1)
+        self._most = most
         self._given: dict[PeerId, dict[bytes, dict[int, bytes]]] = {}
 
     def of(self, peer: PeerId, name: bytes) -> dict[int, bytes]:
         """The chunks of one account that are here (a live view)."""
         return self._given.setdefault(peer, {}).setdefault(name, {})
 
-    def takes(self, peer: PeerId, name: bytes, chunk: int, length: int) -> bool:
+    def takes(self, peer: PeerId, name: bytes, chunk: int) -> bool:
         """Whether an arriving one is wanted."""
         given = self._given.get(peer, {})
-        return length <= self._longest and chunk not in given.get(name, ()) and sum(map(len, given.values())) < self._most
+        return chunk not in given.get(name, ()) and sum(map(len, given.values())) < self._most
 
     def keep(self, wanted: Collection[bytes]) -> None:
         """Forget all but these."""

@@ -127,16 +127,16 @@ class Arrivals:
         slot, name, chunk = slot_of(record, self._slots), record.sub, record.chunk
         if slot is None or peer not in slot.members:
             return None
-        if chunk >= slot.chunks or not record.length or record.length % HASH_BYTES:
+        if chunk >= slot.chunks or record.length % HASH_BYTES or not 0 < record.length <= HASH_BYTES * (len(slot.members) + 1):
             raise RemoteProtocolError(f"an account of {record.length} bytes of chunk {chunk} of {slot.chunks}", peer=peer)
         if slot.plan is not None:
             slot.plan.check_partial(peer, record)
-        if slot.closed or not slot.accounts.takes(peer, name, chunk, record.length):
+        if slot.closed or not slot.accounts.takes(peer, name, chunk):
             return None
         data, of = bytearray(record.length), slot
 
         def arrived() -> None:
-            if not of.closed and of.accounts.takes(peer, name, chunk, record.length):
+            if not of.closed and of.accounts.takes(peer, name, chunk):
                 of.accounts.of(peer, name)[chunk] = bytes(data)
                 of.bytes_received += HEADER_BYTES + record.length
                 self._part(of, peer, name, chunk)

@@ -43,7 +43,7 @@ class RoundSlot:
         self.chunks = grid.chunks
         self.plan: PlanState | None = None
         self.partials: dict[bytes, dict[int, Wire]] = {}
-        self.accounts = Accounts(2 * grid.chunks, len(members))
+        self.accounts = Accounts(2 * grid.chunks)
         self.dispute: Dispute | None = None  # the first partial sum of which accounts differed
         self.closed = False
         self.bytes_sent = 0

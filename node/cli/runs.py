@@ -50,6 +50,7 @@ codec = "int8"                     # fp32 | fp16 | bf16 | int8 | int8_fp16 | int
                                    # | stat2 | sparse32 | sparse64 | sparse128 | sparse256: docs/optimizers.md
 # codecs = { "*.norm.*" = "fp16" }  # for tensors whose names match
 # plan = "two-level"               # sums within a site (atoll up --site LABEL) before they cross to others; butterfly | ring | two-level
+# check = true                     # ... and another member of the site adds up what its head does; default: in federated runs
 
 # [robust]                         # members may be hostile, as far as their contributions go: docs/operating.md
 # rule = "trimmed_mean"            # mean (of trusted members) | median | trimmed_mean | meamed | krum | multi_krum | mda | geometric_median |

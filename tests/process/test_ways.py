@@ -1,4 +1,4 @@
-"""A ring, and two levels over two sites, with four real peers: the bits are those of the trees, in numpy."""
+"""A ring, and two levels over two sites whose heads are checked, with four real peers: the bits are those of the trees, in numpy."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ assert chunk_elements("fp32", NUMEL) >= NUMEL
 SITES = ("lab-1", "lab-2", "lab-1", "lab-2")
 
 
-@pytest.mark.parametrize("kind", ["ring", "two-level"])
+@pytest.mark.parametrize("kind", ["ring", "checked"])
 def test_four_peers_at_two_sites(tmp_path: Path, kind: TopologyKind) -> None:
-    manifest = MANIFEST.replace('codec = "int8"', f'codec = "fp32"\nplan = "{kind}"')
+    plan = 'plan = "two-level"\ncheck = true' if kind == "checked" else f'plan = "{kind}"'
+    manifest = MANIFEST.replace('codec = "int8"', f'codec = "fp32"\n{plan}')
     with Peers(tmp_path, 4, NUMEL, script=SCRIPT, manifest=manifest, sites=SITES) as swarm:
         swarm.settle()  # rounds of the run go the same ways
         await_members(swarm)

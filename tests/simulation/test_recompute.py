@@ -148,7 +148,7 @@ def on_two_levels(folder: Path, monkeypatch: pytest.MonkeyPatch, plan: str, liar
     return table, Source(folder, SimpleNamespace(run_id="run"), {"main": lambda: iter(entries)}), heads  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("plan", ["two-level", "ring"])
+@pytest.mark.parametrize("plan", ["two-level", "checked", "ring"])
 def test_a_round_of_partial_sums_is_recomputed_sum_by_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: str) -> None:
     table, source, _ = on_two_levels(tmp_path, monkeypatch, plan, liar=False)
     found = r.recompute(source, "main", 3, [tmp_path / peer.name for peer in table.peers])
@@ -163,7 +163,7 @@ def test_a_round_of_partial_sums_is_recomputed_sum_by_sum(tmp_path: Path, monkey
     for peer in table.peers:
         assert torch.allclose(peer.session.replica.anchor[: LAYOUT.numel], flat, rtol=0, atol=1e-6)  # type: ignore[union-attr]
     for part in found.parts:
-        assert len(part.heads) == (1 if plan == "two-level" else 2)  # of a chain of four all but its first and its owner
+        assert len(part.heads) == (2 if plan == "ring" else 1)  # of a chain of four all but its first and its owner
         assert part.owner not in part.heads
 
 

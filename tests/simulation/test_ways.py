@@ -19,7 +19,7 @@ from atoll.collectives.swarm import RunSettings
 from atoll.node.local import LocalSwarm
 from atoll.node.simulation.swarm import Options, SimSwarm
 
-TREES: tuple[TopologyKind, ...] = ("ring", "two-level")
+TREES: tuple[TopologyKind, ...] = ("ring", "two-level", "checked")
 NUMEL = 2_400_000
 RATE = 12.5e6  # bytes per second of an uplink: 100 Mbit/s
 BEGIN_S = 3.0
@@ -112,6 +112,12 @@ def test_two_levels_send_a_site_s_sum_once() -> None:
     assert set(star.crossed.values()) == {4 * size}
     assert star.elapsed_s > 4 * size / RATE
     assert tree.elapsed_s < 2 * size / RATE
+    checked = Sum("checked")
+    chunks = checked.check().chunks / 2  # of the other site's owners
+    accounts = 2 * chunks * (1 + 4) * 32
+    assert sum(checked.crossed.values()) == 2 * (size + accounts)
+    assert accounts < 0.011 * size
+    assert checked.elapsed_s < 2 * size / RATE
 
 
 @pytest.mark.parametrize("plan", TREES)

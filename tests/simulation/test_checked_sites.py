@@ -1,0 +1,216 @@
+"""Heads of sites are checked while the round runs: who states another sum is named in that round, and what is decided is the flat mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from session_table import LAYOUT, Table
+
+from atoll.collectives.digest import chunk_hash
+from atoll.collectives.exchange import header as record_header
+from atoll.collectives.group import Entry
+from atoll.collectives.identifiers import PeerId
+from atoll.collectives.reduce import MEAN
+from atoll.collectives.round import ways
+from atoll.collectives.swarm import OuterSettings, RunSettings
+from atoll.collectives.trees import Check, trees_of
+from atoll.node.session import events as ev
+from atoll.node.simulation.swarm import Options, run_seed
+
+SITES = ("lab-0", "lab-0", "lab-0", "lab-1", "lab-1", "lab-1")
+Change = Callable[[PeerId, Any, bytes], bytes]
+"""What becomes of a record: sender, header, payload."""
+
+
+class Labs(Table):
+    """Two sites of three members."""
+
+    def __init__(self) -> None:
+        outer = OuterSettings(kind="sgd", lr=1.0, momentum=0.0)
+        super().__init__(len(SITES), RunSettings(sync_every=1, codec="fp32", plan="checked", outer=outer))
+        self.place = replace(self.place, sites={peer.name: site for peer, site in zip(self.peers, SITES, strict=True)})
+        self.given: list[torch.Tensor] = []
+        self.vectors: dict[bytes, torch.Tensor] = {}
+        self.all_in()
+
+    def forge(self, change: Change) -> None:
+        """All records go through ``change``."""
+
+        def tap(sender: PeerId, receiver: PeerId, channel: str, payload: Any) -> bool:
+            if channel != "record":
+                return False
+            record = record_header.parse(payload[0], sender)
+            data = change(sender, record, bytes(payload[1]))
+            if data == payload[1]:
+                return False
+            self.network.tap = None
+            self.network.send(sender, receiver, channel, (record_header.pack(*record._replace(length=len(data))), data))
+            self.network.tap = tap
+            return True
+
+        self.network.tap = tap
+
+    def play(self) -> Entry:
+        """One round of all; what was decided."""
+        number = len(self.given)
+        for index, peer in enumerate(self.peers):
+            vector = torch.randn(LAYOUT.numel, generator=torch.Generator().manual_seed(100 * number + index))
+            self.given.append(vector)
+            cid = f"{number}/{index}".encode().ljust(16, b".")
+            self.vectors[cid] = vector
+            peer.do(lambda session, now, cid=cid, vector=vector: session.contribute(now, cid, 5, vector))
+        rounds = number // len(SITES) + 1
+        self.until(lambda: all(len([e for e in peer.rounds() if e.contributors]) >= rounds for peer in self.peers))
+        return next(c.entry for c in reversed([*self.peers[0].machine.journal.entries[:]]) if c.entry.contributors)
+
+    def checks(self) -> list[Check]:
+        """Of the plan that is carried out."""
+        plan = self.peers[0].machine.open.plan
+        return [check for tree in trees_of(plan, MEAN) for check in tree.checks()] if plan is not None else []
+
+    def left_out(self, sender: PeerId, chunk: int) -> bytes:
+        """What a head makes of a chunk that leaves out the last of its site."""
+        of = next(check.of for check in self.checks() if check.partial.peer == sender)
+        vectors = [
+            self.vectors[term.cid][4 * chunk : 4 * chunk + 4] * multiplier
+            for term, multiplier in zip(of.terms, of.factors.multipliers, strict=True)
+        ]
+        return (torch.stack(vectors[:-1]).sum(0) / of.factors.divisor).numpy().tobytes()
+
+    def check(self) -> None:
+        """All have the flat mean of all that was given, and the same bits."""
+        flat = -torch.stack(self.given).sum(0) / len(SITES)
+        anchors = [peer.session.replica.anchor[: LAYOUT.numel] for peer in self.peers]  # type: ignore[union-attr]
+        for anchor in anchors:
+            assert torch.allclose(anchor, flat, rtol=0, atol=1e-6)
+        assert len({anchor.numpy().tobytes() for anchor in anchors}) == 1
+
+    def named(self) -> set[PeerId]:
+        """Whom anybody has accused."""
+        return {event.peer for peer in self.peers for event in peer.heard if isinstance(event, ev.PeerMisbehaved)}
+
+    def apart(self) -> set[PeerId]:
+        """For whom, and with whom, nobody adds up: all members say the same."""
+        (found,) = {frozenset(peer.machine.apart) for peer in self.peers}
+        return set(found)
+
+
+def one_element(data: bytes) -> bytes:
+    found = np.frombuffer(data, np.float32).copy()
+    found[1] = np.nextafter(found[1], np.float32(9))
+    return found.tobytes()
+
+
+def scaled(data: bytes) -> bytes:
+    return (np.frombuffer(data, np.float32) * np.float32(2)).tobytes()
+
+
+def zeros(data: bytes) -> bytes:
+    return bytes(len(data))
+
+
+def test_honest_sites_decide_the_flat_mean_by_checked_sums() -> None:
+    labs = Labs()
+    seen: list[int] = []
+    labs.forge(lambda sender, record, data: seen.append(record.kind) or data)
+    for _ in range(3):
+        entry = labs.play()
+        assert entry.topology.kind == "checked"
+        assert len(entry.contributors) == 6
+    labs.check()
+    assert record_header.ACCOUNT in seen
+    assert labs.named() == labs.apart() == set()
+
+
+@pytest.mark.parametrize("lie", [one_element, scaled, zeros, None])
+@pytest.mark.parametrize("hides", [False, True])
+def test_a_head_that_states_another_sum_is_named_in_that_round_and_nobody_adopts_it(
+    lie: Callable[[bytes], bytes] | None, hides: bool
+) -> None:
+    """``lie``: None leaves a member out. ``hides``: its account is of what it states. One element of the smallest other value is enough."""
+    labs = Labs()
+    labs.play()
+    liar: list[PeerId] = []
+    sums: dict[int, bytes] = {}
+
+    def change(sender: PeerId, record: Any, data: bytes) -> bytes:
+        if record.kind not in (record_header.PARTIAL, record_header.ACCOUNT) or (liar and liar[0] != sender):
+            return data
+        if record.kind == record_header.PARTIAL:
+            liar[:] = [sender]
+            sums[record.chunk] = lie(data) if lie is not None else labs.left_out(sender, record.chunk)
+            return sums[record.chunk]
+        return chunk_hash(sums[record.chunk]) + data[32:] if hides and liar and record.chunk in sums else data
+
+    labs.forge(change)
+    entry = labs.play()
+    labs.check()
+    assert (entry.topology.kind, len(entry.contributors)) == ("butterfly", 6)  # its contribution counts as everybody's does
+    assert labs.named() == {liar[0]} == labs.apart()
+    labs.forge(lambda sender, record, data: data)
+    entry = labs.play()
+    groups = dict(zip([c.member.peer for c in entry.contributors], entry.topology.groups, strict=True))
+    assert entry.topology.kind == "checked"
+    assert [*groups.values()].count(groups[liar[0]]) == 1  # nobody's head any more
+    labs.check()
+
+
+def test_a_witness_that_doubts_a_true_sum_is_named_and_the_head_goes_on() -> None:
+    labs = Labs()
+    doubter: list[PeerId] = []
+
+    def change(sender: PeerId, record: Any, data: bytes) -> bytes:
+        doubter.extend([check.witness for check in labs.checks()][: not doubter])
+        return bytes(32) + data[32:] if record.kind == record_header.ACCOUNT and [sender] == doubter else data
+
+    labs.forge(change)
+    assert labs.play().topology.kind == "butterfly"
+    labs.check()
+    assert labs.named() == set(doubter) == labs.apart()
+
+
+def test_a_head_that_blames_a_member_convinces_nobody_and_is_head_no_more() -> None:
+    """It says that it was given something else, which nobody can know: nobody is named, and its sum is not used."""
+    labs = Labs()
+    pair: list[PeerId] = []
+    sums: dict[int, bytes] = {}
+
+    def change(sender: PeerId, record: Any, data: bytes) -> bytes:
+        for check in labs.checks()[: not pair]:
+            pair.extend((check.partial.peer, check.witness))
+        if [sender] != pair[:1] or record.kind not in (record_header.PARTIAL, record_header.ACCOUNT):
+            return data
+        if record.kind == record_header.PARTIAL:
+            sums[record.chunk] = scaled(data)
+            return sums[record.chunk]
+        return chunk_hash(sums[record.chunk]) + bytes(32) + data[64:] if record.chunk in sums else data  # it is witness of another part
+
+    labs.forge(change)
+    assert labs.play().topology.kind == "butterfly"
+    labs.check()
+    assert labs.named() == set()
+    assert labs.apart() == set(pair)
+
+
+def test_who_was_in_a_dispute_takes_part_in_sums_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ways, "APART_ROUNDS", 2)
+    labs = Labs()
+    labs.forge(lambda sender, record, data: bytes(32) + data[32:] if record.kind == record_header.ACCOUNT else data)
+    first = labs.play()
+    assert first.topology.kind == "butterfly"
+    labs.network.tap = None
+    second, third = labs.play(), labs.play()
+    assert len({*second.topology.groups}) > 2
+    assert {*third.topology.groups} == {0, 1}
+    labs.check()
+
+
+@pytest.mark.parametrize("seed", range(900, 904))
+def test_through_faults_no_honest_member_is_named(seed: int) -> None:
+    """A swarm in which anybody accuses an honest member has broken a rule (`SimSwarm.heard`), as one whose result is not that of its contributors."""
+    assert run_seed(seed, Options(plan="checked")).problem == ""
