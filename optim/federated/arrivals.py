@@ -53,7 +53,8 @@ def fixed_weights(shares: Mapping[PeerId, float], seconds: Mapping[PeerId, float
     """FedFix (arXiv 2206.10189): weights of those that arrive within a step every ``period`` seconds: ``ceil(T_i / period) p_i``.
 
     On average every member moves the anchor by its share then, however slow it is; equal weights lead to an optimum weighted by speed.
-    ``seconds``: T_i, of a member's round, as measured. A long period is synchronous (weights are the shares), a short one asynchronous.
+    ``seconds``: T_i, of a member's round, as measured. A long period is synchronous (weights are the shares), a short one asynchronous. Running
+    statistics of normalisation layers are averaged by the shares p_i: a weight above 1 would carry a variance past zero.
     """
     _check_times(shares, seconds)
     return {peer: fixed_weight(share, seconds[peer], period) for peer, share in shares.items()}

@@ -15,6 +15,7 @@ from ...collectives.errors import ConfigError
 from ...collectives.swarm import AnchorView, RunSettings, Swarm
 from ..federated.arrivals import buffered_factor, fixed_weight
 from ..model.flat import FlatVector
+from ..outer.step import statistics_ranges
 from .replica import Frozen, Replica
 from .replica import Turn as Look
 
@@ -79,6 +80,12 @@ class ArrivingReplica(Replica):
     def _write(self, out: Tensor) -> None:
         super()._write(out)
         out.mul_(self._factor)
+        if (
+            self._arrivals.period_s is not None
+        ):  # running statistics by the share, whatever the weight: see `federated.arrivals.fixed_weights`
+            for start, stop, role in statistics_ranges(self.flat.layout):
+                if role != "sum":
+                    out[start:stop].div_(self._factor * max(1, len(self._run.members())))
 
     def _adopt(self, frozen: Frozen, counted: bool, new: AnchorView) -> None:
         if counted:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -15,6 +16,7 @@ from atoll.node.local import LocalSwarm
 from atoll.node.local_member import LocalMember
 from atoll.optim import attach
 from atoll.optim.federated.arrivals import buffered_factor, fixed_weight
+from atoll.optim.model.flat import FlatVector
 
 N, D, K, LR = 4, 5, 6, 0.1
 B = torch.randn(N, D, generator=torch.Generator().manual_seed(3)) * 3
@@ -119,6 +121,47 @@ def test_a_run_is_what_the_formulas_make_of_who_came_when(arrivals: Arrivals, co
         assert all(len(who) >= arrivals.count for who in given.values())
     counted = sum(outcome.counted for found in seen.values() for outcome in found.outcomes)
     assert counted == len(stale)
+
+
+class Normal(nn.Module):
+    """A variance to be found, and a parameter, since a model has some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.norm = nn.Parameter(torch.zeros(1)), nn.BatchNorm1d(1, affine=False)
+
+
+def test_running_statistics_count_by_the_share_and_not_by_the_weight() -> None:
+    """With FedFix a slow site's weight is above 1; what it has found of a variance counts as everybody's."""
+    run, seen = settings(12, Arrivals(period_s=PERIOD)), dict[int, Seen]()
+
+    def script(member: LocalMember) -> None:
+        found, model = seen.setdefault(member.index, Seen()), Normal()
+        flat, batch = FlatVector(model), torch.tensor([[-1.0], [1.0]]) * (member.index + 1)
+        member.open(flat.layout, flat.write_to).release()
+        while len(member.members()) < N:
+            member.sleep(0.05)
+        optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+        attachment = attach(model, optimizer, member, clock=member.clock, on_round=found.outcomes.append)
+        while not attachment.done:
+            model.norm(batch)
+            model.w.grad = torch.zeros(1)
+            optimizer.step()
+        with attachment.evaluate_anchor():
+            assert model.norm.running_var is not None
+            found.anchor = model.norm.running_var.clone()
+
+    LocalSwarm(N, settings=run, latency_s=0.005).run(script, step_s=SPEEDS)
+    given, variances, bases = rounds_of(seen), [1.0], dict.fromkeys(range(N), 0)
+    for round_ in sorted(given):
+        variance = variances[-1]
+        for site in given[round_]:
+            base = variances[bases[site]]
+            variance -= (base - (0.9**K * base + (1 - 0.9**K) * 2 * (site + 1) ** 2)) / N  # of each turn a fourth
+            bases[site] = round_
+        variances.append(variance)
+    assert math.ceil(K * SPEEDS[-1] / PERIOD) == 3  # the slowest's weight is three fourths
+    assert all(float(found.anchor) == pytest.approx(variances[-1], rel=1e-4) for found in seen.values())
 
 
 @pytest.mark.parametrize("when_s", [3.0 + 0.37 * step for step in range(4)])

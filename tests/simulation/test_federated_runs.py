@@ -215,6 +215,30 @@ def test_running_statistics_are_averaged_and_corrections_leave_them_alone(name: 
     assert result.points[-1].accuracy > 0.8
 
 
+@pytest.mark.parametrize("settings", [Settings("fedfix", period=50.0), Settings("fedbuff", buffer=2, unbiased=True)])
+def test_running_statistics_take_no_weight_above_a_share(settings: Settings) -> None:
+    """Slow members' weights are above 1, and would carry a variance past zero: parameters bear that, normalisation does not."""
+    small = blobs(norm=True)
+    small = replace(small, x=small.x * 0.05, test_x=small.test_x * 0.05)  # variances fall from 1, where they begin
+    result = simulate(small, PARTS, FLEET, replace(settings, rounds=None, seconds=900.0, steps=30, knobs=Knobs(lr=0.02)))
+    (variance,) = (
+        result.anchor[spec.offset : spec.offset + spec.numel] for spec in Learner(small).layout.tensors if spec.role == "variance"
+    )
+    assert float(variance.min()) > 1e-4
+    assert min(point.accuracy for point in result.points[-3:]) > 0.85
+    assert result.points[-1].loss < 0.5
+
+
+@pytest.mark.parametrize("name", ["scaffold", "scaffold_m"])
+def test_a_diverged_clients_control_variate_is_refused_with_its_contribution(name: str) -> None:
+    broken = TASK.x.clone()
+    broken[torch.from_numpy(PARTS[2])] = math.inf
+    study = Study(replace(TASK, x=broken), PARTS, FLEET, Settings(name, rounds=15, even=True, knobs=Knobs(lr=0.1, beta=0.5)))
+    assert run_synchronous(study).points[-1].accuracy > 0.7
+    assert study.server.common is not None
+    assert torch.allclose(sum(own for own in study._own if own is not None) / 5, study.server.common, atol=1e-5)  # type: ignore[arg-type]
+
+
 def planted(seed: int) -> tuple[Task, list[Indices], list[int]]:
     """Nine sites in three groups, which call the same clouds by different names."""
     task = blobs(seed, rows=450)

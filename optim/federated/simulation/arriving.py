@@ -15,6 +15,7 @@ from ....collectives.identifiers import PeerId
 from ..arrivals import async_weights, buffer_weights, buffered_factor, fixed_weights, mixed, staleness_factor
 from ..compass import Compass, Decision
 from ..member import Served
+from ..server import Server
 from .study import Result, Study, Work
 
 
@@ -131,11 +132,11 @@ class FedBuff(Scheme):
         server = run.study.server
         if len(self._buffer) >= run.study.settings.buffer:
             works = run.study.attacked([work for work, _ in self._buffer])
-            factors = [buffered_factor(server.version - version) / len(works) for _, version in self._buffer]
+            factors = fresh = [buffered_factor(server.version - version) / len(works) for _, version in self._buffer]
             if run.study.settings.unbiased:
                 weights = self._weights()
                 factors = [weights[PeerId(str(work.client))] for work in works]
-            server.step_with(_sum(works, factors))
+            server.step_with(_sum(server, works, factors, fresh))
             self._buffer.clear()
         run.send(back.client)
 
@@ -174,8 +175,9 @@ class FedFix(Scheme):
         """See `Scheme`."""
         works = run.study.attacked([back.work for back in self._here if back.work])
         if works:
-            weights = fixed_weights(self._shares, self._seconds, self._period)
-            run.study.server.step_with(_sum(works, [weights[PeerId(str(work.client))] for work in works]))
+            study, weights = run.study, fixed_weights(self._shares, self._seconds, self._period)
+            factors, shares = [weights[PeerId(str(work.client))] for work in works], [study.shares[work.client] for work in works]
+            study.server.step_with(_sum(study.server, works, factors, shares))
         here, self._here, self._due = self._here, [], self._due + self._period
         for back in here:
             run.send(back.client)
@@ -216,7 +218,7 @@ class FedCompass(Scheme):
                     settings.alpha * study.shares[part.work.client] * staleness_factor(settings.staleness, part.staleness)
                     for part in decision.parts
                 ]
-                study.server.step_with(_sum(works, factors))
+                study.server.step_with(_sum(study.server, works, factors))
             for peer, steps in decision.orders:
                 run.send(int(peer), steps)
 
@@ -233,9 +235,11 @@ def run_arriving(study: Study) -> Result:
     return Arriving(study).run(schemes[study.settings.name](), max(turns) * study.settings.measure)
 
 
-def _sum(works: Sequence[Work], factors: Sequence[float]) -> Tensor:
-    total = torch.zeros_like(works[0].pseudo)
-    for work, factor in zip(works, factors, strict=True):
+def _sum(server: Server, works: Sequence[Work], factors: Sequence[float], shares: Sequence[float] = ()) -> Tensor:
+    """What an outer step with these contributions takes off the anchor: of running statistics by ``shares``, or else by ``factors``, too."""
+    total, first = torch.zeros_like(server.anchor), server.parameters
+    for work, factor, share in zip(works, factors, shares or factors, strict=True):
         if work.finite:
-            total.add_(work.pseudo, alpha=factor)
+            total[:first].add_(work.pseudo[:first], alpha=factor)
+            total[first:].add_(work.pseudo[first:], alpha=share)
     return total

@@ -201,7 +201,7 @@ class Study:
         own, control = self._own[client], turn.control(pseudo[: learner.parameters], steps)
         self._turns[client] += 1
         self.result.turns += 1
-        if own is None or control is None:
+        if own is None or control is None or not bool(pseudo.isfinite().all()):  # the latter is refused, and its c_i stays as it was
             return Work(client, pseudo, None, steps)
         self._own[client] = control
         return Work(client, pseudo, control - own, steps)
