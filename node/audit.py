@@ -222,7 +222,7 @@ def _signers(run: RunId, certified: Certified) -> set[tuple[Member, int]]:
     entry, digest = certified.entry, certified.entry.hash()
     if certified.removed or not entry.round:  # on the organiser's word, which was checked
         return {(Member(vote.member.peer, 0), -1) for vote in certified.votes[:1]}
-    votes = ((vote, vote_payload(run, entry.log, entry.round, vote.ballot, digest)) for vote in certified.votes)
+    votes = ((vote, vote_payload(run, entry.log, entry.round, entry.base, vote.ballot, digest)) for vote in certified.votes)
     return {(vote.member, vote.ballot) for vote, payload in votes if _verify(vote.member.peer, payload, vote.signature)}
 
 

@@ -2,7 +2,9 @@
 
 *Twice*: two payloads for one slot, both under its signature. Each kind of signed payload is a msgpack array that begins with its domain; `SLOTS` says
 how many of its elements name the slot, of which an honest peer fills each once. A peer that works on a copy of its journal, an old backup, say,
-fills one twice, too: that is no way to run a member.
+fills one twice, too: that is no way to run a member. The entry before is part of a slot: a peer that lost its disk, or was removed and let in
+again, may have voted under the same number in a history that is no more. Only logs of a run have slots: what a member has said in a
+branch, or in an operation whose votes are volatile, it does not know any more after a while, or after a restart.
 
 *Removed*: what BTARD removes a peer on (`security.btard.evidence`), in a run whose manifest names its peers.
 """
@@ -22,14 +24,15 @@ from ..security.btard import Bundle, Fault, verify_removals
 from ..security.identity import verify as verify_for
 
 MAX_PAYLOAD, MAX_EVIDENCE = 2048, 1 << 17
-SLOTS = {"atoll/vote/1": 5, "atoll/contribution/1": 5, "atoll/propose/1": 5, "atoll/echo/1": 5}
-"""By domain: vote, propose and echo = domain, run, log, round, ballot | hash of the entry; contribution = domain, run, log, entry, cid | Merkle
-root."""
+MAIN = "main/"  # how the names of a run's logs begin (`session/actions.py`, `session/fragments.py`)
+SLOTS = {"atoll/vote/2": 6, "atoll/contribution/1": 5, "atoll/propose/2": 6, "atoll/echo/2": 6}
+"""By domain: vote, propose and echo = domain, run, log, round, hash of the entry before, ballot | hash of the entry; contribution = domain, run, log,
+entry, cid | Merkle root."""
 WHAT = {
-    "atoll/vote/1": "it has voted for two values of one ballot",
+    "atoll/vote/2": "it has voted for two values of one ballot",
     "atoll/contribution/1": "it has signed two contributions under one id",
-    "atoll/propose/1": "it has proposed two values in one ballot",
-    "atoll/echo/1": "it has echoed two values of one ballot",
+    "atoll/propose/2": "it has proposed two values in one ballot",
+    "atoll/echo/2": "it has echoed two values of one ballot",
 }
 FAULTS = {
     Fault.EQUIVOCATION: "it has signed two messages for one slot",
@@ -97,7 +100,8 @@ def check(data: bytes, run: RunId, verify: Verify, sender: PeerId, peers: Sequen
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise RemoteProtocolError(f"malformed evidence: {error}", peer=sender) from None
     length = SLOTS[str(one[0])]
-    if found.one >= found.other or one[:length] != other[:length] or one[1] != run:
+    of_run = one[1] == run and str(one[2]).startswith(MAIN)
+    if found.one >= found.other or one[:length] != other[:length] or not of_run:
         raise RemoteProtocolError("evidence that is not of one slot of this run", peer=sender)
     for payload, signature in ((found.one, found.one_signature), (found.other, found.other_signature)):
         if not verify(found.peer, payload, signature):

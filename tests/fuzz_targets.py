@@ -323,7 +323,7 @@ def seeds() -> dict[str, list[bytes]]:
     contributor = Contributor(member, b"c" * 16, 10)
     parts = (Part(ME.peer, 0, 2),)
     entry = Entry("main", 1, hash_, hash_, (contributor,), parts, (hash_,), LAYOUT.numel, 4, "fp32", "mean", (member,))
-    vote = Vote(member, 0, ME.sign("x", vote_payload(RUN, "main", 1, 0, entry.hash())))
+    vote = Vote(member, 0, ME.sign("x", vote_payload(RUN, "main", 1, entry.base, 0, entry.hash())))
     certified = _encode(Certified(entry, (vote,)))
     genesis = Entry("main", 0, bytes(32), hash_, (), (), (), 8, 4, "fp32", "mean", (member,))
     founded = _encode(Certified(genesis, (Vote(member, 0, ME.sign("x", genesis_payload(RUN, genesis.hash()))),)))
@@ -363,7 +363,7 @@ def seeds() -> dict[str, list[bytes]]:
         "invites": [str(invite).encode(), invite.token_bytes()],
         "manifests": [signed.encode(), signed.manifest, toml.encode()],
         "bans": [_encode(SignedBans(listed, ME.sign(BANS, listed))), listed,
-                 twice(PEER, *((vote_payload(RUN, "main", 1, 0, bytes([i]) * 32), bytes(64)) for i in (1, 2))).encode()],
+                 twice(PEER, *((vote_payload(RUN, "main/x", 1, bytes(32), 0, bytes([i]) * 32), bytes(64)) for i in (1, 2))).encode()],
         "membership": [b"".join(_piece(records.encode(body)) for body in said), _encode(record)],
         "announced": [_encode(rendezvous._News(RUN, (news,), True))],
         "dht": [rpc, rpc[1:], value],

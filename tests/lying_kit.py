@@ -58,12 +58,12 @@ class Scene:
         return [body for _, body in self.sent if type(body) is kind]
 
     @property
-    def slot(self) -> tuple[str, str, int]:
-        return self.machine.run, self.machine.log, self.machine.round
+    def slot(self) -> tuple[str, str, int, bytes]:
+        return self.machine.slot
 
     def claim(self, who: Member, **changes: object) -> tuple[Member, m.Claim]:
         claim = msgspec.structs.replace(m.Claim(self.machine.base, None, 0, NO_READING, False, (), ()), **changes)
-        return who, msgspec.structs.replace(claim, signature=sign_as(who.peer, claim_payload(*self.slot, who, claim)))
+        return who, msgspec.structs.replace(claim, signature=sign_as(who.peer, claim_payload(*self.slot[:3], who, claim)))
 
     def entry(self, **changes: object) -> Entry:
         machine, shape = self.machine, self.machine.shape

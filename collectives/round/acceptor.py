@@ -136,7 +136,7 @@ class Acceptor:
 
     def _send_vote(self, ballot: int, entry: Entry) -> None:
         machine, digest = self.machine, entry.hash()
-        payload = vote_payload(machine.run, machine.log, machine.round, ballot, digest)
+        payload = vote_payload(*machine.slot, ballot, digest)
         self.broadcast(m.Accepted(ballot, digest, machine.actions.sign(payload)))
 
     def broadcast(self, body: m.Body) -> None:

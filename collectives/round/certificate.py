@@ -16,9 +16,10 @@ Verify = Callable[[PeerId, bytes, bytes], bool]
 """(peer, payload, signature) -> valid"""
 
 
-def vote_payload(run: str, log: str, round_: int, ballot: int, entry_hash: bytes) -> bytes:
-    """The bytes under a vote's signature."""
-    return msgspec.msgpack.encode(("atoll/vote/1", run, log, round_, ballot, entry_hash))
+def vote_payload(run: str, log: str, round_: int, base: bytes, ballot: int, entry_hash: bytes) -> bytes:
+    """The bytes under a vote's signature. ``base``, the hash of the entry before, says of which history the round is: after a disk was lost, or a
+    run founded or recertified anew, the same peer may vote in a round of the same number again."""
+    return msgspec.msgpack.encode(("atoll/vote/2", run, log, round_, base, ballot, entry_hash))
 
 
 def genesis_payload(run: str, entry_hash: bytes) -> bytes:
@@ -77,7 +78,7 @@ def check_chain(
         ballots = {vote.ballot for vote in certified.votes}
         if len(ballots) != 1:
             raise RemoteProtocolError(f"certificate of entry {entry.round} mixes ballots", peer=peer)
-        payload = vote_payload(run, log, entry.round, ballots.pop(), digest)
+        payload = vote_payload(run, log, entry.round, base, ballots.pop(), digest)
         voters = {vote.member for vote in certified.votes if verify(vote.member.peer, payload, vote.signature)}
         if not is_quorum(config, voters, organiser, lying) or certified.removed:
             raise RemoteProtocolError(f"certificate of entry {entry.round} has no quorum", peer=peer)

@@ -72,6 +72,11 @@ class RoundMachine:
         return self.journal.entries.length
 
     @property
+    def slot(self) -> tuple[str, str, int, bytes]:
+        """What signatures of the open round are bound to: run, log, round, and the hash of the entry before."""
+        return self.run, self.log, self.round, self.base
+
+    @property
     def config(self) -> Config:
         """The acceptors of the open round."""
         return self.journal.entries.config

@@ -260,7 +260,7 @@ class Branching:
             named = tip_entry(machine.log, machine.round, path, machine.shape)
             return self.session.transfer.fetch_result(now, named, [who.peer])
         self._consent = (digest, now)
-        signature = self.session.ports.sign(vote_payload(self.session.run, body.genesis.log, 0, 0, digest))
+        signature = self.session.ports.sign(vote_payload(self.session.run, body.genesis.log, 0, machine.base, 0, digest))
         return self.session.actions.tell(who.peer, machine.round, m.Consent(digest, signature))
 
     def _on_consent(self, now: float, who: Member, body: m.Consent) -> None:
@@ -287,7 +287,7 @@ class Branching:
         self._begin(now, body.genesis, body.path)
 
     def _signed(self, genesis: Entry, who: Member, signature: bytes) -> bool:
-        payload = vote_payload(self.session.run, genesis.log, 0, 0, genesis.hash())
+        payload = vote_payload(self.session.run, genesis.log, 0, genesis.base, 0, genesis.hash())
         return self.session.ports.verify(who.peer, payload, signature)
 
     def tip_arrived(self, entry: Entry, state: memoryview) -> None:

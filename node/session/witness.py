@@ -39,7 +39,7 @@ class Witness:
         if known[0] == vote.entry_hash:
             return
         both = [
-            (vote_payload(session.run, session.log, round_, vote.ballot, hash_), signature)
+            (vote_payload(*session.machine.slot, vote.ballot, hash_), signature)
             for hash_, signature in (known, (vote.entry_hash, vote.signature))
         ]
         genuine = [session.ports.verify(peer, payload, signature) for payload, signature in both]

@@ -99,7 +99,7 @@ class LyingProcess(NodeProcess):
 
     # ---- what is said in the place of what is so
     def _slot(self, kind: Kind, machine: RoundMachine, ballot: int, digest: bytes) -> bytes:
-        return self.sign(slot_payload(kind, machine.run, machine.log, machine.round, ballot, digest))
+        return self.sign(slot_payload(kind, *machine.slot, ballot, digest))
 
     def _propose(self, machine: RoundMachine, peer: PeerId, body: m.Propose) -> list[m.Body]:
         entry, plot = body.entry, self.place.plot.setdefault((machine.log, machine.round, body.ballot), {})
@@ -152,7 +152,7 @@ class LyingProcess(NodeProcess):
             entry = self.chance.choice(plot or list(machine.open.known.values()))
             accepted, at, digest = m.Accepted1(body.ballot - 1, entry), body.ballot - 1, entry.hash()
         self._tell("lie: pledge")
-        signature = self.sign(pledge_payload(machine.run, machine.log, machine.round, body.ballot, at, digest))
+        signature = self.sign(pledge_payload(*machine.slot, body.ballot, at, digest))
         return [msgspec.structs.replace(body, accepted=accepted, signature=signature)]
 
     def _claim(self, machine: RoundMachine, peer: PeerId, body: m.Claim) -> list[m.Body]:

@@ -130,7 +130,7 @@ class _EarlyApply(convener_module.Convening):
         super()._propose(now, entry)
         machine = self.machine
         if self.entry is entry and machine.open.decided is None:
-            payload = vote_payload(machine.run, machine.log, machine.round, self.ballot, entry.hash())
+            payload = vote_payload(*machine.slot, self.ballot, entry.hash())
             machine.open.decided = Certified(entry, (Vote(machine.me, self.ballot, machine.actions.sign(payload)),))
             machine._try_apply(now)
 

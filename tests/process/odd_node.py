@@ -81,11 +81,7 @@ def echo_twice() -> None:
         honest(self, ballot, entry)
         if defective():
             machine, digest = self.machine, b"another value".ljust(32)
-            self.broadcast(
-                m.Echo(
-                    ballot, digest, machine.actions.sign(slot_payload("echo", machine.run, machine.log, machine.round, ballot, digest)), b""
-                )
-            )
+            self.broadcast(m.Echo(ballot, digest, machine.actions.sign(slot_payload("echo", *machine.slot, ballot, digest)), b""))
 
     Witness._send_echo = both  # type: ignore[method-assign]
 

@@ -95,7 +95,7 @@ def test_a_ban_on_one_machine_is_its_own_and_the_organisers_outlives_its_node(tm
 def test_a_proof_is_checked_by_each_member_handed_on_and_bans_everywhere(tmp_path: Path) -> None:
     with four(tmp_path) as (run, (organiser, b, c, bad)):
         liar = load_or_create(find_paths(bad.home).identity_file)
-        votes = [vote_payload(run.signed.run_id, "main", 1, 0, bytes([i]) * 32) for i in (1, 2)]
+        votes = [vote_payload(run.signed.run_id, "main/x", 1, bytes(32), 0, bytes([i]) * 32) for i in (1, 2)]
         one, other = ((payload, liar.sign(DOMAIN, payload)) for payload in votes)
         framed = twice(PeerId(c.swarm.peer), one, other)  # c has not signed these
         witness = Stranger(run, organiser, parse_invite(run.invite(), now_s=time.time()).token_bytes())

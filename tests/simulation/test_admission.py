@@ -233,7 +233,7 @@ def test_two_votes_for_one_ballot_are_a_proof_that_anybody_can_check() -> None:
     session, machine = first.session, first.machine
 
     def vote(hash_: bytes, signature: bytes | None = None, ballot: int = 0) -> None:
-        payload = vote_payload(session.run, session.log, machine.round, ballot, hash_)
+        payload = vote_payload(*machine.slot, ballot, hash_)
         body = Accepted(ballot, hash_, signature or sign_as(liar.name, payload))
         first.do(lambda session, now: session.on_message(now, liar.name, ROUND + encode(Envelope(session.log, machine.round, 0, body))))
 

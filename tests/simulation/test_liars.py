@@ -31,7 +31,7 @@ def test_two_of_many_members_lie(seed: int) -> None:
 @pytest.mark.parametrize(
     ("lie", "told", "found"),
     [
-        ("equivocate", "lie: another entry", "proof of two for atoll/propose/1"),
+        ("equivocate", "lie: another entry", "proof of two for atoll/propose/2"),
         ("twice", "lie: two values", ""),
         ("promise", "lie: pledge", ""),
         ("withhold", "lie: nothing said", "votes above ballot 0"),

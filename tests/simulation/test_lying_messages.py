@@ -61,7 +61,7 @@ def test_a_second_proposal_is_not_echoed_and_proves_a_lie(scene: Scene) -> None:
     assert not scene.said(m.Echo)
     (lie,) = found
     assert isinstance(lie, Equivocated)
-    assert proves(lie) == (owner.peer, "atoll/propose/1", {one.hash(), other.hash()})
+    assert proves(lie) == (owner.peer, "atoll/propose/2", {one.hash(), other.hash()})
     assert owner.peer in scene.machine.caught
     assert scene.machine.silent(owner)
 
@@ -88,7 +88,7 @@ def test_two_echoes_or_votes_of_one_ballot_prove_a_lie(scene: Scene, kind: str) 
     assert scene.hear(who, said(b"1" * 32)) == []
     (lie,) = scene.hear(who, said(b"2" * 32))
     assert isinstance(lie, Equivocated)
-    assert proves(lie) == (who.peer, f"atoll/{kind}/1", {b"1" * 32, b"2" * 32})
+    assert proves(lie) == (who.peer, f"atoll/{kind}/2", {b"1" * 32, b"2" * 32})
 
 
 def test_signatures_of_others_do_not_count(scene: Scene) -> None:
@@ -337,18 +337,23 @@ def test_the_journal_keeps_echo_and_proof(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["propose", "echo"])
 def test_evidence_is_checked_offline(kind: Kind, tmp_path: Path) -> None:
     liar, run = load_or_create(tmp_path / "key" / "identity"), RunId("run")
-    payloads = [slot_payload(kind, run, "log", 3, 0, digest) for digest in (b"1" * 32, b"2" * 32)]
-    one, other = ((payload, liar.sign(DOMAIN, payload)) for payload in payloads)
+
+    def said(digest: bytes, *, log: str = "main/run", base: bytes = bytes(32), ballot: int = 0) -> tuple[bytes, bytes]:
+        payload = slot_payload(kind, run, log, 3, base, ballot, digest * 32)
+        return payload, liar.sign(DOMAIN, payload)
+
+    one, other = said(b"1"), said(b"2")
 
     def verified(peer: PeerId, payload: bytes, signature: bytes) -> bool:
         return verify(peer, DOMAIN, payload, signature)
 
     proof = twice(liar.peer, one, other)
     assert check(proof.encode(), run, verified, PeerId("x"))[0] == liar.peer
-    next_slot = slot_payload(kind, run, "log", 3, 1, b"2" * 32)
     wrong = [
         twice(liar.peer, one, one),
-        twice(liar.peer, one, (next_slot, liar.sign(DOMAIN, next_slot))),
+        twice(liar.peer, one, said(b"2", ballot=1)),
+        twice(liar.peer, one, said(b"2", base=b"b" * 32)),  # another history: the organiser lost all and founded the run again, say
+        twice(liar.peer, said(b"1", log="branch/x"), said(b"2", log="branch/x")),
         twice(liar.peer, one, (other[0], one[1])),
     ]
     for forged in wrong:

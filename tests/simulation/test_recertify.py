@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from quiet_stage import QuietStage
 
 from atoll.collectives import messages as m
-from atoll.collectives.errors import RecertifyError
+from atoll.collectives.errors import RecertifyError, RemoteProtocolError
 from atoll.collectives.group import Certified, Member
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.round import adopted_rounds
 from atoll.collectives.simulation import ProcessDied
+from atoll.node import evidence
 from atoll.node.session.recertifying import recertify
 from atoll.node.session.session import Session
 from atoll.node.simulation.member import Disk
 from atoll.node.simulation.plant import Plant
+from atoll.node.simulation.process import NodeProcess, sign_as
 from atoll.node.simulation.seal_plants import SEAL_PLANTS
 from atoll.node.simulation.swarm import Verdict
 
@@ -299,3 +302,36 @@ def test_a_kill_before_any_write_of_a_seal_changes_nothing(who: PeerId, nth: int
     assert verdict.problem == ""
     assert count >= nth
     assert len(stage.recertified()) == 1
+
+
+def test_votes_of_two_histories_are_no_proof_of_a_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    """p1 and p2 decide rounds without the organiser, and lose all. In their next life they vote in rounds of the same numbers again."""
+    stage, said, honest = Stage(1, back_s=18.5), dict[tuple[object, ...], dict[bytes, bytes]](), NodeProcess.sign
+
+    def sign(process: NodeProcess, payload: bytes) -> bytes:
+        signature = honest(process, payload)
+        if b"atoll/vote/" in payload[:16]:
+            _, _, log, round_, _, ballot, _ = msgspec.msgpack.decode(payload)
+            said.setdefault((process.peer, log, round_, ballot), {})[payload] = signature.ljust(64, b"\0")
+        return signature
+
+    monkeypatch.setattr(NodeProcess, "sign", sign)
+    stage.strike(
+        (0, lambda: stage.swarm.network.partition({ORGANISER: 0, P1: 1, P2: 1})),
+        (12, lambda: stage.die(P1, P2)),
+        (12, lambda: stage.swarm.network.partition(None)),
+        (14, stage.swarm.removal.ask),
+    )
+    assert stage.run().problem == ""
+    assert stage.swarm.checker.revoked
+    again = {slot: votes for slot, votes in said.items() if len(votes) > 1}
+    assert again
+    for (peer, *_), votes in again.items():
+        first, *others = votes.items()
+        for other in others:
+            with pytest.raises(RemoteProtocolError, match="not of one slot"):
+                evidence.check(evidence.twice(PeerId(str(peer)), first, other).encode(), stage.swarm.run_id, verified, ORGANISER)
+
+
+def verified(peer: PeerId, payload: bytes, signature: bytes) -> bool:
+    return signature == sign_as(peer, payload).ljust(64, b"\0")

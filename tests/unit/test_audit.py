@@ -63,7 +63,7 @@ class Chain:
 
     def decide(self, entry: Entry, voters: list[Identity], ballot: int = 0) -> None:
         """Append an entry with votes."""
-        payload = vote_payload(self.signed.run_id, self.log, entry.round, ballot, entry.hash())
+        payload = vote_payload(self.signed.run_id, self.log, entry.round, entry.base, ballot, entry.hash())
         votes = tuple(Vote(Member(k.peer, 0), ballot, k.sign(DOMAIN, payload)) for k in voters)
         self.entries.append(Certified(entry, votes))
 
@@ -236,7 +236,7 @@ def test_two_histories_name_who_signed_both(atoll_home: Path, tmp_path: Path, ca
 
 
 def test_a_ban_with_a_proof_is_checked_and_one_that_proves_nothing_is_told(atoll_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    votes = [vote_payload(SIGNED.run_id, "main", 3, 1, bytes([i]) * 32) for i in (1, 2)]
+    votes = [vote_payload(SIGNED.run_id, "main/x", 3, bytes(32), 1, bytes([i]) * 32) for i in (1, 2)]
     one, other = ((payload, SECOND.sign(DOMAIN, payload)) for payload in votes)
     chain = honest()
     folder = chain.store(atoll_home).run_dir(SIGNED.run_id)

@@ -24,9 +24,11 @@ ORGANISER, MEMBER, LIAR = (Identity(bytes([i]) * 32) for i in range(1, 4))
 RUN = RunId("a" * 26)
 
 
-def said(hash_: bytes, *, ballot: int = 0, round_: int = 5, run_id: str = RUN, by: Identity = LIAR) -> tuple[bytes, bytes]:
+def said(
+    hash_: bytes, *, ballot: int = 0, round_: int = 5, run_id: str = RUN, by: Identity = LIAR, log: str = "main/x", base: bytes = b"0"
+) -> tuple[bytes, bytes]:
     """A vote, and the signature under it."""
-    payload = vote_payload(run_id, "main", round_, ballot, hash_ * 32)
+    payload = vote_payload(run_id, log, round_, base * 32, ballot, hash_ * 32)
     return payload, by.sign(DOMAIN, payload)
 
 
@@ -49,6 +51,9 @@ def test_two_votes_for_one_ballot_are_proof() -> None:
         (said(b"a"), said(b"a"), "not of one slot"),
         (said(b"a"), said(b"b", ballot=1), "not of one slot"),
         (said(b"a"), said(b"b", round_=6), "not of one slot"),
+        (said(b"a"), said(b"b", base=b"1"), "not of one slot"),  # another history of the run
+        (said(b"a", log="branch/x"), said(b"b", log="branch/x"), "not of one slot"),  # it may have begun that again, and know nothing of it
+        (said(b"a", log="op/x"), said(b"b", log="op/x"), "not of one slot"),
         (said(b"a", run_id="b" * 26), said(b"b", run_id="b" * 26), "not of one slot of this run"),
         (said(b"a"), said(b"b", by=MEMBER), "has not signed"),
         (said(b"a"), (genesis_payload(RUN, b"b" * 32), bytes(64)), "malformed"),
@@ -65,7 +70,7 @@ def test_what_is_no_proof_is_refused_in_the_name_of_who_brings_it(
 
 
 def test_two_contributions_under_one_id_are_proof() -> None:
-    both = [statement_payload(RUN, "main", 4, b"c" * 16, root * 32) for root in (b"a", b"b")]
+    both = [statement_payload(RUN, "main/x", 4, b"c" * 16, root * 32) for root in (b"a", b"b")]
     one, other = ((payload, LIAR.sign(DOMAIN, payload)) for payload in both)
     assert checked(twice(LIAR.peer, one, other).encode()) == "it has signed two contributions under one id"
 

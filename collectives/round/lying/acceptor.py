@@ -198,7 +198,7 @@ class Witness(Acceptor):
             machine.progress(now)
             journal.promise(ballot)
         at, digest = (accepted[0], accepted[1].hash()) if accepted is not None else (-1, b"")
-        signature = machine.actions.sign(pledge_payload(machine.run, machine.log, machine.round, ballot, at, digest))
+        signature = machine.actions.sign(pledge_payload(*machine.slot, ballot, at, digest))
         machine.tell(who.peer, m.Pledge(ballot, m.Accepted1(*accepted) if accepted else None, journal.proof, my_ready(machine), signature))
 
     def _on_pledge(self, now: float, who: Member, body: m.Pledge) -> None:
@@ -258,7 +258,7 @@ class Witness(Acceptor):
             return True
         if who.peer not in machine.caught and who != machine.me:
             machine.caught.add(who.peer)
-            one, other = (slot_payload(kind, machine.run, machine.log, machine.round, ballot, hash_) for hash_ in (before[0], digest))
+            one, other = (slot_payload(kind, *machine.slot, ballot, hash_) for hash_ in (before[0], digest))
             machine.actions.caught(who.peer, (one, before[1]), (other, signature))
         return False
 
@@ -288,6 +288,6 @@ class Witness(Acceptor):
 
     def _send_echo(self, ballot: int, entry: Entry) -> None:
         machine, digest = self.machine, entry.hash()
-        signature = machine.actions.sign(slot_payload("echo", machine.run, machine.log, machine.round, ballot, digest))
+        signature = machine.actions.sign(slot_payload("echo", *machine.slot, ballot, digest))
         proposed = self.proposed.get(ballot, (b"", b""))
         self.broadcast(m.Echo(ballot, digest, signature, proposed[1] if proposed[0] == digest else b""))

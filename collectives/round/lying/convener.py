@@ -104,7 +104,7 @@ class Accountable(Convening):
         self.phase, self.entry = Phase.ACCEPT, entry
         self.witness.cast(now, self.ballot, entry)  # on disk before anybody sees it
         digest = entry.hash()
-        signature = machine.actions.sign(slot_payload("propose", machine.run, machine.log, machine.round, self.ballot, digest))
+        signature = machine.actions.sign(slot_payload("propose", *machine.slot, self.ballot, digest))
         claims = () if any(pledge.ballot >= 0 for pledge in pledges) else tuple(self._shown(entry))
         self._proposal = m.Propose(self.ballot, entry, claims, pledges, proof, signature)
         self._broadcast(self._proposal)

@@ -24,22 +24,22 @@ class Judge:
 
     def __init__(self, machine: RoundMachine) -> None:
         self.machine = machine
-        self._slot = machine.run, machine.log, machine.round
         self.founding = len(machine.config) < least_members(machine.lying)
 
     # ---- signatures
     def signed(self, kind: Kind, who: Member, ballot: int, digest: bytes, signature: bytes) -> bool:
         """Whether a proposal, an echo or a vote is its sender's."""
-        return self.machine.actions.verify(who.peer, slot_payload(kind, *self._slot, ballot, digest), signature)
+        return self.machine.actions.verify(who.peer, slot_payload(kind, *self.machine.slot, ballot, digest), signature)
 
     def claimed(self, who: Member, claim: m.Claim) -> bool:
         """Whether a claim is its sender's, and of the open round."""
-        payload = claim_payload(*self._slot, who, claim)
-        return claim.base == self.machine.base and self.machine.actions.verify(who.peer, payload, claim.signature)
+        machine = self.machine
+        payload = claim_payload(machine.run, machine.log, machine.round, who, claim)
+        return claim.base == machine.base and machine.actions.verify(who.peer, payload, claim.signature)
 
     def pledged(self, ballot: int, pledge: m.Pledged) -> bool:
         """Whether a pledge for this ballot is its sender's; what it names was accepted in an earlier one."""
-        payload = pledge_payload(*self._slot, ballot, pledge.ballot, pledge.entry_hash)
+        payload = pledge_payload(*self.machine.slot, ballot, pledge.ballot, pledge.entry_hash)
         return pledge.ballot < ballot and self.machine.actions.verify(pledge.member.peer, payload, pledge.signature)
 
     def proved(self, ballot: int, digest: bytes, proof: Sequence[Vote]) -> bool:
