@@ -378,7 +378,7 @@ class Exchange:
         found, dispute = disagreement(state.plan_id, slot, job, chunk), slot.dispute
         if found is not None:
             state.blocked, slot.dispute = True, found
-        elif dispute is None or dispute.chunk != chunk:
+        elif dispute is None or dispute.chunk != chunk or dispute.wrong:
             return False
         else:
             out = slot.pool(chunk).take()

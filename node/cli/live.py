@@ -151,6 +151,11 @@ class TrainingView:
                     self._progress.take_metrics(metrics_of(event))
                 case "peer.misbehaved":
                     self.say(f"{short_peer(str(event.get('peer', '')))} broke a rule: {event.get('reason', '')}")
+                case "sum.disputed":
+                    wrong = ", ".join(short_peer(str(peer)) for peer in event.get("wrong", ()))
+                    self.say(
+                        f"{short_peer(str(event.get('owner', '')))} says that {wrong} stated another sum of its site than its members contributed"
+                    )
                 case "storage.trouble" | "run.trouble":
                     self.say(f"{event.get('code', '')} {event.get('message', '')}; {event.get('hint', '')}")
                 case _:

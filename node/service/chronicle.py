@@ -108,6 +108,8 @@ class Chronicle:
                 if event.said:
                     run.offences.count(event.peer, trio.current_time())
                 self._tell("peer.misbehaved", fragment, peer=event.peer, reason=event.reason)
+            case ev.SumDisputed():
+                self._tell("sum.disputed", fragment, owner=event.owner, wrong=list(event.wrong))
             case ev.Equivocated():
                 run.guard(lambda: run.banning.take_proof(run.node.identity.peer, event.evidence))
             case ev.WorkJudged():

@@ -59,6 +59,7 @@ class Admission:
         self.witness = Witness(session)
         self.good: dict[PeerId, int] = {}
         """Rounds in a row in which a newcomer's work was found to be in order."""
+        self._heard: dict[PeerId, int] = {}  # the round in which a member last said whose sum was wrong
         self._known: set[PeerId] = set()  # who has been a member since this session began
         self._entered: deque[float] = deque()
         self._trials: dict[PeerId, _Trial] = {}
@@ -103,6 +104,8 @@ class Admission:
             case m.Join():
                 if self._role(peer) == "observe":
                     raise RemoteProtocolError("its invite is to observe: it cannot become a member", peer=peer)
+            case m.Disputed(wrong=wrong) if wrong:
+                self._on_dispute(peer, envelope.round, wrong)
             case m.Retained() as said:
                 self.session.retaining.heard(peer, envelope.round, said)
                 return True
@@ -115,6 +118,13 @@ class Admission:
             case _:
                 pass
         return False
+
+    def _on_dispute(self, owner: PeerId, round_: int, wrong: tuple[PeerId, ...]) -> None:
+        """Tell the user, once a round of each member, whatever it says."""
+        machine, members = self.session.machine, self.session.config_peers()
+        if machine is not None and machine.round == round_ > self._heard.get(owner, 0) and {owner, *wrong} <= {*members}:
+            self._heard[owner] = round_
+            self.session.ports.emit(ev.SumDisputed(owner, wrong))
 
     def _check(self, sender: PeerId, contributors: list[PeerId]) -> None:
         for peer in contributors:

@@ -132,6 +132,14 @@ class PeerMisbehaved:
 
 
 @dataclass(frozen=True, slots=True)
+class SumDisputed:
+    """The owner of a part says that these stated another sum of their site than its members' contributions make: its word only."""
+
+    owner: PeerId
+    wrong: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class WorkJudged:
     """A newcomer's work for an entry was looked into: ``fault`` says what is wrong with it, "" for nothing; ``good``: rounds in a row."""
 

@@ -154,6 +154,11 @@ def test_a_head_that_states_another_sum_is_named_in_that_round_and_nobody_adopts
     labs.check()
     assert (entry.topology.kind, len(entry.contributors)) == ("butterfly", 6)  # its contribution counts as everybody's does
     assert labs.named() == {liar[0]} == labs.apart()
+    told = [event for peer in labs.peers for event in peer.heard if isinstance(event, ev.SumDisputed)]
+    (owner,) = {event.owner for event in told}
+    assert {event.wrong for event in told} == {(liar[0],)}
+    assert len(told) == 5  # all but the owner, which has found it out
+    assert owner != liar[0]
     labs.forge(lambda sender, record, data: data)
     entry = labs.play()
     groups = dict(zip([c.member.peer for c in entry.contributors], entry.topology.groups, strict=True))

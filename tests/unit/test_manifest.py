@@ -150,6 +150,7 @@ def test_a_run_with_btard_that_cannot_be(text: str, key: str) -> None:
     ("exchange = { fragments = 8 }\ntrain = { sync_every = 7 }", "$.exchange.fragments"),
     ("exchange = { codec = 'stat2', plan = 'ring' }", "$.exchange.plan"),
     ("exchange = { codec = 'int8', codecs = { x = 'sparse64' }, plan = 'two-level' }", "$.exchange.plan"),
+    ("exchange = { plan = 'ring', check = true }", "$.exchange.check"),
     ("exchange = { codec = 'int4', feedback_kept = 0.9 }", "$.exchange.feedback_kept"),
     ("exchange = { codec = 'stat2', feedback_kept = 1.5 }", "$.exchange.feedback_kept"),
     ("exchange = { fragments = 2 }\nmodel = { entry = 'local:x' }\nno_quorum = { policy = 'branch' }", "$.no_quorum.policy"),
@@ -409,6 +410,21 @@ def test_newer_schema_is_a_version_mismatch() -> None:
     newer = msgspec.msgpack.encode({"schema": 9, "name": "x", "novelty": 1})
     with pytest.raises(VersionMismatchError):
         m.decode_manifest(newer)
+
+
+@pytest.mark.parametrize(
+    ("exchange", "swarm", "federated"),
+    [
+        ("", "butterfly", "butterfly"),
+        ('plan = "ring"', "ring", "ring"),
+        ('plan = "two-level"', "two-level", "checked"),
+        ('plan = "two-level"\ncheck = true', "checked", "checked"),
+        ('plan = "two-level"\ncheck = false', "two-level", "two-level"),
+    ],
+)
+def test_heads_of_sites_are_checked_where_the_manifest_says_so_and_in_federated_runs(exchange: str, swarm: str, federated: str) -> None:
+    for mode, ways in (("swarm", swarm), ("federated", federated)):
+        assert m.parse_manifest(f'schema = 1\nname = "x"\nmode = "{mode}"\n[exchange]\n{exchange}\n').settings().plan == ways
 
 
 EARLIER = json.loads((Path(__file__).parents[1] / "earlier_manifests.json").read_text())
