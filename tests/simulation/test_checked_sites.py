@@ -12,6 +12,7 @@ import pytest
 import torch
 from session_table import LAYOUT, Table
 
+from atoll.collectives import messages as m
 from atoll.collectives.digest import chunk_hash
 from atoll.collectives.exchange import header as record_header
 from atoll.collectives.group import Entry
@@ -21,6 +22,7 @@ from atoll.collectives.round import ways
 from atoll.collectives.swarm import OuterSettings, RunSettings
 from atoll.collectives.trees import Check, trees_of
 from atoll.node.session import events as ev
+from atoll.node.session.session import ROUND
 from atoll.node.simulation.swarm import Options, run_seed
 
 SITES = ("lab-0", "lab-0", "lab-0", "lab-1", "lab-1", "lab-1")
@@ -241,3 +243,26 @@ def test_who_was_in_a_dispute_takes_part_in_sums_again_after_a_while(monkeypatch
 def test_through_faults_no_honest_member_is_named(seed: int) -> None:
     """A swarm in which anybody accuses an honest member has broken a rule (`SimSwarm.heard`), as one whose result is not that of its contributors."""
     assert run_seed(seed, Options(plan="checked")).problem == ""
+
+
+def test_a_member_that_slanders_changes_no_plan_and_is_heard_once_a_round() -> None:
+    """Only the owner of the part speaks of its sums, under the plan in force; and only who it was that put somebody apart lets it in again."""
+    labs = Labs()
+    labs.play()
+    one, liar = labs.peers[0], PeerId("p5")
+
+    def say(body: m.Disputed, sender: PeerId = liar) -> None:
+        data = m.encode(m.Envelope(one.session.log, one.machine.round, 0, body))
+        one.do(lambda session, now: session.on_message(now, sender, ROUND + data))
+
+    plan_id = bytes(16)
+    one.machine.apart[PeerId("p3")] = PeerId("p4"), one.machine.round
+    for wrong in ((), ("p1",), ("p2",), ("\x1b[2Jx",)):
+        say(m.Disputed(plan_id, 0, PeerId("p3"), PeerId("p1"), tuple(map(PeerId, wrong))))
+    say(m.Disputed(plan_id, 0, PeerId("p3"), PeerId("p1"), (PeerId("p1"),)), PeerId("p9"))
+    assert [event for event in one.heard if isinstance(event, ev.SumDisputed)] == [ev.SumDisputed(liar, (PeerId("p1"),))]
+    assert set(one.machine.apart) == {"p3"}
+    assert labs.play().topology.kind == "checked"
+    labs.check()
+    say(m.Disputed(plan_id, 0, PeerId("p3"), PeerId("p1"), (PeerId("p1"),)), PeerId("p4"))
+    assert labs.apart() == set()
