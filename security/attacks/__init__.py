@@ -2,7 +2,7 @@
 
 An attacker is omniscient: it sees what all honest members of a round have. All hostile members send the same, unless something else is said.
 
-vectors   attacks on one round, from the honest contributions: sign flip, IPM, ALIE, mimic, random direction, Gaussian, no numbers, and the
+vectors   attacks on one round, from the honest contributions: sign flip, IPM, ALIE, mimic, random direction, Gaussian, huge, no numbers, and the
           factors that do most harm to a rule
 habits    attacks that last: delayed contributions; labels that are flipped
 """
@@ -15,6 +15,7 @@ from .vectors import (
     alie,
     alie_factor,
     gaussian,
+    huge,
     ipm,
     mimic,
     no_number,
@@ -31,6 +32,7 @@ __all__ = [
     "alie_factor",
     "flipped_labels",
     "gaussian",
+    "huge",
     "ipm",
     "mimic",
     "no_number",

@@ -60,6 +60,11 @@ def gaussian(honest: Tensor, seed: int = 0, sigma: float = 200.0) -> Tensor:
     return sigma * torch.randn(honest.shape[1], generator=torch.Generator().manual_seed(seed))
 
 
+def huge(honest: Tensor) -> Tensor:
+    """The largest number that float32 has, everywhere: finite, and its squares are not."""
+    return torch.full_like(honest[0], torch.finfo(torch.float32).max)
+
+
 def no_number(honest: Tensor, value: float = float("nan")) -> Tensor:
     """NaN, or infinity, in one place; an honest member for the rest."""
     found = honest[0].clone()
@@ -108,6 +113,7 @@ ATTACKS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "mimic": mimic,
     "random_direction": random_direction,
     "gaussian": gaussian,
+    "huge": huge,
     "nan": no_number,
     "inf": lambda honest: no_number(honest, float("inf")),
 }

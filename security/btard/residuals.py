@@ -14,12 +14,14 @@ import torch
 from numpy.typing import NDArray
 
 from ..rules.centre import centred_clip
-from ..rules.gram import combine, gram
+from ..rules.gram import gram
 from .messages import Vector
 
 ROUNDING = 2.0**-24
+SMALLEST = 2.0**-149  # of float32 above zero: what is nearer to zero than 2^-126 is rounded to a multiple of it
 ACCUSED = 32.0  # roundings above which something is wrong; what honest peers differ by is below CONVICTED
 CONVICTED = 8.0
+CHUNK = 1 << 14  # values of all rows at a time in float64
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -36,9 +38,13 @@ def readable(row: Vector) -> Vector:
 
 
 def aggregate(rows: Sequence[Vector], radius: float) -> Vector:
-    """The fixed point of centred clipping, float32."""
-    stacked = torch.from_numpy(np.stack([readable(row) for row in rows]))
-    return combine(stacked, centred_clip(gram(stacked), 0, radius=radius)).numpy()
+    """The fixed point of centred clipping, float32. Added up in float64: the weight of a huge row is none of float32."""
+    stacked = np.stack([readable(row) for row in rows])
+    weights = centred_clip(gram(torch.from_numpy(stacked)), 0, radius=radius)
+    found = np.empty(stacked.shape[1], np.float32)
+    for start in range(0, len(found), CHUNK):
+        found[start : start + CHUNK] = weights @ stacked[:, start : start + CHUNK].astype(np.float64)
+    return found
 
 
 def residual(row: Vector, centre: Vector, direction: NDArray[np.float64], radius: float) -> Residual:
@@ -50,16 +56,17 @@ def residual(row: Vector, centre: Vector, direction: NDArray[np.float64], radius
 
 def differs(said: Residual, found: Residual, radius: float, roundings: float) -> bool:
     """Whether a residual that was said is not the one found, by more than so many roundings."""
-    limit = roundings * ROUNDING
+    limit, least = roundings * ROUNDING, roundings * SMALLEST
     return (
-        abs(said.projection - found.projection) > limit * (radius + abs(found.projection))
-        or abs(said.norm - found.norm) > limit * found.norm
+        abs(said.projection - found.projection) > limit * (radius + abs(found.projection)) + least
+        or abs(said.norm - found.norm) > limit * found.norm + least
     )
 
 
 def impossible(said: Residual, reach: float, radius: float) -> bool:
     """Whether no vector has this residual; ``reach``: norm of the direction."""
-    return said.norm < 0 or abs(said.projection) > min(said.norm, radius) * reach * (1 + ACCUSED * ROUNDING)
+    most = min(said.norm, radius) * reach * (1 + ACCUSED * ROUNDING) + ACCUSED * SMALLEST * (1 + reach)
+    return said.norm < 0 or abs(said.projection) > most
 
 
 def unbalanced(said: Sequence[Residual], centre: Vector, radius: float) -> bool:
@@ -93,4 +100,4 @@ def sketch_error(said: Sequence[Residual], found: Sequence[Residual], size: floa
 def _unit(rows: int, centre: Vector, radius: float) -> float:
     """About one rounding of a sum of clipped residuals, the centre's own included."""
     wide = centre.astype(np.float64)
-    return rows * ROUNDING * (float(np.sqrt(np.dot(wide, wide))) + radius)
+    return rows * (ROUNDING * (float(np.sqrt(np.dot(wide, wide))) + radius) + SMALLEST * len(centre) ** 0.5)

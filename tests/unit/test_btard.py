@@ -148,6 +148,33 @@ def test_a_fixed_point_balances_and_a_changed_one_does_not() -> None:
         assert unbalanced([residual(row, near, z, 5.0) for row in rows], near, 5.0)
 
 
+@pytest.mark.parametrize("scale", [1e-8, 1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("hostile", ["as large as float32 has", "all sizes", "a thousand times the other way"])
+def test_no_contribution_makes_an_owner_wrong_who_adds_up_as_it_should(scale: float, hostile: str) -> None:
+    chance = np.random.default_rng(3)
+    rows = list(((1 + 0.1 * chance.standard_normal((16, 64))) * scale).astype(np.float32))
+    for i in range(7):
+        size = {"as large as float32 has": 3.4e38, "all sizes": 10.0 ** (5 * i + 3)}.get(hostile, -1000 * scale)
+        rows[i] = np.full(64, size, np.float32)
+    centre = aggregate(rows, 0.8 * scale)
+    assert not off_centre(rows, centre, 0.8 * scale)
+    for seed in range(20):
+        z = direction(seed.to_bytes(32, "big"), 0, 64)
+        assert not unbalanced([residual(row, centre, z, 0.8 * scale) for row in rows], centre, 0.8 * scale)
+
+
+@pytest.mark.parametrize("tiny", [1e-45, 3e-44, 1e-41])
+def test_numbers_too_small_for_all_their_digits_convict_nobody(tiny: float) -> None:
+    """An owner of a part in which nobody has anything can state an aggregate that is hardly anything."""
+    centre = np.full(1000, tiny, np.float32)
+    for seed in range(20):
+        z = direction(seed.to_bytes(32, "big"), 0, 1000)
+        found = residual(np.zeros(1000, np.float32), centre, z, 1.0)
+        said = Residual(*(float(np.float32(each)) for each in found))
+        assert not differs(said, found, 1.0, CONVICTED)
+        assert not impossible(said, float(np.linalg.norm(z)), 1.0)
+
+
 def test_whom_one_honest_peer_accuses_all_convict() -> None:
     found = Residual(1.0, 2.0)
     for said in (Residual(1.0 + 1e-3, 2.0), Residual(1.0, 2.001), Residual(-1.0, 2.0)):

@@ -421,7 +421,7 @@ ODD_ATTACKS: dict[str, Attack] = {
 """Attacks that do nothing, or cost one honest peer each at most."""
 
 VECTORS: tuple[str, ...] = (
-    "sign_flip", "sign_flip_1000", "ipm_0.1", "foe_10", "alie_1.5", "mimic", "random_direction", "gaussian", "nan", "inf", "label_flip", "delayed",
+    "sign_flip", "sign_flip_1000", "ipm_0.1", "foe_10", "alie_1.5", "mimic", "random_direction", "gaussian", "huge", "nan", "inf", "label_flip", "delayed",
 )  # fmt: skip
 ATTACKS: dict[str, Attack] = {
     **PROTOCOL_ATTACKS, **ODD_ATTACKS, **{name: Attack(vector=name) for name in VECTORS},
