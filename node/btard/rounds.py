@@ -234,6 +234,10 @@ class BtardRounds(Beforehand):
         evidence = removal(self._peer.evidence, bundle)
         self._removals.append(lambda now: self._remove(gone, evidence))
 
+    def offended(self, sender: PeerId, what: str) -> None:
+        """See Host."""
+        self._outputs.append(lambda now: self.session.ports.emit(ev.PeerMisbehaved(sender, what, said=True)))
+
     # ---- what comes of them
     def _tell(self, to: PeerId | None, frame: Frame) -> None:
         receivers = [to] if to is not None else [peer for peer in self.terms.peers if peer != self.session.me]

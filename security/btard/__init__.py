@@ -12,6 +12,7 @@ history    radius and Delta max from earlier steps
 table      what is held of an attempt, by slot
 evidence   signed messages that prove a fault to anybody
 waiting    what is lacking: asked for, then testified to be missing
+questions  what others lack: given, handed on, or proven to be withheld
 trail      local steps: states committed to on the way, one interval shown
 finished   a step that is over, as validators need it
 judging    what is open after the checks, and who is guilty

@@ -49,6 +49,7 @@ from .messages import (
     is_signed,
     sign,
 )
+from .questions import Questions
 from .residuals import ACCUSED, Residual, aggregate, differs, readable, residual
 from .stages import BEFORE, HEARD, Stage, Surroundings
 from .table import Table, Vectors
@@ -79,11 +80,10 @@ class Attempt:
         self.cases = Cases()
         self._waiting = Waiting(around.settings)
         self._since = float("inf")  # until its own gradient is there
-        self._served: set[tuple[int, type[Body], Item]] = set()
+        self._further = float("inf")  # since when somebody is known to be further
+        self._questions = Questions(self, self._waiting)
         self._shown: set[tuple[int, Kind]] = set()
         self._uninvited = 0
-        self._eliminates: int | None = None
-        self._testimonies: dict[Item, dict[int, Signed]] = {}
 
     # What the peer does, in order.
 
@@ -100,12 +100,19 @@ class Attempt:
 
     def show(self) -> None:
         """The last step's validator sees the interval that was drawn."""
-        piece = self.around.shown()
-        if piece is None or not self.vectors.put(piece, by_maker=True):
+        piece = self.own_states()
+        if piece is None:
             return
         for validator, target in self.targets.items():
             if target == self.roster[self.me]:
                 self.send(piece.item, self.roster.index(validator))
+
+    def own_states(self) -> Piece | None:
+        """What the last step's validator of this peer is to see; it is held from then on."""
+        piece = self.around.shown()
+        if piece is not None:
+            self.vectors.put(piece, by_maker=True)
+        return piece if piece is not None and piece.item in self.vectors.held else None
 
     def scatter(self, now: float) -> None:
         """All have committed: nobody can suit its gradient to another's any more."""
@@ -114,6 +121,7 @@ class Attempt:
             for number in range(len(self.roster)):
                 if number != self.me:
                     self.send((Kind.PART, self.me, number), number)
+        self._questions.all_committed(now)
 
     def aggregate(self, now: float) -> None:
         """Clip about the fixed point; commit to it before anybody knows the draw."""
@@ -157,8 +165,9 @@ class Attempt:
         target = self.targets.get(self.roster[self.me])
         if target is not None and target in self.roster and (self.around.examine(target) or 0.0) > self.around.settings.tolerance:
             accusations.append(Accusation(Fault.GRADIENT, self.roster.index(target)))
-        if self._eliminates is not None:
-            accusations.append(Accusation(Fault.ELIMINATION, self._eliminates))
+        other = self._questions.eliminates()
+        if other is not None:
+            accusations.append(Accusation(Fault.ELIMINATION, other))
         self._enter(now, Stage.CHECKS)
         self.say(now, Checks(self.table.view(Kind.RESIDUALS), tuple(accusations)))
 
@@ -195,17 +204,20 @@ class Attempt:
 
     # What it hears.
 
-    def on_signed(self, now: float, signed: Signed) -> None:
-        """A message of this attempt, from whomever. One that its sender did not sign is dropped."""
+    def on_signed(self, now: float, signed: Signed) -> bool:
+        """A message of this attempt, from whomever. False for one that its sender did not sign, which is dropped."""
         body = decode(signed.body)
-        if self.knows(signed) or not is_signed(self.context, signed, self.around.verify):
-            return  # heard already, or not said by its sender
+        if self.knows(signed) or (isinstance(body, Ask | Lacking) and self._questions.answered(signed.sender, body)):
+            return True  # heard already, which costs no check
+        if not is_signed(self.context, signed, self.around.verify):
+            return False
         if body is None or not fits(body, len(self.roster)):
             self.around.convict(now, [Bundle(self.context, Fault.NONSENSE, signed.sender, None, (signed,))])
         elif isinstance(body, Ask | Lacking):
-            self._on_lack(now, signed, body)
+            self._questions.heard(now, signed, body)
         else:
             self._on_slotted(now, signed, body)
+        return True
 
     def knows(self, signed: Signed) -> bool:
         """Whether this message is in its slot already."""
@@ -217,6 +229,8 @@ class Attempt:
         """A vector of this attempt."""
         maker = piece.item[1]
         by_maker = maker < len(self.roster) and self.roster[maker] == sender
+        if by_maker and piece.item[0] == Kind.PART and self.stage == Stage.COMMITS:
+            self.overtaken(now)
         if self._welcome(piece.item) and self.vectors.put(piece, by_maker=by_maker):
             wanted = self._waiting.settled(piece.item)
             if wanted is not None:
@@ -237,7 +251,10 @@ class Attempt:
     def _on_slotted(self, now: float, signed: Signed, body: Slotted) -> None:
         kind = kind_of(body)
         assert kind is not None
+        if kind > HEARD.get(self.stage, Kind.JUDGEMENT):
+            self.overtaken(now)
         proof = self.table.put(kind, signed, body)
+        self._questions.arrived(kind, signed)
         if proof is not None:
             self.table.replace(kind, signed, body)  # what others were told: with it they may have ended this attempt
             self.around.convict(now, [proof])
@@ -245,50 +262,14 @@ class Attempt:
             self.vectors.settle()
         self.advance(now)
 
-    def _on_lack(self, now: float, signed: Signed, body: Ask | Lacking) -> None:
-        for item in body.items:
-            if (signed.sender, type(body), item) not in self._served:
-                self._served.add((signed.sender, type(body), item))
-                self._serve(now, signed.sender, item)
-            if isinstance(body, Lacking):
-                witnesses = self._testimonies.setdefault(item, {})
-                witnesses[signed.sender] = signed
-                if 2 * len(witnesses) > len(self.roster):
-                    proof = Bundle(self.context, Fault.WITHHELD, item[1], item, tuple(witnesses.values()))
-                    self.around.convict(now, [proof])
-                    return
+    def overtaken(self, now: float) -> None:
+        """Somebody is further than this peer, so all messages that keep it here can be had."""
+        self._further = min(self._further, now)
 
-    def _serve(self, now: float, asker: int, item: Item) -> None:
-        """Somebody lacks something: give it, if it is here. A part that its owner lacks is given to all, so that all know of it."""
-        kind, whose, part = item
-        if kind == Kind.STATES:
-            self._serve_states(now, asker, item)
-        elif kind in (Kind.PART, Kind.AGGREGATE):
-            committed = self.table.signed(Kind.COMMIT if kind == Kind.PART else Kind.RESULT, whose)
-            if committed is not None and asker != self.me:
-                self._tell(asker, committed)  # what it was sent may not open another commitment that it was told
-            owner_asks = kind == Kind.PART and asker == part and whose in self.contributors and whose != part
-            if owner_asks and whose == self.me:
-                self.publish(item)
-            elif item in self.vectors.held:
-                self.send(item, asker)
-            elif owner_asks and asker != self.me:
-                self._waiting.appealed(now, item, asker)
-            if owner_asks and self.me in (whose, part) and self.around.appealed(self.roster[whose], self.roster[part]):
-                self._eliminates = part if self.me == whose else whose
-        else:
-            held = self.table.signed(Kind(kind), whose) if kind in HEARD.values() else None
-            if held is not None:
-                self._tell(asker, held)
-
-    def _serve_states(self, now: float, asker: int, item: Item) -> None:
-        """Its validator lacks what a target has to show: all are owed it now."""
-        if item in self.vectors.held and item[1] != self.me:
-            self.send(item, asker)
-        elif item in self.vectors.held:
-            self.publish(item)
-        elif asker != self.me and self.targets.get(self.roster[asker]) == self.roster[item[1]]:
-            self._waiting.appealed(now, item, asker)
+    def hurry(self, now: float) -> None:
+        """Others wait for this peer, which lacks something itself: it asks at once."""
+        self._further = -float("inf")
+        self.tick(now)
 
     # How it goes on.
 
@@ -375,7 +356,7 @@ class Attempt:
         """Look at the time; every half of `timeout_s`, or more often."""
         if self.over or self.muted:
             return
-        asks, testimonies = self._waiting.look(now, self.lacking(), self._since)
+        asks, testimonies = self._waiting.look(now, self.lacking(), self._since, self._further)
         if asks:
             self.say(now, Ask(tuple(asks)))
         if testimonies:
@@ -389,7 +370,7 @@ class Attempt:
         return any(target in self.roster and self.around.examine(target) is None for target in targets if target is not None)
 
     def _enter(self, now: float, stage: Stage) -> None:
-        self.stage, self._since = stage, now
+        self.stage, self._since, self._further = stage, now, float("inf")
 
     def _wrong_shares(self) -> list[Bundle]:
         """Whose revealed share is not the one it committed to."""
@@ -447,6 +428,10 @@ class Attempt:
         signed = sign(self.context, self.around.signer, body)
         self._tell(None, signed)
         self.on_signed(now, signed)
+
+    def hand(self, to: int, signed: Signed) -> None:
+        """Pass on somebody's message."""
+        self._tell(to, signed)
 
     def send(self, item: Item, to: int) -> None:
         """Give somebody a vector that is here."""

@@ -49,6 +49,8 @@ def verify_evidence(bundle: Bundle, verify: Verify) -> PeerId:
     roster, whom = bundle.context.roster, bundle.whom
     if len(set(roster)) != len(roster) or whom >= len(roster):
         raise _unproven(bundle, "its roster is none")
+    if len(bundle.messages) > max(2, len(roster)):
+        raise _unproven(bundle, "it has more messages than anybody needs for it")
     if not all(is_signed(bundle.context, each, verify) for each in bundle.messages):
         raise _unproven(bundle, "a message in it is not signed by its sender for this attempt")
     if not _PROOFS[Fault(bundle.fault)](bundle):

@@ -257,7 +257,8 @@ def fits(body: Body, peers: int) -> bool:
         case Judgement(_, verdicts):
             return all(each.whom < peers for each in verdicts)
         case Ask(items) | Lacking(items):
-            return all(whose < peers and part < max(peers, 1) for _, whose, part in items)
+            places = {kind: peers if kind == Kind.PART else 1 for kind in Kind}
+            return all(whose < peers and part < places[Kind(kind)] for kind, whose, part in items)
         case _:
             return True
 

@@ -7,7 +7,7 @@ Who is spoken to in an attempt that it has left sends the evidence; who is behin
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from random import Random
 from typing import NamedTuple, Protocol
@@ -27,6 +27,7 @@ from .stages import Stage
 from .trail import Trail
 
 EARLY = 32  # messages kept of each peer that is ahead
+MOST_OFFENCES = 16  # of one peer in a step: what it sends is checked no more, as that costs more than to send it
 
 
 class Task(NamedTuple):
@@ -57,6 +58,10 @@ class Host(Protocol):
 
     def removed(self, now: float, bundle: Bundle, gone: PeerId) -> None:
         """Somebody is removed, perhaps this peer itself, on this evidence."""
+        ...
+
+    def offended(self, sender: PeerId, what: str) -> None:
+        """Who sent a frame would not have sent it, had it looked at it."""
         ...
 
 
@@ -91,6 +96,7 @@ class Peer:
         self._early: dict[PeerId, deque[Signed]] = {}
         self._told: set[tuple[PeerId, bytes]] = set()
         self._appeals: dict[tuple[PeerId, PeerId], int] = {}
+        self._offences = Counter[PeerId]()  # in this step
 
     @property
     def roster(self) -> tuple[PeerId, ...]:
@@ -106,6 +112,7 @@ class Peer:
         self._computed = False
         self._errors, self._left = {}, []
         self._told.clear()
+        self._offences.clear()
         self._attempt(now)
 
     def computed(self, now: float, task: Task, gradient: Vector, trail: Trail | None = None) -> None:
@@ -124,20 +131,21 @@ class Peer:
 
     def receive(self, now: float, sender: PeerId, frame: Frame) -> None:
         """A frame from an authenticated peer."""
-        if self.ended:
+        if self.ended or self._offences[sender] >= MOST_OFFENCES:
             return
         if isinstance(frame, Bundle):
-            self._on_evidence(now, frame)
+            self._on_evidence(now, sender, frame)
             return
         open_ = [each for each in (self.attempt, *self._left) if each is not None and each.context.tag == frame.tag]
         if not open_:
-            self._elsewhere(sender, frame)
+            self._elsewhere(now, sender, frame)
         elif isinstance(frame, Piece):
             open_[0].on_piece(now, sender, frame)
         else:
             if open_[0].muted:
                 self._behind(sender, frame)
-            open_[0].on_signed(now, frame)
+            if not open_[0].on_signed(now, frame):
+                self._offended(sender, "a message of a step that its sender has not signed")
 
     def tick(self, now: float) -> None:
         """Look at the time; every half of `Settings.timeout_s`, or more often."""
@@ -199,15 +207,10 @@ class Peer:
             self._attempt(now)
 
     def _take(self, now: float, bundle: Bundle) -> bool:
-        """Check evidence; whether it removes somebody who was still there."""
-        if not belongs(bundle.context, self.run, self.first, self.removed):
+        """Check evidence; whether it removes somebody who was still there. Raises SecurityError where it proves nothing."""
+        if not self._is_news(bundle):
             return False
-        try:
-            gone = verify_evidence(bundle, self.verify)
-        except SecurityError:
-            return False
-        if gone in self.removed:
-            return False
+        gone = verify_evidence(bundle, self.verify)
         self.removed[gone] = bundle
         self.evidence.append(bundle)
         self.host.removed(now, bundle, gone)
@@ -216,9 +219,24 @@ class Peer:
             self.attempt.muted = True
         return True
 
-    def _on_evidence(self, now: float, bundle: Bundle) -> None:
-        if self._take(now, bundle) and not self.ended and self.attempt is not None:
+    def _is_news(self, bundle: Bundle) -> bool:
+        """The cheap test: whether evidence is of an attempt of this run, and against somebody who is still there."""
+        context = bundle.context
+        known = bundle.whom < len(context.roster) and context.roster[bundle.whom] in self.removed
+        return not known and belongs(context, self.run, self.first, self.removed)
+
+    def _on_evidence(self, now: float, sender: PeerId, bundle: Bundle) -> None:
+        try:
+            news = self._take(now, bundle)
+        except SecurityError as error:
+            self._offended(sender, error.message)
+            return
+        if news and not self.ended and self.attempt is not None:
             self._attempt(now)
+
+    def _offended(self, sender: PeerId, what: str) -> None:
+        self._offences[sender] += 1
+        self.host.offended(sender, what)
 
     def _attempt(self, now: float) -> None:
         """Begin an attempt at the open step with who is left."""
@@ -238,10 +256,12 @@ class Peer:
 
     # Peers that are elsewhere.
 
-    def _elsewhere(self, sender: PeerId, frame: Signed | Piece) -> None:
+    def _elsewhere(self, now: float, sender: PeerId, frame: Signed | Piece) -> None:
         """A frame of an attempt that is not open here: later ones are kept; who says what shows that it is behind is told what it does not know."""
         if isinstance(frame, Piece):
             return
+        if frame.step > self.step and self.attempt is not None:
+            self.attempt.overtaken(now)
         if frame.step >= self.step:
             self._early.setdefault(sender, deque(maxlen=EARLY)).append(frame)
         if frame.step <= self.step and not (self.closed is not None and self.closed.knows(frame)):
@@ -249,7 +269,7 @@ class Peer:
 
     def _behind(self, sender: PeerId, frame: Signed) -> None:
         """Send, once per attempt, what ends it: all evidence of this step and the last, and the messages that ended the last."""
-        if (sender, frame.tag) in self._told or len(self._told) > 4 * len(self.first):
+        if (sender, frame.tag) in self._told or sum(each == sender for each, _ in self._told) > len(self.first):
             return
         self._told.add((sender, frame.tag))
         for bundle in self.evidence:

@@ -1,7 +1,8 @@
 """What a peer lacks: asked for after a while, testified to be missing after twice that while.
 
 The order matters. Who has everything waits for one that does not; that one asks first, is given what others have, and speaks before their
-patience ends. So nobody who does as it should is testified to be missing, whatever the others withhold from whom.
+patience ends. So nobody who does as it should is testified to be missing, whatever the others withhold from whom. A message for which all would wait
+long, since it is computed, may be here already for others: who sees that somebody is further than itself asks for it soon.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Collection, Iterable
 
 import msgspec
 
-from .messages import Item, Kind
+from .messages import SLOTTED, Item, Kind
 from .settings import Settings
 
 
@@ -41,8 +42,9 @@ class Waiting:
         found = self._appeals.pop(item, None)
         return None if found is None else found[0]
 
-    def look(self, now: float, lacking: Iterable[Item], since: float) -> tuple[list[Item], list[Item]]:
-        """What to ask for now, and what to testify. ``lacking``: what keeps this peer from going on, from ``since`` on."""
+    def look(self, now: float, lacking: Iterable[Item], since: float, further: float) -> tuple[list[Item], list[Item]]:
+        """What to ask for now, and what to testify. ``lacking``: what keeps this peer from going on, from ``since`` on; ``further``: since when
+        somebody is known to have all the messages."""
         excused = {by for by, _ in self._appeals.values()}
         self._waits = {item: self._waits.get(item) or _Wait(since) for item in lacking}
         asks: list[Item] = []
@@ -51,7 +53,8 @@ class Waiting:
             if item[1] in excused:
                 wait.since = now  # it cannot go on either
             limit = self._limit(item)
-            if not wait.asked and now - wait.since >= limit:
+            soon = item[0] in SLOTTED and now - further >= self._settings.timeout_s / 3
+            if not wait.asked and (soon or now - wait.since >= limit):
                 wait.asked = True
                 asks.append(item)
             elif wait.asked and not wait.testified and now - wait.since >= 2 * limit:

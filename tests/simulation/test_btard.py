@@ -7,7 +7,9 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from atoll.collectives.identifiers import PeerId
 from atoll.security.btard import Fault
+from atoll.security.btard.peer import MOST_OFFENCES
 from atoll.security.btard.simulation import Options, Swarm
 from atoll.security.btard.simulation.hostile import ATTACKS, PROTOCOL_ATTACKS, VECTORS
 from atoll.security.btard.simulation.plants import PLANTS, find
@@ -37,6 +39,21 @@ def test_hostile_gradients_end_with_the_attackers_and_no_other(attack: str) -> N
     assert checker.removals.keys() == swarm.hostile
 
 
+def test_of_a_flood_of_messages_that_nobody_signed_few_are_checked() -> None:
+    swarm = Swarm(12, replace(SMALL, attack="flood", rate=1.0, steps=2, until_clean=False))
+    watched = swarm.honest[0].machine
+    checked: list[bool] = []
+    verify = watched.verify
+
+    def counted(peer: PeerId, domain: str, data: bytes, signature: bytes, /) -> bool:
+        checked.append(verify(peer, domain, data, signature))
+        return checked[-1]
+
+    watched.verify = counted
+    assert swarm.run().problems == []
+    assert checked.count(False) == MOST_OFFENCES * len(swarm.hostile)
+
+
 @pytest.mark.parametrize("attack", ["grudge", "demands", "elimination"])
 def test_two_who_cannot_exchange_parts_leave_together(attack: str) -> None:
     """Nobody can tell whose fault it is: an attacker takes one honest peer along, and leaves itself."""
@@ -45,6 +62,28 @@ def test_two_who_cannot_exchange_parts_leave_together(attack: str) -> None:
     assert checker.problems == []
     assert honest_removed(swarm) == {Fault.ELIMINATION}
     assert len(checker.removals) == 2 * len(swarm.hostile & checker.removals.keys()) > 0
+
+
+@pytest.mark.parametrize("n", [4, 8])
+@pytest.mark.parametrize("compute_s", [4.0, 24.0])
+def test_who_tells_its_words_to_all_but_one_keeps_nobody_back(n: int, compute_s: float) -> None:
+    """Who is left out is given them by the others before it is testified to be missing itself, and nobody leaves because of parts that came late."""
+    settings = msgspec.structs.replace(SMALL.settings, compute_s=compute_s)
+    for messages in (False, True):
+        swarm = Swarm(
+            1, replace(SMALL, n=n, b=1, attack="whisper", rate=1.0, steps=8, until_clean=False, messages=messages, settings=settings)
+        )
+        checker = swarm.run()
+        assert (checker.problems, checker.removals, checker.steps) == ([], {}, 8)
+
+
+@pytest.mark.parametrize(("seed", "n", "b"), [(0, 4, 1), (0, 8, 3), (1, 8, 3)])
+def test_what_reaches_a_part_of_the_honest_only_costs_none_of_them_more_than_it_costs_attackers(seed: int, n: int, b: int) -> None:
+    """Questions and testimonies are among what is lost: so others are told that somebody owes what it was never asked for."""
+    swarm = Swarm(seed, replace(SMALL, n=n, b=b, attack="moods", rate=1.0, steps=8, until_clean=False, messages=True))
+    checker = swarm.run()
+    assert checker.problems == []
+    assert honest_removed(swarm) <= {Fault.ELIMINATION}
 
 
 def local_steps(options: Options) -> Options:

@@ -82,8 +82,8 @@ class Checker:
         attempt = member.machine.attempt
         if member.attack is not None or attempt is None or attempt.context.tag != getattr(frame, "tag", b""):
             return
-        if isinstance(frame, Piece) and frame.item[0] == Kind.PART and not attempt.table.full(Kind.COMMIT):
-            self.problem(f"step {frame.step}: {member.name} sends a part before all have committed")
+        if isinstance(frame, Piece) and frame.item[:2] == (Kind.PART, attempt.me) and not attempt.table.full(Kind.COMMIT):
+            self.problem(f"step {frame.step}: {member.name} sends its part before all have committed")
         if isinstance(frame, Signed) and frame.sender == attempt.me and isinstance(body := decode(frame.body), Reveal):
             if not attempt.table.full(Kind.RESULT):
                 self.problem(f"step {frame.step}: {member.name} reveals its share before all have committed to their aggregates")

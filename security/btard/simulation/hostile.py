@@ -22,6 +22,7 @@ from ..messages import (
     Checks,
     Commit,
     Fault,
+    Frame,
     Item,
     Judgement,
     Kind,
@@ -30,6 +31,7 @@ from ..messages import (
     Residuals,
     Result,
     Reveal,
+    Signed,
     Verdict,
     sign,
     sign_bytes,
@@ -139,6 +141,30 @@ class WithholdsAggregate(Struck):
             if owner.acts(self.context.step) and (owner is not self.member or self.strikes()):
                 return
         super().send(item, to)
+
+
+class Whispers(Struck):
+    """Says what it says to all but one honest peer."""
+
+    def _tell(self, to: int | None, frame: Frame) -> None:
+        if to is None and isinstance(frame, Signed) and self.strikes():
+            for number in range(len(self.roster)):
+                if number not in (self.me, self.honest()[0]):
+                    super()._tell(number, frame)
+        elif isinstance(frame, Piece) or to != self.honest()[0] or not self.member.acts(self.context.step):
+            super()._tell(to, frame)
+
+
+class Moody(Struck):
+    """Of all that it sends, questions and testimonies too, a part reaches a part of the honest only."""
+
+    def _tell(self, to: int | None, frame: Frame) -> None:
+        if not self.strikes():
+            super()._tell(to, frame)
+            return
+        for number in range(len(self.roster)) if to is None else (to,):
+            if number != self.me and (self.is_friend(number) or self.chance.random() < 0.6):
+                super()._tell(number, frame)
 
 
 class Silent(Struck):
@@ -296,6 +322,19 @@ class FalseTestimony(Struck):
         self._tell(None, Bundle(self.context, Fault.WITHHELD, whom, item, (mine,) * len(self.roster)))
 
 
+class Floods(Struck):
+    """Sends all others messages that nobody has signed, one after another, for them to check."""
+
+    def commit(self, now: float) -> None:
+        """Beside its commitments."""
+        super().commit(now)
+        if not self.strikes():
+            return
+        for _ in range(40):
+            garbage = Signed(self.context.step, self.context.tag, self.honest()[0], self.chance.randbytes(40), self.chance.randbytes(64))
+            self._tell(None, garbage)
+
+
 class OtherView(Struck):
     """Claims to have heard something else than all others."""
 
@@ -372,10 +411,9 @@ class SendsOtherPart(Struck):
 class HidesStates(Struck):
     """Shows nobody its last trail."""
 
-    def show(self) -> None:
+    def own_states(self) -> Piece | None:
         """Nothing."""
-        if self.roster[self.me] in self.targets.values() and not self.strikes():
-            super().show()
+        return None if self.roster[self.me] in self.targets.values() and self.strikes() else super().own_states()
 
 
 class Attack(NamedTuple):
@@ -406,6 +444,7 @@ PROTOCOL_ATTACKS: dict[str, Attack] = {
     "wrong_reveal": _protocol(WrongReveal, Fault.REVEAL),
     "copied_commitments": _protocol(CopiesCommitments, Fault.WITHHELD),
     "nonsense": _protocol(Nonsense, Fault.NONSENSE),
+    "flood": _protocol(Floods, Fault.WITHHELD),
     "other_view": _protocol(OtherView, Fault.WITHHELD),
     "hidden_states": _protocol(HidesStates, Fault.WITHHELD)._replace(intervals=4),
     "collusion": Attack(Colludes, "", (Fault.GRADIENT, Fault.RESIDUAL, Fault.AGGREGATE)),
@@ -415,13 +454,16 @@ PROTOCOL_ATTACKS: dict[str, Attack] = {
 ODD_ATTACKS: dict[str, Attack] = {
     "false_testimony": Attack(FalseTestimony, "", ()),
     "grudge": Attack(Grudging, "", (Fault.ELIMINATION,)),
+    "whisper": Attack(Whispers, "", (Fault.WITHHELD,)),
+    "moods": Attack(Moody, "", (Fault.WITHHELD, Fault.ELIMINATION)),
     "elimination": Attack(Eliminates, "", (Fault.ELIMINATION,)),
     "demands": Attack(Demands, "", (Fault.ELIMINATION,)),
 }
-"""Attacks that do nothing, or cost one honest peer each at most."""
+"""Attacks that do nothing, or cost an attacker its place for each honest peer that leaves."""
 
 VECTORS: tuple[str, ...] = (
-    "sign_flip", "sign_flip_1000", "ipm_0.1", "foe_10", "alie_1.5", "mimic", "random_direction", "gaussian", "huge", "nan", "inf", "label_flip", "delayed",
+    "sign_flip", "sign_flip_1000", "ipm_0.1", "foe_10", "alie_1.5", "mimic", "random_direction", "gaussian", "huge", "nan", "inf", "label_flip",
+    "delayed",
 )  # fmt: skip
 ATTACKS: dict[str, Attack] = {
     **PROTOCOL_ATTACKS, **ODD_ATTACKS, **{name: Attack(vector=name) for name in VECTORS},

@@ -106,7 +106,7 @@ def _seed_of_first(draw: bytes, step: int, peer: PeerId) -> bytes:
 
 
 def _never_testifies(self: Attempt, now: float) -> None:
-    asks, _ = self._waiting.look(now, self.lacking(), self._since)
+    asks, _ = self._waiting.look(now, self.lacking(), self._since, self._further)
     if asks:
         self.say(now, Ask(tuple(asks)))
 
@@ -136,6 +136,10 @@ PLANTS: dict[str, Plant] = {
     "any-roster": Plant("evidence may name any roster", "false_testimony", ((peer_module, "belongs", lambda *_: True),)),
     "other-seed": Plant("validators take another seed", "silence", ((finished_module, "seed_of", _seed_of_first),)),
     "no-testimony": Plant("nobody testifies that something is withheld", "silence", ((Attempt, "tick", _never_testifies),)),
+    "patient-asker": Plant(
+        "who is kept back asks only when it would ask for what is computed", "whisper",
+        ((Attempt, "hurry", lambda *_: None), (Attempt, "overtaken", lambda *_: None)),
+    ),
     "no-fixed-point": Plant("owners send the mean", "sign_flip", ((attempt_module, "aggregate", _mean),)),
 }  # fmt: skip
 """By the names of `bench_btard.py --plant`."""

@@ -122,6 +122,11 @@ class Member:
             return self.swarm.hostile_gradient(self, task)
         return computed_with_noise(self.swarm.task.gradient(state, task.seed), self.swarm.options.noise, self.noise)
 
+    def offended(self, sender: PeerId, what: str) -> None:
+        """Nobody honest does."""
+        if self.attack is None and sender not in self.swarm.hostile:
+            self.swarm.checker.problem(f"{sender} is honest and sends {what}")
+
     def finished(self, now: float, step: Finished) -> None:
         """Apply it; begin the next."""
         number = step.context.step
