@@ -14,6 +14,7 @@ from session_table import LAYOUT, Table
 
 from atoll.collectives import messages as m
 from atoll.collectives.digest import chunk_hash
+from atoll.collectives.exchange import Exchange
 from atoll.collectives.exchange import header as record_header
 from atoll.collectives.group import Entry
 from atoll.collectives.identifiers import PeerId
@@ -23,7 +24,7 @@ from atoll.collectives.swarm import OuterSettings, RunSettings
 from atoll.collectives.trees import Check, trees_of
 from atoll.node.session import events as ev
 from atoll.node.session.session import ROUND
-from atoll.node.simulation.swarm import Options, run_seed
+from atoll.node.simulation.swarm import Options, SimSwarm, run_seed
 
 SITES = ("lab-0", "lab-0", "lab-0", "lab-1", "lab-1", "lab-1")
 Change = Callable[[PeerId, Any, bytes], bytes]
@@ -266,3 +267,35 @@ def test_a_member_that_slanders_changes_no_plan_and_is_heard_once_a_round() -> N
     labs.check()
     say(m.Disputed(plan_id, 0, PeerId("p3"), PeerId("p1"), (PeerId("p1"),)), PeerId("p4"))
     assert labs.apart() == set()
+
+
+class Zeroed(SimSwarm):
+    """A swarm through faults, one member of which states zeros whenever it is head."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed, Options(plan="checked", lies=()))
+        self.liar = self.names[-1]
+        self.liars = frozenset((self.liar,))
+        self.lies, tap = 0, self.network.tap
+        assert tap is not None
+
+        def bent(sender: PeerId, receiver: PeerId, channel: str, payload: Any) -> bool:
+            kind = record_header.parse(payload[0], sender).kind if channel == "record" else 0
+            if sender != self.liar or kind != record_header.PARTIAL:
+                return tap(sender, receiver, channel, payload)
+            self.lies += 1
+            self.network.tap = tap
+            self.network.send(sender, receiver, channel, (payload[0], bytes(len(payload[1]))))
+            self.network.tap = bent
+            return True
+
+        self.network.tap = bent
+
+
+def test_through_faults_a_head_that_lies_is_the_only_one_that_is_named_and_no_result_is_its(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every entry is computed again by the simulation. Without the comparison the first of these swarms decides a wrong one."""
+    swarms = [Zeroed(seed) for seed in (5, 14, 22)]
+    assert [swarm.run().problem for swarm in swarms] == [""] * 3
+    assert all(swarm.lies for swarm in swarms)
+    monkeypatch.setattr(Exchange, "_disputes", lambda *_: False)
+    assert "honest outcome" in Zeroed(5).run().problem
