@@ -10,6 +10,7 @@ identifiers    PeerId, RunId, sizes of hashes
 telemetry      typed events and one emit(); sinks subscribe
 layout         what the flat vector means: names, shapes, offsets
 seeded         work that follows from a public seed: settings of BTARD, what a node asks its script for
+arrivals       for whom a round waits that does not wait for everybody: settings
 swarm          the Swarm seam: what a training script sees; no implementation
 plain          tensors whose values are their memory: flat, as bytes, as words
 api            collectives for scripts: reductions, gathers, broadcasts, barriers, comparing states
@@ -23,6 +24,7 @@ codec          a chunk of float32 values and its wire bytes, named; the grid of 
 device         such a vector encoded and decoded where its values lie
 encoded        a whole vector of such chunks
 digest         hashes of chunks, parts and states
+compass        FedCompass' scheduler: who makes how many steps, so that groups arrive together
 pace           how fast a member's links are
 partition      one vector, parts per member
 reduce         the Reducer seam in four forms: mean, sum, maximum, modular sum, copies

@@ -43,7 +43,7 @@ class Reading(msgspec.Struct, frozen=True, array_like=True):
 
     ``loss``: the mean loss of the inner steps in it; ``norm``: that of the vector, without running statistics, or, of the mean
     of a masked sum, the bound on the next vectors'; ``lag``: how many inner steps
-    its rounds last took to be decided.
+    its rounds last took to be decided, or, where members come in groups, how many seconds one takes it.
     """
 
     loss: Annotated[float, msgspec.Meta(ge=-1e30, le=1e30)] | None = None
@@ -123,7 +123,8 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     ``base`` is the hash of the entry before; ``base_state`` the Merkle root of (anchor, momentum) before this entry is applied
     (of the initial state, for the genesis and entry 1). Without contributors the entry only changes the configuration. An entry that
-    adopts a branch names the contributions of all its rounds (`round.merging`).
+    adopts a branch names the contributions of all its rounds (`round.merging`). ``elapsed_s``: seconds since the entry before, by the clock of whoever
+    proposes it; said only where members come in groups (`round.grouping`).
     """
 
     log: LogName
@@ -139,6 +140,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, dict=True):
     reducer: Short
     next_config: Config
     topology: Topology = BUTTERFLY
+    elapsed_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None = None
 
     def counts(self, peer: PeerId, cid: bytes) -> bool:
         """Whether this contribution of this peer is in it: a liar may have named one of the same cid as its own."""

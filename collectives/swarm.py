@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Protocol, Ty
 
 import msgspec
 
+from .arrivals import Arrivals
 from .errors import ConfigError
 from .group import MAX_CODEC_NAME, Config, Count, Member, TopologyKind
 from .groups import MAX_GROUP_NAME
@@ -115,14 +116,6 @@ class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def wanted(self, members: int) -> int:
         """How many of so many."""
         return min(members, max(self.least, self.count if self.count is not None else math.ceil(self.share * members)))
-
-
-class Arrivals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A round waits for some contributions, not for all members (`round.gathering`): for ``count`` of them (FedBuff), or until ``period_s`` seconds
-    are over, and as many periods more as nobody comes (FedFix). One of the two is given."""
-
-    count: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
-    period_s: Annotated[float, msgspec.Meta(gt=0, le=1e6)] | None = None
 
 
 class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -290,6 +283,12 @@ class AnchorView(Protocol):
         ...
 
     @property
+    def steps(self) -> int:
+        """How many inner steps this member makes from it, where the run gives members each their number (`Groups`); 0: as the manifest says, or, for
+        one that has a contribution to offer, that its group was counted without it."""
+        ...
+
+    @property
     def digest(self) -> str:
         """blake3 of its bytes, in hex; may be computed when first asked for."""
         ...
@@ -387,8 +386,8 @@ class Swarm(Protocol):
         ``samples`` (an integer > 0) in the mean; it may keep the tensor, which stays as written until the next contribution. With
         ``base``, the round of the anchor it was made on, it is refused (committed, not counted, with the reason) when that anchor is no longer
         the newest. ``loss``: the mean loss of the inner steps in it, for a run with a governor; ``lag``: how many inner steps rounds take here,
-        for one that is planned again. At most one contribution is frozen at a time: a second call while one is
-        undecided raises LocalProtocolError.
+        for one that is planned again, or seconds a step takes, for one with `Groups`. At most one contribution is frozen at a time: a second call
+        while one is undecided raises LocalProtocolError.
         """
         ...
 

@@ -24,7 +24,7 @@ from .session import events as ev
 from .session.replica import ModelReplica, PlainSlots
 from .session.session import Session
 from .session.tallies import lag as lag_at
-from .session.tallies import tallies
+from .session.tallies import steps, tallies
 from .simulation.process import NodeProcess, Place
 from .simulation.stage import Actor
 
@@ -226,7 +226,8 @@ class LocalMember:
         for view in views:
             view.copy_into(whole[start : start + view.numel])
             start += view.numel
-        return Lease(whole, min(view.round for view in views), lambda: None, min(view.samples for view in views), views[0].lag)
+        round_, samples = min(view.round for view in views), min(view.samples for view in views)
+        return Lease(whole, round_, lambda: None, samples, views[0].lag, views[0].steps)
 
     def contribute(
         self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None, loss: float | None = None, lag: float | None = None
@@ -256,7 +257,8 @@ class LocalMember:
         slots = cast(PlainSlots, replica.slots)
         assert slots.current is not None
         rounds, samples = session.rounds(replica.generation), session.samples(replica.generation)
-        return Lease(slots.tensor(slots.current).clone(), rounds, lambda: None, samples, lag_at(session, replica.generation))
+        lag, whole = lag_at(session, replica.generation), slots.tensor(slots.current).clone()
+        return Lease(whole, rounds, lambda: None, samples, lag, steps(session))
 
     def fragment_closing(self, fragment: int) -> int:
         """See FragmentSwarm."""

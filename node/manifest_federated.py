@@ -53,8 +53,14 @@ class FederatedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ahead: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 0.01  # per_fedavg's step ahead
     personal: Literal["none", "ditto"] = "none"  # a model of each site's own beside the run's, which never leaves it
     pull: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 0.1  # of that to the run's
+    alpha: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.9  # fedasync's: how far a fresh contribution moves the anchor to the site's model
+    staleness: Literal["constant", "polynomial", "hinge"] = "polynomial"  # how much less a stale one does
+    staleness_a: Annotated[float, msgspec.Meta(ge=0, le=1e6)] | None = None  # polynomial: (1 + u)^-a, 0.5; hinge: 1 / (a (u - b) + 1), 10
+    staleness_b: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 4  # hinge: up to so many rounds behind it counts in full
     buffer: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 3  # fedbuff's: how many contributions make a round
     period_s: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 60.0  # fedfix': how often there is one
+    longest: Annotated[float, msgspec.Meta(ge=1, le=1000)] = 5.0  # fedcompass': a turn is of sync_every steps up to so many times as many
+    slack: Annotated[float, msgspec.Meta(ge=1, le=100)] = 1.5  # fedcompass': how much longer than it should take a group is waited for
     sample: Annotated[int, msgspec.Meta(ge=1, le=1024)] | Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None  # drawn for each round
     topology: Literal["serverless", "coordinator"] = "serverless"
 
@@ -304,7 +310,7 @@ def rounds_of(manifest: Manifest) -> dict[str, Any]:
     return {
         "codec": exchange.codec,
         "codecs": {**exchange.codecs, **exact_codecs(manifest.federated)},
-        "reducer": manifest.robust.reducer if arrivals is None or arrivals.period_s is None else "sum",
+        "reducer": "sum" if arrivals is not None and (arrivals.period_s or arrivals.groups) else manifest.robust.reducer,
         "outer": outer,
         "coordinator": star,
         "site": site,
@@ -332,6 +338,12 @@ def privacy_lines(manifest: Manifest) -> list[str]:
         if exact_codecs(manifest.federated):
             always = [
                 "your control variate, a mean gradient of your data, travels beside your update and is seen by the same members",
+                *always,
+            ]
+        if (arrivals := arrivals_of(manifest)) is not None:
+            always = [
+                "a round can be of your update alone: then everybody in the run sees it, as the difference of two models",
+                *(["all see how long a step takes on your machine"] if arrivals.groups is not None else []),
                 *always,
             ]
         return [what + "; an update can give away what it was trained on", _metrics_line(SecureTable()), *always]

@@ -5,9 +5,11 @@ Importing this loads no torch.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Literal
 
-from ..collectives.swarm import Arrivals, Sample, SiteSettings
+from ..collectives.arrivals import Arrivals, Fading, Groups
+from ..collectives.swarm import Sample, SiteSettings
 
 if TYPE_CHECKING:
     from .manifest import Manifest
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
 Method = Literal[
     "fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "fedprox", "scaffold", "fedavg_m", "scaffold_m", "fedavg_m_vr", "scaffold_m_vr",
-    "per_fedavg", "fedbuff", "fedfix",
+    "per_fedavg", "fedasync", "fedbuff", "fedfix", "fedcompass",
 ]  # fmt: skip
 READS: dict[Method, tuple[str, ...]] = {
     "fedavg": ("lr",),
@@ -30,8 +32,10 @@ READS: dict[Method, tuple[str, ...]] = {
     "fedavg_m_vr": ("lr", "beta"),
     "scaffold_m_vr": ("lr", "beta"),
     "per_fedavg": ("lr", "ahead"),
+    "fedasync": ("alpha", "staleness", "staleness_a", "staleness_b"),
     "fedbuff": ("lr", "buffer"),
     "fedfix": ("lr", "period_s"),
+    "fedcompass": ("lr", "alpha", "staleness", "staleness_a", "staleness_b", "longest", "slack"),
 }
 """Which numbers of ``[federated]`` a method has."""
 
@@ -46,6 +50,28 @@ def unread(table: FederatedTable) -> list[str]:
     read = {*READS[table.method], *(("pull",) if table.own else ())}
     names = dict.fromkeys((*(name for names in READS.values() for name in names), "pull"))
     return [name for name in names if name not in read and getattr(table, name) != getattr(plain, name)]
+
+
+def counting(table: FederatedTable) -> list[str]:
+    """Those that the method has, and that count beside the others."""
+    idle = {"staleness_a"} if table.staleness_a is None else set[str]()
+    idle |= {"staleness_b"} if table.staleness != "hinge" else set()
+    return [name for name in READS[table.method] if name not in idle]
+
+
+def rounds_text(manifest: Manifest, turn: str) -> str:
+    """When there is a round, for people; ``turn``: how long one is."""
+    table = manifest.federated
+    if arrivals_of(manifest) is None:
+        return f"every {turn}"
+    when = {
+        "fedasync": "at every arrival",
+        "fedbuff": f"of {table.buffer} arrivals",
+        "fedfix": f"every {table.period_s:g} s of whoever has come",
+        "fedcompass": "of groups that arrive together",
+    }
+    longer = f" to {table.longest:g} times as many" if table.method == "fedcompass" else ""
+    return f"{when[table.method]}, a site's turn being {turn}{longer}"
 
 
 def site_of(table: FederatedTable) -> SiteSettings | None:
@@ -79,9 +105,26 @@ def exact_codecs(table: FederatedTable) -> dict[str, str]:
 def arrivals_of(manifest: Manifest) -> Arrivals | None:
     """For whom a round waits; None: for all that can contribute."""
     table = manifest.federated
-    if manifest.mode != "federated" or table.method not in ("fedbuff", "fedfix"):
+    if manifest.mode != "federated":
         return None
-    return Arrivals(count=table.buffer) if table.method == "fedbuff" else Arrivals(period_s=table.period_s)
+    match table.method:
+        case "fedasync":
+            return Arrivals(count=1, fading=fading_of(table))
+        case "fedbuff":
+            return Arrivals(count=table.buffer)
+        case "fedfix":
+            return Arrivals(period_s=table.period_s)
+        case "fedcompass":
+            least = manifest.train.sync_every or 1  # refused where it is not given
+            groups = Groups(least, math.ceil(table.longest * least), least, table.slack)
+            return Arrivals(fading=fading_of(table), groups=groups)
+        case _:
+            return None
+
+
+def fading_of(table: FederatedTable) -> Fading:
+    """How far contributions move the anchor, of a method that has such numbers."""
+    return Fading(table.alpha, table.staleness, table.staleness_a, table.staleness_b)
 
 
 def arrival_refusals(manifest: Manifest) -> list[Refusal]:
@@ -96,6 +139,18 @@ def arrival_refusals(manifest: Manifest) -> list[Refusal]:
     return [
         (manifest.train.sync_every is None, "$.train.sync_every", "A turn is so many steps, whatever the others do.", "sync_every = 100"),
         (table.sample is not None, "$.federated.sample", "Whoever has come is in the round.", "Leave it out."),
+        (
+            table.staleness == "constant" and table.staleness_a is not None,
+            "$.federated.staleness_a",
+            "Contributions that count the same however stale they are have no such number.",
+            'Leave it out, or staleness = "polynomial".',
+        ),
+        (
+            table.staleness != "hinge" and table.staleness_b != type(table)().staleness_b,
+            "$.federated.staleness_b",
+            "It says from how many rounds behind a contribution counts less, of the hinge.",
+            'Leave it out, or staleness = "hinge".',
+        ),
         (bool(table.own), "$.federated.personal", plain, "Leave it out."),
         (
             manifest.secure is not None,

@@ -38,13 +38,14 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM)
 class AnchorSlot(msgspec.Struct, frozen=True):
     """Where one generation of the anchor lies: ``round`` entries of the log are applied to it. ``digest``: blake3 of its bytes in
     hex, or "" where the node has not computed it (the script then does, if it asks). ``samples``: contributed to it, ``lag``: of its newest
-    round, as in an `AnchorView`; both where a script holds it."""
+    round, ``steps``: from it, as in an `AnchorView`; where a script holds it."""
 
     slot: int
     round: int
     digest: str
     samples: int = 0
     lag: float = 0.0
+    steps: int = 0
 
 
 class SharedBuffer:

@@ -64,10 +64,12 @@ class Done(Generic[T]):
 class Lease:
     """An AnchorView on one generation of an `AnchorStore`."""
 
-    def __init__(self, flat: Tensor, round_: int, give_back: Callable[[], None], samples: int = 0, lag: float = 0.0) -> None:
+    def __init__(
+        self, flat: Tensor, round_: int, give_back: Callable[[], None], samples: int = 0, lag: float = 0.0, steps: int = 0
+    ) -> None:
         self._flat: Tensor | None = flat
         self._give_back = give_back
-        self.round, self.samples, self.lag = round_, samples, lag
+        self.round, self.samples, self.lag, self.steps = round_, samples, lag, steps
         self.numel = flat.numel()
         self._digest = ""
 

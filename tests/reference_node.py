@@ -141,6 +141,9 @@ class ReferenceSession:
     def samples(self, entry: int, fragment: int = 0) -> int:
         return sum(self.run.weights[:entry])
 
+    def steps(self) -> int:
+        return 0
+
     def lag(self, entry: int, fragment: int = 0) -> float:
         return 0.0
 

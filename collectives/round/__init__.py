@@ -13,6 +13,7 @@ catching      asking for what was decided, and answering those who lag
 patience      how long a reduction may take, from measured rates
 pulling       who is asked again for what has not come
 gathering     a round that does not wait for everybody: when it has what it waits for
+grouping      FedCompass: groups whose contributions are a round, by what the log says
 readiness     what a member has for the open round
 sampling      who takes part in a round of a run that asks some of its members only
 ways          the trees of a plan, and who holds one up

@@ -13,7 +13,7 @@ from ..group import BUTTERFLY, Config, Contributor, Entry, Member, Part, Plan
 from ..identifiers import PeerId
 from ..partition import comparable, parts_for, single, slots_for
 from ..trees import Tree
-from .gathering import look, waits
+from .gathering import elapsed_s, look, waits
 from .merging import adoption, best_tip
 from .patience import stuck_s, transfer_s
 from .sealing import gone
@@ -207,8 +207,8 @@ class Convening:
         if self.ballot > 0 and machine.open.reduced:
             return self._propose_reduced(now, *machine.open.reduced)  # an earlier plan's bytes are all here: as honest as new ones
         awaited = [member for member in machine.draw.members if machine.acceptor.awaits(member) and not machine.silent(member)]
-        offers = machine.offers()
         look(machine, now)
+        offers = machine.offers()
         if not machine.enough(offers) or waits(machine):
             if self.wants_entry(now):  # nobody waits for a round to be let in or out, or to learn the end of what was lost
                 self._propose_empty(now)
@@ -340,7 +340,7 @@ class Convening:
             return  # the state root is still being hashed (`on_root` steps again), or `tick` does
         entry = Entry(
             machine.log, machine.round, machine.base, machine.root, plan.contributors, plan.parts, digests, plan.numel, plan.chunk_elements,
-            plan.codec, plan.reducer, self._next_config(now, {c.member for c in plan.contributors}), plan.topology,
+            plan.codec, plan.reducer, self._next_config(now, {c.member for c in plan.contributors}), plan.topology, elapsed_s(machine, now),
         )  # fmt: skip
         self._propose(now, entry)
 
@@ -351,7 +351,7 @@ class Convening:
             return
         entry = Entry(
             machine.log, machine.round, machine.base, machine.root, (), (), (), shape.numel, shape.chunk_elements, shape.codec, shape.reducer,
-            self._next_config(now, set()),
+            self._next_config(now, set()), elapsed_s=elapsed_s(machine, now),
         )  # fmt: skip
         self._propose(now, entry)
 

@@ -20,6 +20,7 @@ from .acceptor import Acceptor
 from .catching import Catching
 from .convener import Convening
 from .gathering import look, waits
+from .grouping import Grouping
 from .journal import Journal
 from .lying import sides
 from .merging import adopts
@@ -61,6 +62,8 @@ class RoundMachine:
         self.bulk_s = 0.0  # how long the last reduction took
         self.catching = Catching(self, now)
         self.voted = 0  # the newest round in which others were heard to vote
+        groups = shape.arrivals.groups if shape.arrivals is not None else None
+        self.grouping = Grouping(groups, journal.entries) if groups is not None else None
         self._early: list[tuple[PeerId, int, int, m.Body]] = []
         self._conveners: tuple[int, list[Member]] | None = None  # of which round, and in the order of its ballots
         self._open(now)
@@ -337,6 +340,7 @@ class RoundMachine:
             adopts(entry, self.shape) if self.merges and entry.reducer != self.shape.reducer else self.shape.fits(entry)
         )
         same = same and (self.shape.sample is None or {c.member for c in entry.contributors} <= set(self.draw.members))
+        same = same and (entry.elapsed_s is None or self.grouping is not None)
         return same and bool(entry.next_config) and len(entry.part_digests) == len(entry.parts)
 
     # ---- learner
@@ -397,6 +401,8 @@ class RoundMachine:
         self.open = OpenRound(born=now, progress_at=now)
         self.base = self.journal.entries[-1].entry.hash()
         self.draw = Draw(self)
+        if self.grouping is not None:
+            self.grouping.follow(now)
         self.ballot = max(0, self.journal.promised)
         self.acceptor, self.convening = sides(self) if self.lying else (Acceptor(self), Convening(self))
         self.sealing = Sealing(self)
@@ -404,7 +410,11 @@ class RoundMachine:
         close_round(self)
 
     def offers(self) -> list[Contributor]:
-        """The contributions that a plan can be made of; where two call one theirs, one of them lies: the first is taken."""
+        """The contributions that a plan can be made of."""
+        return [offer for offer in self.offered() if self.grouping is None or offer.member.peer in self.open.due]
+
+    def offered(self) -> list[Contributor]:
+        """Those that are there for the round, or for a later one; where two call one theirs, one of them lies: the first is taken."""
         found = self.acceptor.vouched(self.open.offers(self.draw.members, self.shape.kin))
         cids = [offer.cid for offer in found]
         return [offer for at, offer in enumerate(found) if offer.cid not in cids[:at]]

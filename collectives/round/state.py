@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from .. import messages as m
+from ..arrivals import Arrivals
 from ..codecs.mixtures import has_partial_sums
 from ..group import Certified, Config, Contributor, Entry, Member, Plan, TopologyKind
 from ..identifiers import PeerId
 from ..pace import Pace
-from ..swarm import Arrivals, Sample
+from ..swarm import Sample
 
 KIN_BYTES = 8  # of a cid: what contributions have in common that are copies of one vector
 
@@ -147,6 +148,7 @@ class OpenRound:
     ready: dict[Member, m.Ready] = field(default_factory=dict[Member, m.Ready])
     first_ready_at: float | None = None
     ripe_at: float | None = None  # since when the contributions are there that the round waits for, where it waits for some only
+    due: Set[PeerId] = frozenset()  # whose contributions those are, where members come in groups
     plan: Plan | None = None
     plan_sender: PeerId | None = None
     told: m.Disputed | None = None  # what was last told to all of a partial sum

@@ -10,7 +10,7 @@ from ...collectives.codecs.names import MASKED_BYTES, round_bytes_per_value
 from ...optim.federated.methods import SUMS
 from ..manifest import Manifest
 from ..manifest_federated import PLAIN_LANES, privacy_lines
-from ..manifest_methods import READS
+from ..manifest_methods import counting, rounds_text
 from .output import bytes_text, count_text, span_text
 from .views import lying_text, rule_text
 
@@ -68,7 +68,7 @@ def _steps_text(manifest: Manifest) -> str:
         table = manifest.federated
         own = [f"Ditto with pull {table.pull:g}"] if table.own else []
         asked = [f"{_sample_text(table.sample)} a round"] if table.sample is not None else []
-        return ", ".join([table.method, *(f"{key} {getattr(table, key)}" for key in READS[table.method]), *own, *asked])
+        return ", ".join([table.method, *(f"{key} {getattr(table, key)}" for key in counting(table)), *own, *asked])
     return f"{settings.method}, outer {settings.outer.kind} lr {settings.outer.lr:g} momentum {settings.outer.momentum:g}"
 
 
@@ -84,7 +84,8 @@ def describe_lines(manifest: Manifest) -> list[str]:
     lines = [
         f"model    {d['model']}, {size}",
         f"data     {_data_text(d)}",
-        f"rounds   every {every}, {_steps_text(manifest)}" + (f", {d['rounds']} in all" if d["rounds"] else ", without end"),
+        f"rounds   {rounds_text(manifest, every)}, {_steps_text(manifest)}"
+        + (f", {d['rounds']} in all" if d["rounds"] else ", without end"),
     ]
     if d["rule"] != "mean":
         lines.append(f"rule     {rule_text(d['rule'])}")

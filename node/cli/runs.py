@@ -66,7 +66,7 @@ codec = "int8"                     # fp32 | fp16 | bf16 | int8 | int8_fp16 | int
 
 # mode = "federated"               # at the top of the file: data stay at home, see docs/operating.md; [train.outer] is then [federated]
 # [federated]
-# method = "fedavg"                # fedavg | fedavgm | fedadam | fedyogi | fedadagrad
+# method = "fedavg"                # fedavg | fedavgm | fedadam | fedyogi | fedadagrad; sites of unlike speed: fedasync | fedbuff | fedfix | fedcompass
 # [secure]                         # nobody sees more than the sum of at least so many contributions; not with [robust]
 # threshold = 3
 # [privacy]                        # each contribution bounded, with noise; a site stops before it has spent stop_at_epsilon; needs [secure]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...collectives.errors import ConfigError, StorageError
-from ..manifest_methods import READS
+from ..manifest_methods import READS, fading_of
 from .options import GIVEN, GivenPath, shared_options
 from .output import Terminal, bytes_text, current
 
@@ -131,6 +132,8 @@ def _settings(recipe: Manifest, name: str, seed: int, given: dict[str, Any]) -> 
     )  # fmt: skip
     if recipe.mode == "federated" and name == recipe.federated.method:
         settings = replace(settings, buffer=given["buffer"] or recipe.federated.buffer, period=recipe.federated.period_s)
+        settings = replace(settings, fading=fading_of(recipe.federated), slack=recipe.federated.slack)
+        settings = replace(settings, most=math.ceil(steps * recipe.federated.longest))
     if name not in NAMES:
         settings.check(given["clients"])
     if recipe.mode == "federated":

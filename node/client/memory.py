@@ -98,7 +98,7 @@ class SlotView:
     def __init__(self, memory: RunMemory, slot: AnchorSlot, give_back: Callable[[], None], fragment: int = 0) -> None:
         start, stop = memory.bounds[fragment]
         self.round, self.fragment, self.start, self.numel = slot.round, fragment, start, stop - start
-        self.samples, self.lag, self._digest = slot.samples, slot.lag, slot.digest
+        self.samples, self.lag, self.steps, self._digest = slot.samples, slot.lag, slot.steps, slot.digest
         self._floats: ReadOnlyFloats | None = memory.slots[fragment][slot.slot]
         self._give_back = give_back
 
@@ -141,7 +141,7 @@ class WholeView:
     def __init__(self, views: Sequence[SlotView]) -> None:
         self._views = views
         self.round, self.samples = min(view.round for view in views), min(view.samples for view in views)
-        self.lag = views[0].lag
+        self.lag, self.steps = views[0].lag, views[0].steps
         self.numel = sum(view.numel for view in views)
 
     @property

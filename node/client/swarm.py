@@ -201,7 +201,8 @@ class RunSwarm(Manners, SeededWork):
             self._views.discard(view)
             at.link.post(p.Release(leased.slot, fragment), may_drop=False)
 
-        view = SlotView(at.memory, AnchorSlot(leased.slot, leased.round, leased.digest, leased.samples, leased.lag), give_back, fragment)
+        slot = AnchorSlot(leased.slot, leased.round, leased.digest, leased.samples, leased.lag, leased.steps)
+        view = SlotView(at.memory, slot, give_back, fragment)
         self._views.add(view)
         return view
 

@@ -336,7 +336,7 @@ class Opened(msgspec.Struct, frozen=True, tag="opened"):
 
 class Leased(msgspec.Struct, frozen=True, tag="leased"):
     """Slot ``slot`` holds the anchor after ``round`` committed rounds of ``samples`` in all, the newest with this ``lag``, and is not written until
-    released."""
+    released. ``steps``: this member's from it, where it has a number of its own."""
 
     id: Id
     slot: int
@@ -344,6 +344,7 @@ class Leased(msgspec.Struct, frozen=True, tag="leased"):
     digest: str
     samples: int = 0
     lag: float = 0.0
+    steps: int = 0
 
 
 class MemberList(msgspec.Struct, frozen=True, tag="members"):

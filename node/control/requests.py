@@ -210,7 +210,7 @@ class Requests:
     def _leased(self, id_: int, session: ScriptSession, fragment: int) -> None:
         slot = session.anchors[fragment].lease()
         rounds, samples = session.rounds(slot.round, fragment), session.samples(slot.round, fragment)
-        self._post(p.Leased(id_, slot.slot, rounds, slot.digest, samples, session.lag(slot.round, fragment)), ())
+        self._post(p.Leased(id_, slot.slot, rounds, slot.digest, samples, session.lag(slot.round, fragment), session.steps()), ())
 
     async def _release(self, request: p.Release) -> None:
         self._of(request.fragment).anchors[request.fragment].release(request.slot)

@@ -105,6 +105,10 @@ class ScriptSession(Protocol):
         """How many inner steps its newest round took to be decided (`AnchorView.lag`)."""
         ...
 
+    def steps(self) -> int:
+        """How many inner steps the script makes now, where members have each their number (`AnchorView.steps`)."""
+        ...
+
     async def found(self) -> None:
         """``contribution`` holds the initial parameters (copy them before returning). Afterwards ``current`` of all anchors is set.
 

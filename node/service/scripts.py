@@ -17,7 +17,7 @@ from ..session import Session
 from ..session import events as ev
 from ..session.fragments import Fragments
 from ..session.tallies import lag as lag_at
-from ..session.tallies import tallies
+from ..session.tallies import steps, tallies
 from ..shared_memory import AnchorSlots, SharedBuffer
 from .buffers import PooledBuffer
 from .reductions import Reductions
@@ -122,6 +122,10 @@ class AttachedScript:
     def lag(self, entry: int, fragment: int = 0) -> float:
         """Inner steps that its newest round took to be decided."""
         return lag_at(self.whole.sessions[fragment], entry)
+
+    def steps(self) -> int:
+        """Inner steps of the turn, where members have each their number."""
+        return steps(self.whole.sessions[0])
 
     def members(self) -> Sequence[PeerView]:
         """The members of the configuration."""

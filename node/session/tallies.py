@@ -53,6 +53,12 @@ def newest_readings(session: Session, entry: int) -> list[Reading]:
     return []
 
 
+def steps(session: Session) -> int:
+    """How many inner steps this member's script makes now, where members come in groups (`AnchorView.steps`)."""
+    machine = session.machine
+    return 0 if machine is None or machine.grouping is None else machine.grouping.steps(session.me)
+
+
 def lag(session: Session, entry: int) -> float:
     """How many inner steps that round took to be decided: the median of what its contributors say, 0 where none does."""
     return median_lag(newest_readings(session, entry))

@@ -13,7 +13,6 @@ site      what a member of a real run keeps for itself, across its lives, and wh
 server    what a run keeps between rounds, and contributions added up as they come
 examples  DP-SGD: a site's single examples, protected in its own inner steps
 arrivals  asynchronous rounds: staleness factors that never grow, FedAsync's mixing, FedBuff's scale, FedFix's unbiasing weights
-compass   FedCompass' scheduler: who makes how many steps, so that groups arrive together
 personal  models of one's own: Ditto, Reptile's fine-tuning
 clusters  members by the direction of their updates, with names that stay
 simulation/   runs of any size in virtual time, for researchers

@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ...collectives.arrivals import Fading
 from ...collectives.errors import ConfigError
 from ...collectives.identifiers import PeerId
 
@@ -31,11 +32,16 @@ def staleness_factor(kind: Staleness, staleness: int, a: float | None = None, b:
     return 1.0 if kind == "constant" or staleness <= b else 1 / (value * (staleness - b) + 1)
 
 
-def mixed(anchor: Tensor, parameters: Tensor, alpha: float, factor: float) -> Tensor:
-    """FedAsync's step: ``x + alpha s (y - x)``. alpha 0.6 to 0.9; also what a running statistic does."""
-    if not 0 < alpha <= 1 or not 0 <= factor <= 1:
-        raise ConfigError(f"FedAsync: alpha {alpha}, factor {factor}", key="alpha", why="above 0, at most 1")
-    return torch.lerp(anchor, parameters, alpha * factor)
+def faded(fading: Fading, staleness: int) -> float:
+    """FedAsync's α_t: how far a contribution moves the anchor, in 0 to α."""
+    return fading.alpha * staleness_factor(fading.staleness, staleness, fading.a, fading.b)
+
+
+def mixed(anchor: Tensor, parameters: Tensor, share: float) -> Tensor:
+    """FedAsync's step: ``x + α_t (y - x)``, `faded` for α_t; also what a running statistic does."""
+    if not 0 <= share <= 1:
+        raise ConfigError(f"FedAsync: {share} of a contribution", key="alpha", why="from 0 to 1")
+    return torch.lerp(anchor, parameters, share)
 
 
 def buffered_factor(staleness: int) -> float:

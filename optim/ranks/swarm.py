@@ -33,8 +33,8 @@ class _Head(msgspec.Struct):
 class RankView:
     """One rank's slices of an anchor; an AnchorView. `digest` is the whole anchor's, and asked by all ranks."""
 
-    def __init__(self, ranks: Ranks, head: tuple[int, int, float], values: Tensor, view: AnchorView | None) -> None:
-        self.round, self.samples, self.lag = head
+    def __init__(self, ranks: Ranks, head: tuple[int, int, float, int], values: Tensor, view: AnchorView | None) -> None:
+        self.round, self.samples, self.lag, self.steps = head
         self.numel = values.numel()
         self._ranks, self._values, self._view = ranks, values, view
         self._digest = ""
@@ -94,7 +94,7 @@ class RankSwarm:
         self.peer, self.run_id, self.settings = head.peer, head.run_id, head.settings
         self._model: nn.Module | None = None
         self._slices: Slices | None = None
-        self._newest: tuple[tuple[int, int, float], Tensor] | None = None
+        self._newest: tuple[tuple[int, int, float, int], Tensor] | None = None
 
     def place(self, model: nn.Module, flat: FlatVector) -> RankVector:
         """Cut ``flat``, the vector of the whole model: returns this rank's slices. Raises ConfigError at all ranks for what cannot be cut, or for
@@ -255,7 +255,9 @@ class RankSwarm:
     def _lease(self, view: AnchorView | None) -> RankView:
         """A view of every rank's slices of rank 0's view; they travel once a round."""
         ranks, slices = self.ranks, self._sliced()
-        head = ranks.tell(lambda: (view.round, view.samples, view.lag) if view is not None else (0, 0, 0.0), tuple[int, int, float])
+        head = ranks.tell(
+            lambda: (view.round, view.samples, view.lag, view.steps) if view is not None else (0, 0, 0.0, 0), tuple[int, int, float, int]
+        )
         if self._newest is None or self._newest[0] != head:
             values = torch.empty(slices.mine.numel, dtype=torch.float32, device="cpu")
             if view is None:

@@ -6,5 +6,6 @@ replica    live parameters between two anchors: freeze, wait, adopt, or train on
 gradients  a replica that contributes gradients instead of progress
 site       a replica whose method corrects inner steps, or whose member keeps something for itself
 arriving   a replica of runs whose rounds do not wait for everybody
+grouped    one of runs whose members come in groups, each with as many steps as let it
 strand     a replica with its schedule; one a fragment of the model
 """

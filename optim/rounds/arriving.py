@@ -1,4 +1,4 @@
-"""A replica of a federated run whose rounds do not wait for everybody: FedBuff (arXiv 2106.06639) and FedFix (arXiv 2206.10189).
+"""A replica of a federated run whose rounds do not wait for everybody: FedAsync (arXiv 1903.03934), FedBuff (2106.06639) and FedFix (2206.10189).
 
 A turn is ``sync_every`` inner steps from an anchor, whichever anchors are decided meanwhile. What came of it, anchor - parameters, is scaled by what it
 is worth in the round that it is offered for (`federated.arrivals`, as in simulations), and offered until a round counts it; each time anew, since it
@@ -13,8 +13,9 @@ from torch import Tensor
 
 from ...collectives.errors import ConfigError
 from ...collectives.swarm import AnchorView, RunSettings, Swarm
-from ..federated.arrivals import buffered_factor, fixed_weight
+from ..federated.arrivals import buffered_factor, faded, fixed_weight
 from ..model.flat import FlatVector
+from ..model.pseudograd import write_pseudo_gradient
 from ..outer.step import statistics_ranges
 from .replica import Frozen, Replica
 from .replica import Turn as Look
@@ -23,7 +24,8 @@ OVER = "the run was complete before they were counted"
 
 
 class ArrivingReplica(Replica):
-    """See the module. FedBuff's members have a weight in the mean by their samples, and FedFix' each the same share."""
+    """See the module. FedBuff's and FedAsync's members have a weight in the mean by their samples, and FedFix' each the same share. What a member of
+    FedAsync offers goes from the newest anchor to its parameters: it is mixed in, not added."""
 
     resumes = False
     follows = False
@@ -64,11 +66,17 @@ class ArrivingReplica(Replica):
         """See Replica: the newest anchor's round, for which it is scaled; where another was decided meanwhile it is refused."""
         newest = self._newest_round()
         self._took_s = self._took_s or max(self._clock() - self._began, 1e-9)
-        if self._arrivals.period_s is None:
-            self._factor = buffered_factor(newest - self.base.round)
-        else:
-            self._factor = fixed_weight(1 / max(1, len(self._run.members())), self._took_s, self._arrivals.period_s)
+        self._factor = self._weighed(newest - self.base.round)
         return newest
+
+    def _weighed(self, behind: int) -> float:
+        """What the turn counts so many rounds later."""
+        fading, period_s = self._arrivals.fading, self._arrivals.period_s
+        if fading is not None:
+            return faded(fading, behind)
+        if period_s is None:
+            return buffered_factor(behind)
+        return fixed_weight(1 / max(1, len(self._run.members())), self._took_s, period_s)
 
     def _newest_round(self) -> int:
         newest = self.swarm.anchor()
@@ -78,7 +86,14 @@ class ArrivingReplica(Replica):
             newest.release()
 
     def _write(self, out: Tensor) -> None:
-        super()._write(out)
+        if self._arrivals.fading is None or self._arrivals.groups is not None:
+            super()._write(out)
+        else:
+            newest = self.swarm.anchor()
+            try:
+                write_pseudo_gradient(self.flat, newest, out)
+            finally:
+                newest.release()
         out.mul_(self._factor)
         if (
             self._arrivals.period_s is not None
@@ -92,7 +107,7 @@ class ArrivingReplica(Replica):
             return super()._adopt(frozen, counted, new)
         self.frozen = None
         self.unsent += frozen.samples
-        self._spare += [frozen.snapshot] if frozen.snapshot is not None else []
+        self._spare += [tensor for tensor in (frozen.snapshot, frozen.own) if tensor is not None]
         if self.settings.rounds is not None and new.round >= self.settings.rounds:
             return self.drop(new, OVER)
         return new.release()

@@ -74,6 +74,8 @@ class Replica:
     base: AnchorView
     drawn = True  # whether this member takes part in the round; else it waits for its end
     follows = True  # whether a round that another member has finished is over here, too
+    steps: int | None = None  # inner steps of this turn, where each member has its number
+    settled = False  # whether a contribution under way was decided, and is to be looked at before the turn's end
     resumes = True  # whether a saved attachment's progress since the anchor can be gone on from
 
     def __init__(

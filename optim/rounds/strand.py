@@ -17,6 +17,7 @@ from ..model.flat import FlatVector
 from ..planning import Lag, Pace, again
 from .arriving import ArrivingReplica
 from .gradients import GradientReplica
+from .grouped import GroupedReplica
 from .replica import Replica, Turn
 from .schedule import Counted, Schedule, Since, StepCounter
 from .site import SiteReplica
@@ -51,7 +52,7 @@ class Bases:
     def __init__(self, views: Sequence[AnchorView]) -> None:
         self._views = views
         self.round, self.numel = min(view.round for view in views), sum(view.numel for view in views)
-        self.samples, self.lag = min(view.samples for view in views), views[0].lag
+        self.samples, self.lag, self.steps = min(view.samples for view in views), views[0].lag, views[0].steps
 
     def copy_into(self, destination: Tensor, start: int = 0) -> None:
         """See AnchorView."""
@@ -97,7 +98,9 @@ class Strand:
         replica = self.replica
         if not replica.drawn and self.since.fired > 0:
             return replica.frozen is None or replica.frozen.pending.done()
-        steps = self.pace.steps if self._lag is not None else None
+        if replica.settled:
+            return True
+        steps = self.pace.steps if self._lag is not None else replica.steps
         if self.schedule.due(self.since, replica.base.round, steps):
             return True
         if not replica.follows:
@@ -163,7 +166,8 @@ def make_strands(
         replica = SiteReplica(flat, swarm, clock, dropped, settings)
         return [Strand(replica, lambda: swarm.closing, counter, clock, 0.0)]
     if settings.arrivals is not None:
-        return [Strand(ArrivingReplica(flat, swarm, clock, dropped, settings), lambda: swarm.closing, counter, clock, 0.0)]
+        arriving = ArrivingReplica if settings.arrivals.groups is None else GroupedReplica
+        return [Strand(arriving(flat, swarm, clock, dropped, settings), lambda: swarm.closing, counter, clock, 0.0)]
     if settings.fragments == 1:
         return [Strand(kind(flat, swarm, clock, dropped, settings), lambda: swarm.closing, counter, clock, 0.0)]
     cut, strands = cast("FragmentSwarm", swarm), list[Strand]()

@@ -10,18 +10,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from atoll.collectives.arrivals import Arrivals, Fading
 from atoll.collectives.layout import make_layout
-from atoll.collectives.swarm import Arrivals, Outcome, OuterSettings, RunSettings
+from atoll.collectives.swarm import Outcome, OuterSettings, RunSettings
 from atoll.node.local import LocalSwarm
 from atoll.node.local_member import LocalMember
 from atoll.optim import attach
-from atoll.optim.federated.arrivals import buffered_factor, fixed_weight
+from atoll.optim.federated.arrivals import buffered_factor, faded, fixed_weight, mixed
 from atoll.optim.model.flat import FlatVector
 
 N, D, K, LR = 4, 5, 6, 0.1
 B = torch.randn(N, D, generator=torch.Generator().manual_seed(3)) * 3
 SPEEDS = (0.1, 0.13, 0.29, 0.41)  # seconds a step
 PERIOD = 1.0
+MIXING = [Arrivals(count=1, fading=fading) for fading in (Fading(0.6, "constant"), Fading(0.8, a=0.7), Fading(0.9, "hinge", 2.0, 1))]
 
 
 @dataclass
@@ -90,11 +92,15 @@ def replayed(given: dict[int, set[int]], run: RunSettings) -> tuple[Tensor, list
         for site in given[round_]:
             behind = round_ - 1 - bases[site]
             assert run.arrivals is not None
-            if run.arrivals.period_s is None:
-                factor = buffered_factor(behind) / len(given[round_])
+            came = turn(anchors[bases[site]], site)
+            if run.arrivals.fading is not None:
+                total += (anchors[-1] - mixed(anchors[-1], anchors[bases[site]] - came, faded(run.arrivals.fading, behind))) / len(
+                    given[round_]
+                )
+            elif run.arrivals.period_s is None:
+                total += buffered_factor(behind) / len(given[round_]) * came
             else:
-                factor = fixed_weight(1 / N, K * SPEEDS[site], run.arrivals.period_s)
-            total += factor * turn(anchors[bases[site]], site)
+                total += fixed_weight(1 / N, K * SPEEDS[site], run.arrivals.period_s) * came
             stale.append((site, behind))
             bases[site] = round_
         anchors.append(anchors[-1] - run.outer.lr * total)
@@ -102,7 +108,7 @@ def replayed(given: dict[int, set[int]], run: RunSettings) -> tuple[Tensor, list
 
 
 @pytest.mark.parametrize("coordinator", [False, True])
-@pytest.mark.parametrize("arrivals", [Arrivals(count=2), Arrivals(count=1), Arrivals(period_s=PERIOD)])
+@pytest.mark.parametrize("arrivals", [Arrivals(count=2), Arrivals(count=1), Arrivals(period_s=PERIOD), *MIXING])
 def test_a_run_is_what_the_formulas_make_of_who_came_when(arrivals: Arrivals, coordinator: bool) -> None:
     run = settings(14, arrivals, coordinator=coordinator)
     seen = play(LocalSwarm(N, settings=run, latency_s=0.005))
@@ -165,7 +171,7 @@ def test_running_statistics_count_by_the_share_and_not_by_the_weight() -> None:
 
 
 @pytest.mark.parametrize("when_s", [3.0 + 0.37 * step for step in range(4)])
-@pytest.mark.parametrize("arrivals", [Arrivals(count=2), Arrivals(period_s=PERIOD)])
+@pytest.mark.parametrize("arrivals", [Arrivals(count=2), Arrivals(period_s=PERIOD), MIXING[1]])
 def test_who_is_killed_costs_the_others_no_round(arrivals: Arrivals, when_s: float) -> None:
     """Node and script of the fastest, who convenes as often as any: while it trains, while it waits, while its round is decided; it comes back."""
     seen = play(LocalSwarm(N, settings=settings(20, arrivals), latency_s=0.02).crash_at(1, when_s, back_after_s=1.5), patience=3)

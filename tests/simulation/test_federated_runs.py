@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from atoll.collectives.arrivals import Fading
 from atoll.collectives.errors import ConfigError, NotEnoughPeersError
 from atoll.optim.federated import METHODS, server_settings
 from atoll.optim.federated.clusters import adjusted_rand, clusters, same_names
@@ -111,7 +112,7 @@ class Bias(nn.Module):
     (Settings("fedfix", period=3.0), 0.7),
     (Settings("fedbuff", buffer=1, unbiased=True), 0.7),
     (Settings("fedbuff", buffer=2, unbiased=True), 0.7),
-    (Settings("fedasync", alpha=0.05, staleness="constant"), 0.2),
+    (Settings("fedasync", fading=Fading(0.05, "constant")), 0.2),
 ])  # fmt: skip
 def test_weights_lead_to_the_optimum_of_the_shares_and_unweighted_arrivals_to_that_of_speed(settings: Settings, share: float) -> None:
     """A client with 30 samples of one class makes a turn a second, one with 70 of the other a turn in four: 0.7 is the optimum of all samples; with

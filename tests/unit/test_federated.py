@@ -245,9 +245,9 @@ def test_staleness_factors_never_grow() -> None:
             staleness_factor(kind, -1)
     assert staleness_factor("hinge", 6) == 1 / 21
     assert buffered_factor(3) == 0.5
-    assert mixed(torch.zeros(2), torch.ones(2), 0.8, 0.5).tolist() == pytest.approx([0.4, 0.4])
+    assert mixed(torch.zeros(2), torch.ones(2), 0.4).tolist() == pytest.approx([0.4, 0.4])
     with pytest.raises(ConfigError):
-        mixed(torch.zeros(2), torch.ones(2), 0.8, 1.5)
+        mixed(torch.zeros(2), torch.ones(2), 1.5)
 
 
 SHARES = {PeerId("a"): 0.3, PeerId("b"): 0.7}

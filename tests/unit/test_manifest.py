@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atoll.collectives.arrivals import Arrivals, Fading, Groups
 from atoll.collectives.errors import BadSignatureError, ConfigError, StorageError, VersionMismatchError
 from atoll.collectives.seeded import BtardSettings
-from atoll.collectives.swarm import Arrivals, OuterSettings, PrivacySettings, RunSettings, SecureSettings, SiteSettings
+from atoll.collectives.swarm import OuterSettings, PrivacySettings, RunSettings, SecureSettings, SiteSettings
 from atoll.node import manifest as m
 from atoll.node.cli.costs import describe_lines
 from atoll.node.paths import find_paths
@@ -224,6 +225,11 @@ def test_what_members_do_beside_plain_steps_is_the_manifests() -> None:
     buffered, fixed = settings('method = "fedbuff", buffer = 4, lr = 0.5'), settings('method = "fedfix", period_s = 90')
     assert (buffered.arrivals, buffered.reducer, buffered.outer.kind, buffered.outer.lr) == (Arrivals(count=4), "mean", "sgd", 0.5)
     assert (fixed.arrivals, fixed.reducer, fixed.site) == (Arrivals(period_s=90.0), "sum", None)
+    mixing = settings('method = "fedasync", alpha = 0.6, staleness = "hinge", staleness_a = 2.0, staleness_b = 1')
+    assert (mixing.arrivals, mixing.reducer) == (Arrivals(count=1, fading=Fading(0.6, "hinge", 2.0, 1)), "mean")
+    assert settings('method = "fedasync"').arrivals == Arrivals(count=1, fading=Fading(0.9, "polynomial"))
+    compass = settings('method = "fedcompass", alpha = 0.7, longest = 2.5, slack = 2.0')
+    assert (compass.arrivals, compass.reducer) == (Arrivals(fading=Fading(0.7), groups=Groups(100, 250, 100, 2.0)), "sum")
     scaffold = settings('method = "scaffold_m", beta = 0.25')
     assert scaffold.site == SiteSettings("scaffold_m", beta=0.25)
     assert (scaffold.codec, scaffold.codecs) == ("int8", {"atoll.controls": "fp32", "atoll.clients": "fp32"})
@@ -235,7 +241,17 @@ def test_what_members_do_beside_plain_steps_is_the_manifests() -> None:
 @pytest.mark.parametrize(("text", "key"), [
     ("federated = { method = 'fedadam' }", "$.federated"),
     ("secure = {}", "$.secure"),
-    ("mode = 'federated'\nfederated = { method = 'fedcompass' }", "$.federated.method"),
+    ("mode = 'federated'\nfederated = { method = 'fedsync' }", "$.federated.method"),
+    (f"{BUFFERED}federated = {{ method = 'fedcompass', buffer = 2 }}", "$.federated.buffer"),
+    (f"{BUFFERED}federated = {{ method = 'fedcompass', slack = 0.5 }}", "$.federated.slack"),
+    (f"{BUFFERED}federated = {{ method = 'fedcompass' }}\ntrain = {{ round_s = 9.0 }}", "$.train.sync_every"),
+    (f"{BUFFERED}federated = {{ method = 'fedcompass' }}\nsecure = {{}}", "$.secure"),
+    (f"{BUFFERED}federated = {{ method = 'fedasync', longest = 2 }}", "$.federated.longest"),
+    (f"{BUFFERED}federated = {{ method = 'fedasync', lr = 0.5 }}", "$.federated.lr"),
+    (f"{BUFFERED}federated = {{ method = 'fedasync', staleness = 'constant', staleness_a = 0.5 }}", "$.federated.staleness_a"),
+    (f"{BUFFERED}federated = {{ method = 'fedasync', staleness_b = 2 }}", "$.federated.staleness_b"),
+    (f"{BUFFERED}federated = {{ method = 'fedasync' }}\nsecure = {{}}", "$.secure"),
+    (f"{BUFFERED}federated = {{ method = 'fedbuff', alpha = 0.5 }}", "$.federated.alpha"),
     (f"{BUFFERED}federated = {{ method = 'fedbuff', period_s = 9.0 }}", "$.federated.period_s"),
     (f"{BUFFERED}federated = {{ method = 'fedfix', sample = 0.5 }}", "$.federated.sample"),
     (f"{BUFFERED}federated = {{ method = 'fedfix', personal = 'ditto' }}", "$.federated.personal"),

@@ -14,6 +14,7 @@ from atoll.collectives.errors import ConfigError
 from atoll.node.cli.costs import describe_lines
 from atoll.node.manifest import parse_manifest
 from atoll.node.manifest_federated import privacy_lines
+from atoll.optim.federated.methods import ARRIVING
 
 GOLDEN = Path(__file__).with_name("who_sees_what.txt")
 TOPOLOGIES = ("serverless", "coordinator")
@@ -39,6 +40,9 @@ def combinations() -> dict[str, str]:
         name = ", ".join(part for part in (topology, secure, metrics, privacy) if part)
         head = f'schema = 1\nname = "x"\nmode = "federated"\n[train]\nrounds = 50\n[federated]\ntopology = "{topology}"\n'
         found[name] = head + tables + names + noise
+    for topology, method in product(TOPOLOGIES, ARRIVING):
+        text = f'schema = 1\nname = "x"\nmode = "federated"\n[federated]\nmethod = "{method}"\ntopology = "{topology}"\n'
+        found[f"{topology}, {method}"] = text
     return found
 
 
@@ -76,6 +80,8 @@ def test_the_words_say_what_is_so(name: str) -> None:
     assert ("spends epsilon" in told) == ("private" in name)
     assert ("there is no [privacy]" in told) == ("masked" in name and "private" not in name)
     assert "no sample of them" in told
+    assert ("of your update alone" in told) == name.endswith(ARRIVING)
+    assert ("how long a step takes" in told) == name.endswith("fedcompass")
 
 
 @pytest.mark.parametrize("secure", ["", "[secure]\n"])

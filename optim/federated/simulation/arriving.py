@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ....collectives.compass import Compass, Decision
 from ....collectives.errors import ConfigError
 from ....collectives.identifiers import PeerId
-from ..arrivals import async_weights, buffer_weights, buffered_factor, fixed_weights, mixed, staleness_factor
-from ..compass import Compass, Decision
+from ..arrivals import async_weights, buffer_weights, buffered_factor, faded, fixed_weights, mixed
 from ..member import Served
 from ..server import Server
 from .study import Result, Study, Work
@@ -108,8 +108,8 @@ class FedAsync(Scheme):
         for work in run.study.attacked([back.work] if back.work else []):
             if not work.finite:
                 continue
-            factor = staleness_factor(settings.staleness, server.version - back.served.version)
-            server.move_to(mixed(server.anchor, back.served.anchor - work.pseudo, settings.alpha, factor))
+            share = faded(settings.fading, server.version - back.served.version)
+            server.move_to(mixed(server.anchor, back.served.anchor - work.pseudo, share))
         run.send(back.client)
 
 
@@ -214,10 +214,7 @@ class FedCompass(Scheme):
         for decision in decisions:
             if decision.parts:
                 works = study.attacked([part.work for part in decision.parts])
-                factors = [
-                    settings.alpha * study.shares[part.work.client] * staleness_factor(settings.staleness, part.staleness)
-                    for part in decision.parts
-                ]
+                factors = [study.shares[part.work.client] * faded(settings.fading, part.staleness) for part in decision.parts]
                 study.server.step_with(_sum(study.server, works, factors))
             for peer, steps in decision.orders:
                 run.send(int(peer), steps)

@@ -12,11 +12,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ....collectives.arrivals import Fading
 from ....collectives.errors import ConfigError
 from ....collectives.swarm import OuterSettings
 from ....security.attacks import ATTACKS, flipped_labels
 from ....security.rules.aggregate import RULES, aggregate
-from ..arrivals import Staleness
 from ..member import Knobs, Served, Turn, first_control
 from ..methods import ARRIVING, METHODS, Method, method_of_steps, server_settings
 from ..personal import Gradient
@@ -55,8 +55,7 @@ class Settings:
     epsilon: float = 1e-3
     outer: OuterSettings | None = None
     even: bool = False
-    alpha: float = 0.9  # of FedAsync and FedCompass: how far a fresh contribution moves the anchor
-    staleness: Staleness = "polynomial"
+    fading: Fading = Fading()  # of FedAsync and FedCompass: how far a contribution moves the anchor
     buffer: int = 5  # FedBuff's; of 1 it is a step at every arrival
     unbiased: bool = False  # FedBuff's contributions count by the weights with which it ends where synchronous rounds do
     period: float | None = None  # FedFix', in seconds; None: of the median device's turn

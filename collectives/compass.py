@@ -1,8 +1,9 @@
 """FedCompass' scheduler (Li et al., ICLR 2024, arXiv 2309.14675): members get as many inner steps as let a group of them arrive together.
 
 A state machine: it is told who arrived and what time it is, and says what is to be merged and who makes how many steps. Contributions are opaque
-to it. Two ways in which the public implementation loses updates are closed: a timer that races the last arrival cannot merge a group twice, since
-both are one event here; and of a member that is late twice between two merges both contributions count, where a buffer by member keeps one.
+to it. In a simulation arrivals drive it (`optim.federated.simulation`), in a run the entries of the log (`round.grouping`). Two ways in which the
+public implementation loses updates are closed: a timer that races the last arrival cannot merge a group twice, since both are one event here; and of
+a member that is late twice between two merges both contributions count, where a buffer by member keeps one.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from ...collectives.errors import ConfigError
-from ...collectives.identifiers import PeerId
+from .errors import ConfigError
+from .identifiers import PeerId
 
 Work = TypeVar("Work")
 
@@ -91,9 +92,8 @@ class Compass(Generic[Work]):
         member = self._members.get(peer)
         if member is None or member.waiting:
             raise ConfigError(f"{peer} contributes without having been given steps", key="peer")
-        speed = (now - member.started) / member.steps
         first = member.speed is None
-        member.speed = speed if member.speed is None else (1 - self._keep) * member.speed + self._keep * speed
+        self._measured(peer, (now - member.started) / member.steps)
         mine = (peer, member.version, work)
         group = None if member.group is None else self._groups.get(member.group)
         if group is not None:
@@ -132,6 +132,11 @@ class Compass(Generic[Work]):
         self._late = []
         back = [peer for peer, _, _ in group.arrived if self._waits(peer, number)]
         return [Decision(parts, self._orders(back, now))]
+
+    def _measured(self, peer: PeerId, speed: float) -> None:
+        """Seconds a step of a turn that is over."""
+        member = self._members[peer]
+        member.speed = speed if member.speed is None else (1 - self._keep) * member.speed + self._keep * speed
 
     def _waits(self, peer: PeerId, number: int) -> bool:
         member = self._members.get(peer)
