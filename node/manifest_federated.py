@@ -192,12 +192,24 @@ def _check_secure(manifest: Manifest, name: str) -> None:
             "Whoever may join as many members as he likes could be everybody in a sum but one.",
             'policy = "invite"',
         ),
+        (
+            manifest.join.policy == "allow" and _fewest(manifest, secure) > len(manifest.join.allow) + 1,
+            "$.secure.threshold",
+            f"A round needs {_fewest(manifest, secure)} sites, and the organiser and {len(manifest.join.allow)} on the list may enter.",
+            "A smaller threshold, or more sites in [join] allow.",
+        ),
         (len(set(secure.metrics)) < len(secure.metrics), "$.secure.metrics", "A name is there twice.", 'metrics = ["loss"]'),
         (train.target_samples is not None, "$.train.target_samples", "How much each site has trained is not told.", "sync_every = 100"),
         (train.inner.samples is not None, "$.train.inner.samples", "How much each site has trained is not told.", "steps = 1000"),
         (train.share is not None, "$.train.share", "It follows what single members say of their time.", "Leave it out."),
     ]
     _refuse(_bucket_refusals(manifest, secure) + refused, name, "in a run with [secure]")
+
+
+def _fewest(manifest: Manifest, secure: SecureTable) -> int:
+    """How many sites' vectors a round needs."""
+    parsed = parse_reducer(manifest.robust.reducer)
+    return secure.threshold * (1 if parsed is None else parsed.least)
 
 
 def _bucket_refusals(manifest: Manifest, secure: SecureTable) -> list[Refusal]:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ...collectives.errors import SecurityError
 from ...collectives.swarm import PrivacySettings, SecureSettings
-from ...security.masking import Ring
+from ...security.masking import Ring, most_weight
 from ...security.masking.keys import Words
 from ...security.privacy import AdaptiveBound, NoisePlan, add_noise, clip
 from ...security.rules.reducers import ByCoordinate, find_reducer
@@ -77,11 +77,16 @@ class Vectors:
         return self.moving.vector_noise(self.privacy.noise) if self.moving else self.privacy.noise
 
     @property
+    def heaviest(self) -> int:
+        """What a member counts at most: what the manifest says, as far as there is room for so many members."""
+        return min(self.terms.max_weight, most_weight(self.members))
+
+    @property
     def ring(self) -> Ring:
         """Steps fine enough for the values, and for the noise."""
         length = length_of(self.terms, self.privacy, self.numel) - 1
         if self.privacy is None:
-            return Ring(length, self.terms.reach, self.members, self.terms.max_weight)
+            return Ring(length, self.terms.reach, self.members, self.heaviest)
         return Ring(length, self.bound * max(1.0, self.multiplier), self.members, 1, spare=ROOM)
 
     @property
@@ -112,7 +117,7 @@ class Vectors:
             pairs[there, 0] = told[there]
             multiples = self.ring.quantise(np.concatenate([vector.numpy(), pairs.reshape(-1)]), chance)
             multiples[self.numel + 1 :: 2] = self.ring.levels
-            words = self.ring.encode(multiples, min(samples, self.terms.max_weight))
+            words = self.ring.encode(multiples, min(samples, self.heaviest))
             hidden = np.flatnonzero(np.repeat(~there, 2)) + self.numel
             words[hidden] = np.frombuffer(chance.randbytes(4 * len(hidden)), "<u4")
             return words

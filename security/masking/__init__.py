@@ -29,7 +29,7 @@ from __future__ import annotations
 from .binding import Binding
 from .buckets import Buckets
 from .client import Client, Memory
-from .ring import Ring
+from .ring import Ring, most_weight
 from .unmasking import Unmasking
 
-__all__ = ["Binding", "Buckets", "Client", "Memory", "Ring", "Unmasking"]
+__all__ = ["Binding", "Buckets", "Client", "Memory", "Ring", "Unmasking", "most_weight"]

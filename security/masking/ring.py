@@ -18,6 +18,12 @@ from ...collectives.errors import ConfigError, LocalProtocolError, SecurityError
 from .keys import Words
 
 _MOST_LEVELS = 1 << 24  # float32 has no more digits
+_LEAST_LEVELS = 1 << 7
+
+
+def most_weight(members: int, bits: int = 32) -> int:
+    """The largest weight that so many members may all have, without noise."""
+    return ((1 << (bits - 1)) - 1) // (_LEAST_LEVELS * members)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +46,8 @@ class Ring:
             self.clip > 0 and np.isfinite(self.clip) and self.numel > 0 and self.members > 0 and self.weight > 0 and 0 <= self.spare < 1
         ):
             raise ConfigError("secure aggregation: a ring needs a clip range, elements, members and weights above 0")
-        if self.bits not in (32, 64) or self.levels < 1 << 7:
-            why = f"{self.members} members of weight {self.weight} leave {self.levels} steps for a value, and 128 are the least"
+        if self.bits not in (32, 64) or self.levels < _LEAST_LEVELS:
+            why = f"{self.members} members of weight {self.weight} leave {self.levels} steps for a value, and {_LEAST_LEVELS} are the least"
             raise ConfigError(f"secure aggregation: {self.bits} bits are too few", key="bits", why=why, hint="64 bits, or smaller weights")
 
     @property

@@ -172,6 +172,18 @@ def test_a_masked_vector_is_bounded_and_carries_its_part_of_the_noise() -> None:
     assert vectors.words(torch.full((numel,), float("nan")), 7, chance) == "it holds NaN or infinity"
 
 
+def test_there_is_room_for_every_members_weight_however_many_there_are() -> None:
+    """The seventeenth of a million samples each does not end the others' rounds: all of them count a little less."""
+    terms, chance = structs.replace(TERMS, max_weight=1_000_000), Random(2)
+    for members, heaviest in ((16, 1_000_000), (17, 986_895), (256, 65_535)):
+        vectors = Vectors(terms, None, 3, members, 3)
+        words = [vectors.words(torch.tensor([16.0, -16.0, 0.0]), samples, chance) for samples in (2_000_000, 3)]
+        total = np.array([words[0]] * (members - 1) + [words[1]], np.uint32).sum(axis=0, dtype=np.uint32)
+        found = vectors.summed(total)
+        assert found.weight == (members - 1) * heaviest + 3
+        assert found.mean.tolist() == pytest.approx([16.0, -16.0, 0.0], abs=1e-4)
+
+
 def test_a_threshold_is_more_than_two_thirds_and_what_the_manifest_asks_for() -> None:
     assert [threshold_of(TERMS, members) for members in (3, 4, 5, 6, 7, 9, 12)] == [3, 3, 4, 5, 5, 7, 9]
 

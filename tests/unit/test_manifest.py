@@ -279,6 +279,7 @@ def test_what_members_do_beside_plain_steps_is_the_manifests() -> None:
     ("mode = 'federated'\ntrain = { overlap = 'late' }", "$.train.overlap"),
     ("mode = 'federated'\nsecure = { threshold = 2 }", "$.secure.threshold"),
     ("mode = 'federated'\nfederated = { topology = 'coordinator' }\nexchange = { plan = 'ring' }", "$.exchange.plan"),
+    (f"mode = 'federated'\nsecure = {{ threshold = 5 }}\njoin = {{ policy = 'allow', allow = {PEERS[:3]} }}", "$.secure.threshold"),
     ("mode = 'federated'\nsecure = { metrics = ['loss', 'loss'] }", "$.secure.metrics"),
     ("mode = 'federated'\nsecure = { metrics = ['a b'] }", "$.secure.metrics[0]"),
     (f"{PRIVATE}train = {{ rounds = 9 }}".replace("secure = {}", "secure = { metrics = ['loss'] }"), "$.secure.metrics"),
