@@ -5,6 +5,7 @@ Importing this loads no torch.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
@@ -419,4 +420,19 @@ def _privacy_line(manifest: Manifest) -> str:
         f"epsilon {spent:.3g} at delta {privacy.delta:g} (smaller is safer; above 10 it says little), against members too, as long as no more than "
         f"{privacy.colluding} of those in a sum tell the others their noise; a site stops by itself before {privacy.stop_at_epsilon:g}"
         + moving
+    )
+
+
+def noise_text(manifest: Manifest, peers: int) -> str | None:
+    """How large the noise of `[privacy]` is beside what it hides, in a run of so many sites; None without."""
+    privacy, secure = manifest.privacy, manifest.secure
+    if privacy is None or secure is None:
+        return None
+    least = max(_fewest(manifest, secure), 2 * peers // 3 + 1)
+    sites, smallest = max(peers, least), secure.threshold if secure.buckets > 1 else least
+    deviation = privacy.noise * privacy.clip * math.sqrt(sites / (smallest - privacy.colluding)) / sites
+    longer = "" if manifest.parameters is None else f": it is {deviation * math.sqrt(manifest.parameters) / privacy.clip:.3g} times as long"
+    return (
+        f"about {deviation:.2g} in every value of the mean of {sites} sites, whose updates are {privacy.clip:g} long at most{longer}; "
+        "atoll simulate shows what can be learnt under it"
     )

@@ -83,13 +83,13 @@ reconfigure_after_s = 120.0
 
 @click.command("validate")
 @click.argument("manifest", type=GivenPath(dir_okay=False, path_type=Path), metavar="RUN.toml")
-@click.option("--explain", is_flag=True, help="Say where the outer optimizer's values come from, too.")
+@click.option("--explain", is_flag=True, help="Say where the outer optimizer's values come from, and how large [privacy] noise is, too.")
 @click.option("--peers", default=4, show_default=True, type=click.IntRange(1, 100_000), help="How many peers you expect, for --explain.")
 @shared_options
 def validate_command(manifest: Path, explain: bool, peers: int) -> None:
     """Check a run's manifest and say what it means."""
     from ..manifest import load_manifest
-    from ..manifest_federated import privacy_lines
+    from ..manifest_federated import noise_text, privacy_lines
     from ..manifest_presets import explain_outer
 
     terminal = current()
@@ -100,6 +100,9 @@ def validate_command(manifest: Path, explain: bool, peers: int) -> None:
         outer = explain_outer(found, peers)
         lines.append(f"why      outer values: {outer}")
         described["explained"] = {"outer": outer} | ({"who_sees_what": privacy_lines(found)} if found.mode == "federated" else {})
+        if (noise := noise_text(found, peers)) is not None:
+            lines.append(f"noise    {noise}")
+            described["explained"]["noise"] = noise
     terminal.data("\n".join([head, *(f"  {line}" for line in lines)]), described)
 
 

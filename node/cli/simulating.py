@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec import structs
 
 from ...collectives.errors import ConfigError, StorageError
 from ..manifest_methods import READS, fading_of
@@ -20,6 +22,7 @@ from .output import Terminal, bytes_text, current
 if TYPE_CHECKING:
     from ...optim.federated.member import Knobs
     from ...optim.federated.simulation import Fleet, Settings, Sites
+    from ...optim.federated.simulation.study import Means
     from ..manifest import Manifest
 
 MAX_CLIENTS = 10_000
@@ -59,8 +62,8 @@ MAX_CLIENTS = 10_000
 def simulate_command(manifest: Path, out: Path | None, task: str | None, **given: Any) -> None:
     """Try federated methods on many clients with uneven data, in virtual time.
 
-    The classes of a real run do the work; no network is used. The server's step is the manifest's, [federated], where it has this method, and
-    robust rules are those of [robust].
+    The classes of a real run do the work; no network is used. The server's step is the manifest's, [federated], where it has this method, robust
+    rules are those of [robust], and what [secure] and [privacy] do to contributions is done to them, noise included.
     """
     from ..manifest import load_manifest
     from ..recipes.simulated import load_task
@@ -75,6 +78,11 @@ def simulate_command(manifest: Path, out: Path | None, task: str | None, **given
         lines.append(
             f"{name}: one model for all {_mean(sites['one_for_all']):.3f} at the sites, models of their own {_mean(sites['own']):.3f}{of}"
         )
+    lines += [
+        f"{name}: a site that takes part in all rounds spends epsilon {found['epsilon']:.3g}"
+        for name, found in document["table"].items()
+        if "epsilon" in found
+    ]
     if out is not None:
         lines += _write(out, document)
     terminal.data("\n".join(lines), document)
@@ -89,6 +97,10 @@ def _run(terminal: Terminal, recipe: Manifest, task: Any, given: dict[str, Any])
     wanted: str = given["methods"] or (recipe.federated.method if recipe.mode == "federated" else "fedavg")
     names = list(NAMES) if wanted == "all" else [name.strip() for name in wanted.split(",")]
     devices, clients = _fleet(given), given["clients"]
+    if given["personal"] == "clusters" and recipe.secure is not None:
+        raise ConfigError(
+            "clusters of sites whose contributions are masked", key="personal", why="They are found from contributions in the clear."
+        )
     table: dict[str, Any] = {}
     curves: dict[str, Any] = {}
     sites: dict[str, Any] = {}
@@ -106,6 +118,10 @@ def _run(terminal: Terminal, recipe: Manifest, task: Any, given: dict[str, Any])
             if (how := given["personal"] or recipe.federated.own) and seed == 0 and name not in ARRIVING:
                 sites[name] = _sites(personalised(task, parts, devices, settings, how, pull=recipe.federated.pull))
         table[name], curves[name] = row(results), [curve(result) for result in results]
+        if results[0].settings.means is not None:
+            table[name] |= _spent(recipe, table[name]["rounds"])
+        elif recipe.secure is not None:
+            terminal.say(f"{name}: without [secure] and [privacy], with which it does not go")
         by_site[name] = results[0].by_site
         terminal.say(f"{name}: {table[name]['accuracy']:.3f}")
     return {
@@ -144,9 +160,37 @@ def _settings(recipe: Manifest, name: str, seed: int, given: dict[str, Any]) -> 
     if name in ARRIVING:  # as much time as the others have, and as many outer steps as it makes of it
         slowest = max(_numbers(given["speeds"], "speeds"))
         settings = replace(settings, rounds=None, seconds=min(settings.seconds, rounds * steps * slowest))
+    elif recipe.secure is not None and not settings.method.control:
+        settings = replace(settings, means=_secure_means(recipe, settings, given["clients"]))
     elif recipe.robust.rule != "mean" and recipe.robust.f:
         settings = replace(settings, rule=recipe.robust.rule, f=recipe.robust.f)
     return settings
+
+
+def _secure_means(recipe: Manifest, settings: Settings, clients: int) -> Callable[[], Means]:
+    from ..manifest_federated import check_budget
+    from ..secure.simulated import SecureMeans
+    from ..secure.vectors import threshold_of
+
+    run = recipe.settings()
+    assert run.secure is not None
+    if settings.asked is None:
+        check_budget(structs.replace(recipe, train=structs.replace(recipe.train, rounds=settings.rounds)), recipe.name)
+    members = min(clients, settings.asked or clients)
+    if (needed := threshold_of(run.secure, members)) > members:
+        raise ConfigError(
+            f"{members} clients in a round, and with [secure] it needs {needed}", key="clients", hint=f"--clients {needed}, or more"
+        )
+    return partial(SecureMeans, run.secure, run.privacy, members, settings.seed)
+
+
+def _spent(recipe: Manifest, rounds: float) -> dict[str, float]:
+    """What a site has spent that was in all rounds, in a run with [privacy]."""
+    if recipe.privacy is None:
+        return {}
+    from ..secure.budget import epsilon_after
+
+    return {"epsilon": epsilon_after(recipe.privacy.settings(), round(rounds))}
 
 
 def _asked(recipe: Manifest, given: dict[str, Any]) -> int | None:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from ...collectives.swarm import PrivacySettings
 from ...security.privacy import AdaptiveBound
-from ..session.tallies import newest_readings
 
 if TYPE_CHECKING:
     from ..session.session import Session
@@ -35,7 +34,14 @@ def rule(terms: PrivacySettings, bound: float) -> AdaptiveBound | None:
 
 def bound_at(session: Session, terms: PrivacySettings, round_: int) -> float:
     """What contributions to log entry ``round_`` are bounded by: the same at all members that have the entries before it."""
+    from ..session.tallies import newest_readings  # here: a session has secure rounds
+
     if terms.quantile is None:
         return terms.clip
     told = [reading.norm for reading in newest_readings(session, round_ - 1) if reading.norm is not None]
-    return min(max(statistics.median(told or [terms.clip]), terms.clip / FARTHEST), terms.clip * FARTHEST)
+    return held(terms, statistics.median(told or [terms.clip]))
+
+
+def held(terms: PrivacySettings, bound: float) -> float:
+    """A bound no farther from the manifest's than it may go."""
+    return min(max(bound, terms.clip / FARTHEST), terms.clip * FARTHEST)

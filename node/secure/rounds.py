@@ -23,7 +23,6 @@ from ...collectives.swarm import Call, SecureSettings
 from ...security.masking import Binding, Memory, Unmasking
 from ...security.masking.binding import LEAST_MEMBERS
 from ...security.masking.keys import Words
-from ...security.rule_names import parse_reducer
 from ..session import events as ev
 from ..session.beforehand import Beforehand
 from ..session.naming import MASKED_SUM, config_key
@@ -31,7 +30,7 @@ from ..session.offering import Given
 from .bound import bound_at
 from .budget import Budget
 from .masking import Masking, Step
-from .vectors import Summed, Vectors, apart, length_of
+from .vectors import Summed, Vectors, apart, least_buckets, length_of, threshold_of
 from .wire import PREFIX, Fixed, Pass, Said, Talk, Want, decode, encode
 
 if TYPE_CHECKING:
@@ -43,17 +42,6 @@ BEGUN, GIVEN = "begun/", "given/"  # in what storage remembers: attempts, and ve
 MOST_AHEAD = 1 << 16  # attempts at a round that are followed at once: to the last that can be said, one member could lead all
 REPEAT_S = 0.4
 SUM_S = 30.0  # how long a sum, or its unmasking, may stand still
-
-
-def threshold_of(terms: SecureSettings, members: int) -> int:
-    """How many vectors a round over so many members needs: what the manifest asks for, for each bucket a rule needs, and more than two thirds."""
-    return max(terms.threshold * least_buckets(terms), 2 * members // 3 + 1)
-
-
-def least_buckets(terms: SecureSettings) -> int:
-    """How many sums a round needs: those that a rule compares, or one."""
-    parsed = parse_reducer(terms.rule)
-    return parsed.least if parsed is not None else 1
 
 
 class SecureRounds(Beforehand):

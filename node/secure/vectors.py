@@ -24,6 +24,7 @@ from ...collectives.swarm import PrivacySettings, SecureSettings
 from ...security.masking import Ring, most_weight
 from ...security.masking.keys import Words
 from ...security.privacy import AdaptiveBound, NoisePlan, add_noise, clip
+from ...security.rule_names import parse_reducer
 from ...security.rules.reducers import ByCoordinate, find_reducer
 from .bound import rule
 
@@ -40,6 +41,17 @@ class Summed:
     weight: int
     metrics: Mapping[str, float]
     within: float | None = None
+
+
+def threshold_of(terms: SecureSettings, members: int) -> int:
+    """How many vectors a round over so many members needs: what the manifest asks for, for each bucket a rule needs, and more than two thirds."""
+    return max(terms.threshold * least_buckets(terms), 2 * members // 3 + 1)
+
+
+def least_buckets(terms: SecureSettings) -> int:
+    """How many sums a round needs: those that a rule compares, or one."""
+    parsed = parse_reducer(terms.rule)
+    return parsed.least if parsed is not None else 1
 
 
 def length_of(terms: SecureSettings, privacy: PrivacySettings | None, numel: int) -> int:

@@ -13,7 +13,7 @@ from ...collectives.identifiers import PeerId
 from ..btard.rounds import BtardRounds
 from ..quorum import quorum_of
 from ..secure.bound import bound_at
-from ..secure.rounds import threshold_of
+from ..secure.vectors import threshold_of
 from .chronicle import SEEKING
 from .troubles import described, founded_twice
 

@@ -95,12 +95,13 @@ class ArrivingReplica(Replica):
             finally:
                 newest.release()
         out.mul_(self._factor)
-        if (
-            self._arrivals.period_s is not None
-        ):  # running statistics by the share, whatever the weight: see `federated.arrivals.fixed_weights`
-            for start, stop, role in statistics_ranges(self.flat.layout):
-                if role != "sum":
-                    out[start:stop].div_(self._factor * max(1, len(self._run.members())))
+        if self._arrivals.period_s is None:
+            return
+        for start, stop, role in statistics_ranges(
+            self.flat.layout
+        ):  # by the share, whatever the weight: `federated.arrivals.fixed_weights`
+            if role != "sum":
+                out[start:stop].div_(self._factor * max(1, len(self._run.members())))
 
     def _adopt(self, frozen: Frozen, counted: bool, new: AnchorView) -> None:
         if counted:

@@ -17,8 +17,7 @@ from atoll.collectives.errors import LocalProtocolError
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.swarm import PrivacySettings
 from atoll.node.secure.budget import epsilon_after, most_rounds
-from atoll.node.secure.rounds import threshold_of
-from atoll.node.secure.vectors import Vectors
+from atoll.node.secure.vectors import Vectors, threshold_of
 from atoll.node.secure.wire import Said, Talk, encode
 from atoll.node.session import events as ev
 from atoll.security.masking import Client, Memory

@@ -102,6 +102,43 @@ def test_the_manifests_method_and_outer_step_are_simulated(folder: Path, capsys:
     assert list(simulated(capsys, *options, "--methods", "fedprox")["table"]) == ["fedprox"]
 
 
+def federated(tables: str) -> str:
+    return RUN.replace("[model]", 'mode = "federated"\n[model]', 1) + tables
+
+
+def test_contributions_are_bounded_and_have_the_noise_that_the_manifest_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A simulation without it would show a hospital a model that it never gets."""
+    options = ["--task", "blobs.py:blobs", "--clients", "6", "--alpha", "100", "--rounds", "9", "--methods", "fedavg,scaffold"]
+    secure = "[secure]\nthreshold = 3\n"
+    privacy = "[privacy]\nnoise = {}\nclip = 0.5\ndelta = 1e-5\nstop_at_epsilon = 200\nquantile = 0.5\n"
+    found = dict[str, dict[str, Any]]()
+    for name, tables in {
+        "plain": "",
+        "masked": secure,
+        "quiet": secure + privacy.format(0.5),
+        "loud": secure + privacy.format(20.0),
+    }.items():
+        (folder / "run.toml").write_text(federated(tables).replace("sync_every", "rounds = 9\nsync_every"))
+        found[name] = simulated(capsys, *options)
+    accuracy = {name: each["table"]["fedavg"]["accuracy"] for name, each in found.items()}
+    assert accuracy["plain"] == accuracy["masked"] > 0.9
+    assert accuracy["quiet"] > accuracy["loud"] + 0.2
+    assert found["quiet"]["table"]["fedavg"]["epsilon"] > 5 * found["loud"]["table"]["fedavg"]["epsilon"] > 0
+    assert "epsilon" not in found["masked"]["table"]["fedavg"]
+    assert "epsilon" not in found["loud"]["table"]["scaffold"]  # with which it does not go, which is said
+    assert found["loud"]["table"]["scaffold"]["accuracy"] > 0.9
+
+
+def test_buckets_are_compared_and_too_few_sites_make_no_round(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--task", "blobs.py:blobs", "--alpha", "100", "--rounds", "6", "--attack", "sign_flip_1000", "--hostile", "1"]
+    (folder / "run.toml").write_text(federated("[secure]\nthreshold = 3\nreach = 1e6\n"))
+    spoilt = simulated(capsys, *options, "--clients", "9")["table"]["fedavg"]["accuracy"]
+    (folder / "run.toml").write_text(federated('[secure]\nthreshold = 3\nreach = 1e6\nbuckets = 3\n[robust]\nrule = "median"\nf = 1\n'))
+    assert simulated(capsys, *options, "--clients", "9")["table"]["fedavg"]["accuracy"] > spoilt + 0.2
+    assert simulated(capsys, *options, "--clients", "8", status=78)["error"]["key"] == "clients"
+    assert "without a step" in simulated(capsys, *options, "--clients", "9", "--dropout", "0.9", status=75)["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("options", "key"),
     [

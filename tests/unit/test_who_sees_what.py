@@ -13,7 +13,7 @@ import pytest
 from atoll.collectives.errors import ConfigError
 from atoll.node.cli.costs import describe_lines
 from atoll.node.manifest import parse_manifest
-from atoll.node.manifest_federated import privacy_lines
+from atoll.node.manifest_federated import noise_text, privacy_lines
 from atoll.optim.federated.methods import ARRIVING
 
 GOLDEN = Path(__file__).with_name("who_sees_what.txt")
@@ -96,6 +96,23 @@ def test_lanes_without_encryption_are_told(secure: str) -> None:
     ]
     assert "in bulk ([lanes] encrypt = false)" in line
     assert "are encrypted" not in line
+
+
+def test_how_large_the_noise_is_is_told() -> None:
+    """The deviation of the mean: noise times clip on the sum of those that are sure to add theirs, more where more do, over how many there are."""
+    text = (
+        'schema = 1\nname = "x"\nmode = "federated"\n[model.config]\nwidth = 8\nlayers = 1\nheads = 1\n[train]\nrounds = 50\n[secure]\n'
+        + NOISE
+    )
+    told = noise_text(parse_manifest(text), 30)
+    parameters, deviation = parse_manifest(text).parameters, 5 * (30 / (21 - 1)) ** 0.5 / 30
+    assert parameters is not None
+    assert told is not None
+    assert told.startswith(
+        f"about {deviation:.2g} in every value of the mean of 30 sites, whose updates are 1 long at most: it is {deviation * parameters**0.5:.3g} times"
+    )
+    assert "mean of 3 sites" in str(noise_text(parse_manifest(text), 1))
+    assert noise_text(parse_manifest('schema = 1\nname = "x"\nmode = "federated"\n[secure]\n'), 9) is None
 
 
 if __name__ == "__main__":

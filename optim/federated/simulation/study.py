@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Literal
@@ -25,6 +25,8 @@ from .devices import Fleet
 from .partition import Indices
 from .task import Learner, Task, endless
 
+Means = Callable[[Sequence[Tensor], Sequence[int]], Tensor | None]
+"""What an outer step gets of contributions (numel,) and their samples, in place of their mean or a rule; None: nothing, there is none."""
 Scheme = Literal["synchronous", "fedasync", "fedbuff", "fedfix", "fedcompass"]
 NAMES = (*METHODS, *ARRIVING)
 FLIPPED = "label_flip"
@@ -40,6 +42,7 @@ class Settings:
     whichever comes first, and is measured every ``measure`` rounds (schemes of arrivals: as often in time as there would be synchronous rounds).
     ``asked``: clients a synchronous round asks, None: all that are there. ``outer``: a server's outer step in place of that which the method has with
     ``server_lr``, ``server_momentum`` and ``epsilon``. ``even``: all clients count the same, whatever they have.
+    ``means``: makes what synchronous rounds of a run have in place of the mean, such as secure ones.
     """
 
     name: str = "fedavg"
@@ -69,6 +72,7 @@ class Settings:
     hostile: int = 0
     measure: int = 1
     seed: int = 0
+    means: Callable[[], Means] | None = None
 
     @property
     def method(self) -> Method:
@@ -161,8 +165,9 @@ class Study:
         self.server = Server(self.method, settings.outer or outer, self.learner.live if start is None else start, self.learner.layout)
         self.chance = random.Random(settings.seed)
         self.result = Result(settings, self.server.anchor)
-        sizes = [1 if settings.even else len(part) for part in parts]
-        self.shares = [size / sum(sizes) for size in sizes]
+        self._sizes = [1 if settings.even else len(part) for part in parts]
+        self.shares = [size / sum(self._sizes) for size in self._sizes]
+        self._means = settings.means() if settings.means is not None else None
         self._data = [(task.x[torch.from_numpy(part)], task.y[torch.from_numpy(part)]) for part in parts]
         if settings.attack == FLIPPED:
             classes = int(task.y.max()) + 1
@@ -243,6 +248,11 @@ class Study:
             if work.change is not None:
                 self.server.note(work.change, self.shares[work.client])
         works = [work for work in self.attacked(works) if work.finite]
+        if self._means is not None:
+            mean = self._means([work.pseudo for work in works], [self._sizes[work.client] for work in works])
+            if mean is not None:
+                self.server.step_with(mean, sum(work.steps for work in works) / len(works), self.settings.knobs.lr)
+            return
         if self.settings.rule == "mean":
             for work in works:
                 self.server.add(work.pseudo, self.shares[work.client])
