@@ -161,12 +161,13 @@ class Bans:
 
     def convict(self, ban: Ban) -> bool:
         """Ban on this machine a peer that is proven to have lied; whether that is news. Whom the user trusts or has pardoned stays."""
-        peer = ban.peer
+        return self.can_convict(ban.peer) and self.change(ban, ban.peer, None)
+
+    def can_convict(self, peer: PeerId) -> bool:
+        """Whether a proof against ``peer`` would be news here, and count."""
         if peer in self.trusted or peer in self.pardoned or peer == self._organiser:
             return False
-        if any(known.evidence for known in (self.of_run.get(peer), self.here.get(peer)) if known is not None):
-            return False
-        return self.change(ban, peer, None)
+        return not any(known.evidence for known in (self.of_run.get(peer), self.here.get(peer)) if known is not None)
 
     def trust(self, peer: PeerId, trusted: bool, identity: Identity | None) -> bool:
         """Trust a peer, or no longer: for the run with its organiser's ``identity``, else on this machine. Whether anything changed."""

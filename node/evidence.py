@@ -86,6 +86,18 @@ def removal(bundles: Sequence[Bundle], bundle: Bundle) -> bytes:
     return msgspec.msgpack.encode(Removed((*before, bundle)))
 
 
+def accused(data: bytes) -> PeerId | None:
+    """Whom ``data`` is about, which is not checked; None where that cannot be read."""
+    try:
+        found = _decoder.decode(data) if len(data) <= MAX_EVIDENCE else None
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+    if isinstance(found, Removed):
+        last = found.bundles[-1]
+        return last.context.roster[last.whom] if last.whom < len(last.context.roster) else None
+    return None if found is None else found.peer
+
+
 def check(data: bytes, run: RunId, verify: Verify, sender: PeerId, peers: Sequence[PeerId] = ()) -> tuple[PeerId, str]:
     """Against whom ``data`` is proof, and of what in words. Raises RemoteProtocolError, naming the sender, where it proves nothing of this run.
 

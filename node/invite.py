@@ -27,6 +27,7 @@ INVITE_FILE = "invite"
 """In a run's folder: what this node entered by, for invites of its own."""
 MAX_INVITE_CHARS = 8192
 MAX_TOKEN_BYTES = 1024
+MOST_USES = 1000
 DEFAULT_LIFE_S = 7 * 86_400
 CLOCK_TOLERANCE_S = 120
 TOKEN_DOMAIN = "atoll/admission/1"
@@ -35,6 +36,7 @@ INVITE_DOMAIN = "atoll/invite/1"
 Peer = Annotated[PeerId, msgspec.Meta(min_length=1, max_length=MAX_PEER_ID)]
 Run = Annotated[RunId, msgspec.Meta(pattern="^[a-z2-7]{26}$")]
 Time = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+Nonce = Annotated[bytes, msgspec.Meta(min_length=8, max_length=16)]
 Signature = Annotated[bytes, msgspec.Meta(min_length=64, max_length=64)]
 Role = Literal["train", "observe", "aggregate"]
 """What a member may do. ``train``: everything. ``aggregate``: vote, and add up parts; it contributes nothing. ``observe``: have the model; it is no
@@ -44,23 +46,27 @@ Address = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
 
 
 class Token(msgspec.Struct, frozen=True, array_like=True):
-    """The organiser's word that whoever shows this may enter the run until ``expires_s`` (seconds since 1970, UTC); with a ``peer`` that one only."""
+    """The organiser's word that whoever shows this may enter the run until ``expires_s`` (seconds since 1970, UTC); with a ``peer`` that one only, with
+    ``uses`` the first so many."""
 
     run_id: Run
     issued_s: Time
     expires_s: Time
-    nonce: Annotated[bytes, msgspec.Meta(min_length=8, max_length=16)]
+    nonce: Nonce
     organiser: Peer
     signature: Signature
     peer: Annotated[str, msgspec.Meta(max_length=MAX_PEER_ID)] = ""
     role: Role = "train"
+    uses: Annotated[int, msgspec.Meta(ge=0, le=MOST_USES)] = 0
 
     def signed_bytes(self) -> bytes:
         """What the organiser signed."""
         said = (self.run_id, self.issued_s, self.expires_s, self.nonce, self.organiser)
+        if self.uses:
+            return msgspec.msgpack.encode((*said, self.peer, self.role, self.uses))
         if self.role != "train":
             return msgspec.msgpack.encode((*said, self.peer, self.role))
-        return msgspec.msgpack.encode((*said, self.peer) if self.peer else said)  # as before there was a ``peer``, or a ``role``
+        return msgspec.msgpack.encode((*said, self.peer) if self.peer else said)  # as before there were ``peer``, ``role`` and ``uses``
 
 
 class Invite(msgspec.Struct, frozen=True, array_like=True):
@@ -100,10 +106,11 @@ class Invite(msgspec.Struct, frozen=True, array_like=True):
 
 def make_invite(
     run_id: RunId, bootstrap: Sequence[str], identity: Identity, *, now_s: float, life_s: float = DEFAULT_LIFE_S, peer: str = "",
-    role: Role = "train",
+    role: Role = "train", uses: int = 0,
 ) -> Invite:  # fmt: skip
-    """A fresh invite by the organiser, whose key ``identity`` is, valid for ``life_s`` seconds; with a ``peer`` for that one only."""
-    token = Token(run_id, int(now_s), int(now_s + life_s), os.urandom(8), identity.peer, bytes(64), peer, role)
+    """A fresh invite by the organiser, whose key ``identity`` is, valid for ``life_s`` seconds; with a ``peer`` for that one only, with ``uses`` for
+    the first so many (0: for all)."""
+    token = Token(run_id, int(now_s), int(now_s + life_s), os.urandom(8), identity.peer, bytes(64), peer, role, uses)
     token = msgspec.structs.replace(token, signature=identity.sign(TOKEN_DOMAIN, token.signed_bytes()))
     return _issue(token, bootstrap, identity)
 
@@ -193,13 +200,12 @@ def check_token(data: bytes, *, run_id: RunId, organiser: PeerId, now_s: float, 
     return token
 
 
-def role_in(data: bytes, *, run_id: RunId, organiser: PeerId, peer: PeerId) -> Role:
-    """The role in the token that ``peer`` shows, also when it has run out; ``train`` where there is none of this organiser for it."""
+def genuine_token(data: bytes, *, run_id: RunId, organiser: PeerId, peer: PeerId) -> Token | None:
+    """The token that ``peer`` shows, also when it has run out; None where it is none of this organiser's for it."""
     token = _token(data)
-    if token is None or token.role == "train":
-        return "train"
-    ours = token.run_id == run_id and token.organiser == organiser and token.peer in ("", peer)
-    return token.role if ours and _genuine(token) else "train"
+    if token is None or (token.run_id, token.organiser) != (run_id, organiser) or token.peer not in ("", peer) or not _genuine(token):
+        return None
+    return token
 
 
 def _token(data: bytes) -> Token | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from blake3 import blake3
@@ -20,6 +20,9 @@ from ..collectives.errors import BadSignatureError, LocalProtocolError, RemotePr
 from ..collectives.identifiers import PeerId, RunId
 from . import membership_records as wire
 from .membership_records import MAX_RECORDS, RECORDS_PER_MESSAGE, Record, Sign, SignedRecord, Verify
+
+if TYPE_CHECKING:
+    from .entrants import Entrant
 
 LONG_AGO, NEVER = float("-inf"), float("inf")
 
@@ -76,6 +79,7 @@ class Membership:
         self.banned: set[PeerId] = set()  # the same, whatever their history
         self.trusted: set[PeerId] = set()  # let in without probation, however many have come
         self.roles: dict[PeerId, str] = {}  # by their invites; who is not in it trains
+        self.entrants: dict[PeerId, Entrant] = {}  # whose invites restrict what they may, or how many enter by them
         self.timing = timing or Timing()
         self.refused: Counter[str] = Counter()  # records refused, by reason
         self._sign, self._verify, self._rng, self._offset = sign, verify, rng, unix_offset_s

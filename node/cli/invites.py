@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...collectives.errors import ConfigError, NotAdmittedError
-from ..invite import ROLES, Role
+from ..invite import MOST_USES, ROLES, Role
 from .options import GIVEN, shared_options
 from .output import Terminal, current, iso_time, short_peer, span_text
 
@@ -67,7 +67,13 @@ def addresses_in_use(terminal: Terminal, given: tuple[str, ...], signed: SignedM
 
 
 def fresh_invite(
-    terminal: Terminal, signed: SignedManifest, addresses: tuple[str, ...], life_s: float, peer: str = "", role: Role = "train"
+    terminal: Terminal,
+    signed: SignedManifest,
+    addresses: tuple[str, ...],
+    life_s: float,
+    peer: str = "",
+    role: Role = "train",
+    uses: int = 0,
 ) -> Invite:
     """An invite to a stored run: the organiser's own, for one ``peer`` only where that is given, or a member's from the one she joined with."""
     from ..invite import INVITE_FILE, make_invite, parse_invite, reissue
@@ -75,9 +81,9 @@ def fresh_invite(
 
     identity = identity_of(terminal)
     if identity.peer == signed.organiser:
-        return make_invite(signed.run_id, addresses, identity, now_s=time.time(), life_s=life_s, peer=peer, role=role)
-    if peer or role != "train":
-        what = "for one peer" if peer else f"to {role}"
+        return make_invite(signed.run_id, addresses, identity, now_s=time.time(), life_s=life_s, peer=peer, role=role, uses=uses)
+    if peer or uses or role != "train":
+        what = "for one peer" if peer else "for so many peers" if uses else f"to {role}"
         raise NotAdmittedError(f"only the organiser makes invites {what}: {short_peer(signed.organiser)}", hint="Ask the organiser.")
     mine = terminal.paths.run_dir(signed.run_id) / INVITE_FILE
     try:
@@ -105,9 +111,10 @@ def invite_command() -> None:
 @click.option("--expires", default="7d", show_default=True, help="How long it is valid: 90s, 30min, 12h, 7d.")
 @click.option("--bootstrap", multiple=True, type=GIVEN, metavar="ADDRESS", help="Address to start from; repeatable.")
 @click.option("--for", "peer", default="", metavar="PEER", help="Only this peer enters by it (its id: atoll id). Organiser only.")
+@click.option("--uses", type=click.IntRange(1, MOST_USES), default=None, help="Only the first so many peers enter by it. Organiser only.")
 @click.option("--role", type=click.Choice(ROLES), default="train", show_default=True, help="What it admits to. Organiser only.")
 @shared_options
-def new(run: str | None, expires: str, bootstrap: tuple[str, ...], peer: str, role: Role) -> None:
+def new(run: str | None, expires: str, bootstrap: tuple[str, ...], peer: str, uses: int | None, role: Role) -> None:
     """Print a fresh invite to RUN (id, its beginning, or name; the only one when left out).
 
     Who enters to observe has the model and no vote; who enters to aggregate votes and adds up for the others, and contributes nothing.
@@ -127,7 +134,7 @@ def new(run: str | None, expires: str, bootstrap: tuple[str, ...], peer: str, ro
             )
         run = stored[0]
     signed = load_run(terminal.paths, run)
-    invite = fresh_invite(terminal, signed, addresses_in_use(terminal, bootstrap, signed), duration_s(expires), peer, role)
+    invite = fresh_invite(terminal, signed, addresses_in_use(terminal, bootstrap, signed), duration_s(expires), peer, role, uses or 0)
     terminal.data(str(invite), {"invite": str(invite), **described(invite)})
 
 
@@ -148,6 +155,7 @@ def inspect(invite: str) -> int:
         f"signature  ok, {'ends in ' + span_text(left_s) if left_s > 0 else 'EXPIRED'} ({iso_time(found.expires_s)})",
         *([f"role       {found.token.role}"] if found.token.role != "train" else []),
         *([f"for        {short_peer(found.token.peer)} only   {found.token.peer}"] if found.token.peer else []),
+        *([f"uses       the first {found.token.uses} that show it"] if found.token.uses else []),
         *(f"address    {address}" for address in found.bootstrap),
     ]
     terminal.data("\n".join(lines), {**described(found), "valid": left_s > 0})
@@ -191,5 +199,6 @@ def described(invite: Invite) -> dict[str, Any]:
         "expires": iso_time(invite.expires_s),
         "for": invite.token.peer or None,
         "role": invite.token.role,
+        "uses": invite.token.uses or None,
         "bootstrap": list(invite.bootstrap),
     }

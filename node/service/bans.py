@@ -12,7 +12,7 @@ from ...collectives.errors import ConfigError, StorageError
 from ...collectives.identifiers import PeerId
 from ...security.identity import verify
 from ..banning import Ban, Bans, banned
-from ..evidence import check
+from ..evidence import accused, check
 from .ports import DOMAIN
 
 if TYPE_CHECKING:
@@ -55,8 +55,9 @@ class Banning:
 
     def take_proof(self, sender: PeerId, data: bytes) -> None:
         """Evidence against a peer, from anybody; it is checked, counts here, and is handed on. Raises RemoteProtocolError."""
-        if self._useless[sender] >= MOST_PROOFS:
-            return None
+        about = accused(data)
+        if self._useless[sender] >= MOST_PROOFS or (about is not None and not self.lists.can_convict(about)):
+            return None  # what is known is handed over at every meeting, and costs no check
         self._useless[sender] += 1  # signatures cost time to check: what is news gets it back
         run = self._run
         btard = run.manifest.settings().btard if run.manifest is not None else None

@@ -24,9 +24,9 @@ from ...collectives.group import Plan
 from ...collectives.identifiers import PeerId, RunId
 from ...optim.outer import effective_outer
 from ..banning import banned
-from ..invite import check_token, role_in
+from ..entrants import Entrants
+from ..invite import Token, check_token, genuine_token
 from ..manifest import Manifest, SignedManifest, decode_signed, save_run
-from ..membership_records import MAX_RECORDS
 from ..net.addresses import split_peer
 from ..net.faults import Faults
 from ..paths import make_private
@@ -66,8 +66,9 @@ class RunService:
         """``seeding``: take part also while no script is attached."""
         self.node, self.run_id, self.organiser, self.seeding = node, run_id, organiser, seeding
         self.signed, self.token = signed, token
-        self.roles: dict[PeerId, str] = {}  # by the invites that peers have shown; who is not in it trains
-        self._note_role(node.identity.peer, token)
+        self.entrants = Entrants(node.paths.run_dir(run_id))
+        if (own := self._genuine(node.identity.peer, token)) is not None and own.role != "train":
+            self.roles[node.identity.peer] = own.role
         self.manifest: Manifest | None = None
         self.whole: Session | Fragments | None = None  # driven as one
         self.files: dict[str, RunFiles] = {}  # by log: of each fragment, or of the one session
@@ -107,6 +108,7 @@ class RunService:
             self.ended.set()
 
     async def _take_part(self) -> None:
+        self._load_entrants()
         self.banning.load()
         self.node.network.on_message(self.run_id, self._on_message, self._greet, self._admit)
         self.node.network.announce_run(self.run_id)
@@ -227,7 +229,8 @@ class RunService:
         now = trio.current_time()
         whole = self.whole = self._make(self.manifest, now)
         membership = whole.sessions[0].membership
-        membership.banned, membership.trusted, membership.roles = self.banning.lists.peers, self.banning.lists.trusted, self.roles
+        membership.banned, membership.trusted = self.banning.lists.peers, self.banning.lists.trusted
+        membership.roles, membership.entrants = self.roles, self.entrants.known
         self.announce(now)
         whole.start(now)
         for session in whole.sessions:
@@ -311,28 +314,39 @@ class RunService:
 
     def _admit(self, peer: PeerId, greeting: bytes) -> bool:
         self.banning.lists.refuse(peer)
-        self._note_role(peer, greeting)
         member = self.whole is not None and peer in self.whole.config_peers()
         policy = self.manifest.join.policy if self.manifest is not None else "invite"
-        if peer == self.organiser or member or policy == "open":
-            return True
-        if policy == "allow":
-            return self._listed(peer)
-        token = check_token(greeting, run_id=self.run_id, organiser=self.organiser, now_s=time.time(), peer=peer)
-        self.banning.lists.check_invite(token.nonce)
+        if policy == "allow" and peer != self.organiser and not member:
+            self._listed(peer)
+        free = peer == self.organiser or member or policy != "invite"
+        try:
+            if not free:
+                token = check_token(greeting, run_id=self.run_id, organiser=self.organiser, now_s=time.time(), peer=peer)
+                self.banning.lists.check_invite(token.nonce)
+                self.entrants.enter(peer, token)
+            elif (shown := self._genuine(peer, greeting)) is not None:
+                self.entrants.note(peer, shown)  # it may have run out since the peer entered by it
+        except StorageError as error:
+            self.troubles.tell(error)
         return True
 
-    def _note_role(self, peer: PeerId, greeting: bytes) -> None:
-        """What a peer's invite is for; it may have run out since the peer entered by it."""
-        role = role_in(greeting, run_id=self.run_id, organiser=self.organiser, peer=peer)
-        self.roles.pop(peer, None)
-        if role != "train" and len(self.roles) < MAX_RECORDS:
-            self.roles[peer] = role
+    def _genuine(self, peer: PeerId, greeting: bytes) -> Token | None:
+        return genuine_token(greeting, run_id=self.run_id, organiser=self.organiser, peer=peer)
 
-    def _listed(self, peer: PeerId) -> bool:
+    def _load_entrants(self) -> None:
+        try:
+            self.entrants.load()
+        except StorageError as error:
+            self.troubles.tell(error)
+
+    @property
+    def roles(self) -> dict[PeerId, str]:
+        """By the invites that peers have shown; who is not in it trains."""
+        return self.entrants.roles
+
+    def _listed(self, peer: PeerId) -> None:
         if self.manifest is None or peer not in self.manifest.join.allow:
             raise NotAdmittedError("this run admits only the peers that its manifest names ([join] allow)")
-        return True
 
     def on_refused(self, peer: PeerId, code: str, reason: str) -> None:
         """A member does not let us in."""

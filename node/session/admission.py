@@ -139,7 +139,7 @@ class Admission:
         room = self.per_hour - len(self._entered) if self.per_hour else len(joiners)
         found = list[Member]()
         for joiner in joiners:
-            if joiner.peer in self.session.membership.banned:
+            if joiner.peer in self.session.membership.banned or self._used_up(joiner.peer, found):
                 continue
             if not self._free(joiner.peer):
                 if room <= 0 or self.good.get(joiner.peer, 0) < self.probation:
@@ -147,6 +147,15 @@ class Admission:
                 room -= 1
             found.append(joiner)
         return found
+
+    def _used_up(self, peer: PeerId, beside: Sequence[Member]) -> bool:
+        """Whether as many others are members as the invite of ``peer`` admits: two may have shown it at the same time, each to another member."""
+        entrants = self.session.membership.entrants
+        mine = entrants.get(peer)
+        if mine is None or not mine.uses or peer in self._known:
+            return False
+        members = self._known.union(self.session.config_peers(), (member.peer for member in beside))
+        return sum(entrants[other].nonce == mine.nonce for other in members & entrants.keys()) >= mine.uses
 
     def _free(self, peer: PeerId) -> bool:
         session = self.session

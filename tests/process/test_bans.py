@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 from bad_input_kit import PATIENCE_S, Member, Run, atoll, ended, new_home, new_run, one_round, soon
@@ -16,12 +17,19 @@ from process.test_garbage import Stranger
 
 from atoll.collectives.errors import NotAdmittedError
 from atoll.collectives.identifiers import PeerId
+from atoll.collectives.messages import Envelope, Join, encode
 from atoll.collectives.round.certificate import vote_payload
 from atoll.node.evidence import twice
 from atoll.node.invite import parse_invite
+from atoll.node.membership_records import Beat
+from atoll.node.membership_records import encode as beat
+from atoll.node.net.framing import frame
+from atoll.node.net.greeting import PROTOCOL, VERSION, Hello
 from atoll.node.paths import find_paths
 from atoll.node.service.bans import PROOF
 from atoll.node.service.ports import DOMAIN
+from atoll.node.session.actions import main_log
+from atoll.node.session.session import MEMBERSHIP, ROUND
 from atoll.security.identity import load_or_create
 
 pytestmark = pytest.mark.slow
@@ -90,6 +98,50 @@ def test_a_ban_on_one_machine_is_its_own_and_the_organisers_outlives_its_node(tm
         newcomer = Member(new_home(late), told.out.strip())
         with ended(newcomer):
             soon(lambda: stranger in others(newcomer), "handed on without the organiser")
+
+
+def test_an_invite_for_one_lets_one_in_however_often_it_comes_back(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    organiser, b = run.organiser(), run.member("b")
+    invite = run.invite(uses=1)
+    with ended(organiser, b):
+        first = Member(new_home(run.folder / "first"), invite)
+        with ended(first):
+            one_round(organiser, b, first)
+        with pytest.raises(NotAdmittedError, match="has let in 1 already"):
+            Member(new_home(run.folder / "second"), invite)
+        back = Member(run.folder / "first", invite)
+        with ended(back):
+            one_round(organiser, b, back)
+
+
+def test_an_observer_that_greets_again_without_its_invite_stays_an_observer(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    organiser, b = run.organiser(), run.member("b")
+    with ended(organiser, b):
+        one_round(organiser, b)
+        stranger = Stranger(run, organiser, parse_invite(run.invite(role="observe"), now_s=time.time()).token_bytes())
+        victim, topic = PeerId(organiser.swarm.peer), stranger.topic
+        join = ROUND + encode(Envelope(main_log(topic), 1, 0, Join()))
+
+        async def escalate() -> None:
+            answered = trio.Event()
+            async with trio.open_nursery() as nursery:
+                await nursery.start(stranger.network.run)
+                stranger.network.on_message(topic, lambda *_: answered.set(), greet=lambda _: stranger.token, admit=lambda *_: True)
+                await stranger.greet()
+                stranger.network.send(topic, victim, MEMBERSHIP + beat(Beat(answer=True)))
+                with trio.fail_after(PATIENCE_S):
+                    await answered.wait()
+                    await stranger.pour(PROTOCOL, frame(msgspec.msgpack.encode(Hello(VERSION, topic, b""))))
+                    while "its invite is to observe" not in organiser.log():
+                        stranger.network.send(topic, victim, join)
+                        await trio.sleep(0.1)
+                nursery.cancel_scope.cancel()
+
+        trio.run(escalate)
+        one_round(organiser, b)
+        assert stranger.network.peer not in organiser.state()["members"]
 
 
 def test_a_proof_is_checked_by_each_member_handed_on_and_bans_everywhere(tmp_path: Path) -> None:

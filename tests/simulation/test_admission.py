@@ -15,6 +15,7 @@ from atoll.collectives.group import Contributor, Entry, Member, Part
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.messages import Accepted, Envelope, Ready, encode
 from atoll.collectives.round.certificate import vote_payload
+from atoll.node.entrants import Entrant
 from atoll.node.evidence import check
 from atoll.node.session import admission
 from atoll.node.session import events as ev
@@ -192,6 +193,21 @@ def test_as_many_as_may_enter_in_an_hour_do_and_who_is_trusted_beside_them(monke
     assert len(first.session.config_peers()) == 4
     table.world.run(until=table.world.now + 30)
     assert set(first.session.config_peers()) == {"p0", "p1", "p2", "p3", "p4", "p5"}
+
+
+def test_of_two_who_show_an_invite_for_one_to_different_members_one_becomes_a_member() -> None:
+    table = Table(4)
+    first = table.found()
+    second = table.peers[1].start().attach()
+    table.until(lambda: second.inside)
+    for peer in (first, second):  # both have heard of both
+        for who in ("p2", "p3"):
+            peer.session.membership.entrants[PeerId(who)] = Entrant(PeerId(who), "train", b"nonce678", 1)
+    for peer in table.peers[2:]:
+        peer.start().attach()
+    table.until(lambda: len(first.session.config_peers()) == 3)
+    table.world.run(until=table.world.now + 30)
+    assert len(first.session.config_peers()) == 3
 
 
 # ---- what is wrong with a sample

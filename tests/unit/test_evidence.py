@@ -13,7 +13,7 @@ from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.round.certificate import genesis_payload, vote_payload
 from atoll.node.banning import Ban, Bans
 from atoll.node.cli import run
-from atoll.node.evidence import MAX_EVIDENCE, Twice, check, twice
+from atoll.node.evidence import MAX_EVIDENCE, Twice, accused, check, twice
 from atoll.node.manifest import parse_manifest, save_run, sign_manifest
 from atoll.node.paths import find_paths
 from atoll.node.service.ports import DOMAIN
@@ -43,6 +43,17 @@ def checked(data: bytes, run_id: RunId = RUN) -> str:
 def test_two_votes_for_one_ballot_are_proof() -> None:
     assert checked(proof().encode()) == "it has voted for two values of one ballot"
     assert proof().encode() == twice(LIAR.peer, said(b"a"), said(b"b")).encode()  # whoever puts it together
+
+
+def test_what_is_known_need_not_be_checked_again(tmp_path: Path) -> None:
+    data = proof().encode()
+    assert accused(data) == LIAR.peer
+    assert accused(b"\xff") is accused(bytes(MAX_EVIDENCE + 1)) is None
+    bans = Bans(tmp_path, RUN, ORGANISER.peer)
+    assert bans.can_convict(LIAR.peer)
+    assert bans.convict(Ban(LIAR.peer, "", 1, data))
+    assert not bans.can_convict(LIAR.peer)
+    assert not bans.can_convict(ORGANISER.peer)
 
 
 @pytest.mark.parametrize(

@@ -116,10 +116,21 @@ def test_a_role_is_signed_and_an_invite_to_train_is_as_before_there_were_roles()
     shown = watching.token_bytes()
     assert v.parse_invite(str(watching), now_s=1000).token.role == "observe"
     about = {"run_id": RUN, "organiser": ORGANISER.peer, "peer": MEMBER.peer}
-    assert v.role_in(shown, **about) == "observe"
-    assert v.role_in(plain.token_bytes(), **about) == v.role_in(b"", **about) == v.role_in(b"\xff", **about) == "train"
-    assert v.role_in(shown, **{**about, "run_id": OTHER}) == "train"
-    promoted = msgspec.structs.replace(watching.token, role="aggregate")
-    assert v.role_in(msgspec.msgpack.encode(promoted), **about) == "train"  # nobody but the organiser gives roles: it opens nothing
+    assert v.genuine_token(shown, **about) == watching.token
+    assert v.genuine_token(plain.token_bytes(), **about) == plain.token
+    promoted = msgspec.structs.replace(watching.token, role="aggregate")  # nobody but the organiser gives roles: it opens nothing
+    for nothing in (b"", b"\xff", msgspec.msgpack.encode(promoted)):
+        assert v.genuine_token(nothing, **about) is None
+    assert v.genuine_token(shown, **{**about, "run_id": OTHER}) is None
     with pytest.raises(NotAdmittedError):
         v.check_token(msgspec.msgpack.encode(promoted), now_s=1000, **about)
+
+
+def test_how_many_an_invite_admits_is_signed() -> None:
+    two = v.make_invite(RUN, [ADDRESS], ORGANISER, now_s=1000, uses=2)
+    assert v.parse_invite(str(v.reissue(two, [ADDRESS], MEMBER)), now_s=1000).token.uses == 2
+    about = {"run_id": RUN, "organiser": ORGANISER.peer, "now_s": 1000, "peer": MEMBER.peer}
+    assert v.check_token(two.token_bytes(), **about) == two.token
+    for uses in (0, 3):
+        with pytest.raises(NotAdmittedError):
+            v.check_token(msgspec.msgpack.encode(msgspec.structs.replace(two.token, uses=uses)), **about)

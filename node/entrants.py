@@ -1,0 +1,89 @@
+"""By which invites peers have entered a run, as this node has seen it: what each may do, and how many an invite has let in.
+
+Only what restricts is kept: a role, or an invite that admits so many peers. It is on the disk, so that neither a restart nor who comes back without
+its invite gives anybody more than it was given.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from ..collectives.errors import NotAdmittedError, StorageError
+from ..collectives.identifiers import PeerId
+from .invite import MOST_USES, Nonce, Peer, Role, Token
+from .paths import make_private, storage_error, write_atomic
+
+FILE = "entrants"
+MOST = 4096
+
+
+class Entrant(msgspec.Struct, frozen=True, array_like=True):
+    """One peer and what its invite says: role, nonce, and how many peers it admits; 0: as many as come."""
+
+    peer: Peer
+    role: Role
+    nonce: Nonce
+    uses: Annotated[int, msgspec.Meta(ge=0, le=MOST_USES)] = 0
+
+
+_decoder = msgspec.msgpack.Decoder(Annotated[tuple[Entrant, ...], msgspec.Meta(max_length=MOST)])
+
+
+class Entrants:
+    """Of one run. Nothing is read before `load`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.known: dict[PeerId, Entrant] = {}
+        self.roles: dict[PeerId, str] = {}
+        """Who is not in it trains."""
+
+    def load(self) -> None:
+        """Read what is on the disk. Raises StorageError E303 where it is damaged, which then counts as empty."""
+        path = self._folder / FILE
+        try:
+            found = _decoder.decode(path.read_bytes())
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise storage_error(f"cannot read {path}", error) from None
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise StorageError(
+                f"{path} is damaged: {error}", code="E303", exit_code=74, why="The disk, or something else than atoll, changed it.",
+                hint="Remove it. Who has entered by invites that admit only so many is not known here then.",
+            ) from None  # fmt: skip
+        for each in found:
+            self._set(each.peer, each)
+
+    def enter(self, peer: PeerId, token: Token) -> None:
+        """A peer that is no member shows its invite. Raises NotAdmittedError where that has let in as many as it may."""
+        others = sum(each.nonce == token.nonce for each in self.known.values() if each.peer != peer)
+        if token.uses and others >= token.uses:
+            raise NotAdmittedError(
+                f"this invite to run {token.run_id} has let in {token.uses} already",
+                why="Its organiser has made it for so many peers.", hint="Ask the organiser for another: atoll invite new",
+            )  # fmt: skip
+        self.note(peer, token)
+
+    def note(self, peer: PeerId, token: Token) -> None:
+        """Keep what a peer's invite says. Raises NotAdmittedError where nothing more can be kept; StorageError where it is in memory only."""
+        restricts = token.role != "train" or token.uses
+        entrant = Entrant(peer, token.role, token.nonce, token.uses) if restricts else None
+        if self.known.get(peer) == entrant:
+            return
+        if entrant is not None and peer not in self.known and len(self.known) >= MOST:
+            raise NotAdmittedError(f"{MOST} peers have entered by such invites here: no more can be kept in mind")
+        self._set(peer, entrant)
+        make_private(self._folder)
+        write_atomic(self._folder / FILE, msgspec.msgpack.encode(tuple(self.known.values())))
+
+    def _set(self, peer: PeerId, entrant: Entrant | None) -> None:
+        self.known.pop(peer, None)
+        self.roles.pop(peer, None)
+        if entrant is not None:
+            self.known[peer] = entrant
+            if entrant.role != "train":
+                self.roles[peer] = entrant.role
