@@ -367,7 +367,7 @@ def privacy_lines(manifest: Manifest) -> list[str]:
     )
     return [
         f"nobody sees your update, not even a part of it: it is masked, and the masks come off the sum of at least {secure.threshold} "
-        f"sites {_sums_text(secure)}; {count}",
+        f"sites {_sums_text(secure, manifest.federated)}; {count}",
         _metrics_line(secure),
         *(
             ["the coordinator, which is the organiser's node or another member's, adds up masked updates: it sees no more than the others"]
@@ -385,9 +385,9 @@ def privacy_lines(manifest: Manifest) -> list[str]:
     ]
 
 
-def _sums_text(secure: SecureTable) -> str:
+def _sums_text(secure: SecureTable, federated: FederatedTable) -> str:
     if secure.buckets == 1:
-        return "(more than two thirds of the members)"
+        return f"(more than two thirds of {'the members' if federated.sample is None else 'those drawn for the round'})"
     return (
         f"at a time, up to {secure.buckets} such sums a round, of sites dealt to buckets at random; a robust rule then takes what most of the buckets "
         "bear out"

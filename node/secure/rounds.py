@@ -75,6 +75,12 @@ class SecureRounds(Beforehand):
         return self.masking is not None
 
     @property
+    def needed(self) -> int:
+        """How many vectors the open round needs: of those who may contribute to it."""
+        machine = self.session.machine
+        return threshold_of(self.terms, len({member.peer for member in machine.draw.members}) if machine is not None else 0)
+
+    @property
     def memory(self) -> Memory:
         """What this member must not do again, from all its lives."""
         if self._memory is None:

@@ -13,7 +13,6 @@ from ...collectives.identifiers import PeerId
 from ..btard.rounds import BtardRounds
 from ..quorum import quorum_of
 from ..secure.bound import bound_at
-from ..secure.vectors import threshold_of
 from .chronicle import SEEKING
 from .troubles import described, founded_twice
 
@@ -95,8 +94,7 @@ def _secure(run: RunService) -> dict[str, Any] | None:
     """How many contributions a sum needs with the present members, and whose were in the newest; None where they are not masked."""
     if run.session is None or run.session.secure is None:
         return None
-    config = run.session.config_peers()
-    return {"threshold": threshold_of(run.session.secure.terms, len(config)), "last": run.chronicle.unmasked}
+    return {"threshold": run.session.secure.needed, "last": run.chronicle.unmasked}
 
 
 def _privacy(run: RunService) -> dict[str, Any] | None:

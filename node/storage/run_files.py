@@ -264,7 +264,9 @@ class RunFiles:
         """Contributions with noise that were handed over. Raises StorageError where that is not known: then none may be."""
         file = self._folder / "privacy"
         try:
-            return int(file.read_text(encoding="ascii"))
+            if (steps := int(file.read_text(encoding="ascii"))) >= 0:
+                return steps
+            raise ValueError
         except FileNotFoundError:
             return 0
         except OSError as error:

@@ -15,7 +15,7 @@ from session_table import Peer, Table
 
 from atoll.collectives.errors import LocalProtocolError
 from atoll.collectives.identifiers import PeerId
-from atoll.collectives.swarm import PrivacySettings
+from atoll.collectives.swarm import PrivacySettings, Sample
 from atoll.node.secure.budget import epsilon_after, most_rounds
 from atoll.node.secure.vectors import Vectors, threshold_of
 from atoll.node.secure.wire import Said, Talk, encode
@@ -219,3 +219,11 @@ def test_nobody_follows_one_member_to_an_attempt_far_ahead() -> None:
     sites.until(sites.committed(rounds + 3))
     assert max(attempt for _, attempt in sites.sums) < 20
     sites.table.end()
+
+
+def test_what_a_round_needs_is_of_those_that_were_drawn_for_it() -> None:
+    """It is what `atoll status` shows: three of four, where seven are members."""
+    for sample, needed in ((Sample(count=4, least=3), 3), (None, 5)):
+        table = Table(7, structs.replace(SECURE, sample=sample))
+        assert {peer.session.secure.needed for peer in table.all_in() if peer.session.secure is not None} == {needed}
+        table.end()

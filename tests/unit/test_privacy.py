@@ -50,6 +50,7 @@ def test_edges_of_costs() -> None:
         assert (step_costs(rate, 0.7) <= step_costs(1.0, 0.7)).all()
         assert (step_costs(rate, 0.7) >= step_costs(rate, 0.8)).all()
     assert (step_costs(0.5, 0.099) >= step_costs(0.5, 0.1)).all()
+    assert all((step_costs(rate, noise) >= 0).all() for rate in (1e-12, 1e-6, 0.5) for noise in (0.1, 1.0, 100.0, 1e6))
     unspent = Accountant(1e-5)
     assert unspent.epsilon == 0
     unspent.spend(0.5, 0.0)

@@ -341,3 +341,21 @@ def test_votes_of_operations_come_back_with_their_results_until_they_are_forgott
         path.write_bytes(path.read_bytes()[:-1])
     assert again.recall() == VoteFiles(tmp_path).recall() == []
     assert not list(tmp_path.glob("*.vote"))
+
+
+def test_what_was_spent_of_privacy_outlives_lives_and_damage_of_the_state_and_is_never_guessed(tmp_path: Path) -> None:
+    files, troubles = run_files(tmp_path, []), list[StorageError]()
+    for steps in range(3):
+        assert files.noisy() == steps
+        files.spend_noisy()
+    files.reset()  # the state is set aside, what it has told others is not
+    assert files.noisy() == 3
+    files.close()
+    again = run_files(tmp_path, troubles)
+    assert again.noisy() == 3
+    for damaged in (b"", b"-5\n", b"3.5", b"\xff\xfe"):
+        (tmp_path / "privacy").write_bytes(damaged)
+        for use in (again.noisy, again.spend_noisy):
+            with pytest.raises(StorageError, match="privacy is damaged"):
+                use()
+    again.close()

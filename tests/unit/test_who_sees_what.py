@@ -98,6 +98,12 @@ def test_lanes_without_encryption_are_told(secure: str) -> None:
     assert "are encrypted" not in line
 
 
+def test_whose_two_thirds_a_sum_is_of() -> None:
+    text = 'schema = 1\nname = "x"\nmode = "federated"\n[secure]\n[federated]\n'
+    assert "more than two thirds of the members" in privacy_lines(parse_manifest(text))[0]
+    assert "more than two thirds of those drawn for the round" in privacy_lines(parse_manifest(text + "sample = 5\n"))[0]
+
+
 def test_how_large_the_noise_is_is_told() -> None:
     """The deviation of the mean: noise times clip on the sum of those that are sure to add theirs, more where more do, over how many there are."""
     text = (
