@@ -115,7 +115,10 @@ def _run(terminal: Terminal, recipe: Manifest, task: Any, given: dict[str, Any])
                 else dirichlet(task.labels, clients, given["alpha"], seed)
             )
             results.append(simulate(task, parts, devices, settings))
-            if (how := given["personal"] or recipe.federated.own) and seed == 0 and name not in ARRIVING:
+            how = (given["personal"] or recipe.federated.own) if seed == 0 else None
+            if how and name in ARRIVING:
+                terminal.say(f"{name}: no models of one's own, which go with synchronous methods")
+            elif how:
                 sites[name] = _sites(personalised(task, parts, devices, settings, how, pull=recipe.federated.pull))
         table[name], curves[name] = row(results), [curve(result) for result in results]
         if results[0].settings.means is not None:

@@ -65,8 +65,11 @@ def adjusted_rand(a: Sequence[int], b: Sequence[int]) -> float:
 def _distances(deltas: Tensor) -> np.ndarray:
     products = np.asarray(gram(deltas), dtype=np.float64)
     norms = np.sqrt(np.diagonal(products))
-    if not bool(np.all(np.isfinite(norms) & (norms > 0))):
-        raise ConfigError("an update that is zero or no number has no direction", key="deltas")
+    if len(lost := np.flatnonzero(~(np.isfinite(norms) & (norms > 0)))):
+        raise ConfigError(
+            f"the update of member {lost[0]} is zero or no number, and has no direction", key="deltas",
+            why=f"So it is with {len(lost)} of {len(deltas)}: it has trained nothing, or its training diverged.", hint="Another learning rate.",
+        )  # fmt: skip
     return 1 - products / np.outer(norms, norms)
 
 

@@ -72,11 +72,12 @@ class AdaptiveBound:
 
         Raises ConfigError where the count alone costs more.
         """
-        left = noise**-2 - (2 * self.count_noise) ** -2 if self.count_noise > 0 and noise > 0 else 0.0
+        twice = 2 * self.count_noise
+        left = 1 / (noise * noise) - 1 / (twice * twice) if self.count_noise > 0 and noise > 0 else 0.0
         if left <= 0:
             why = "the noise on the count must be above half the noise multiplier"
             raise ConfigError(f"privacy: a count with noise {self.count_noise} leaves nothing of {noise}", key="count_noise", why=why)
-        return left**-0.5
+        return 1 / math.sqrt(left)  # and no power: members' grids follow from it, so it must have the same bits on every machine
 
 
 def _exp(x: float) -> float:

@@ -279,8 +279,10 @@ def test_even_sites_are_one_cluster_and_names_stay() -> None:
     assert same_names([0, 0, 0, 1], [0, 1, 1, 2]) == [2, 0, 0, 1]
     assert adjusted_rand([0, 0, 1, 1], [1, 1, 0, 0]) == 1.0
     assert adjusted_rand([0, 0, 1, 1], [0, 1, 0, 1]) == pytest.approx(-0.5)
-    with pytest.raises(ConfigError):
-        clusters(torch.zeros(3, 4))
+    for value in (0.0, math.nan, math.inf):
+        with pytest.raises(ConfigError, match="member 2 is zero or no number") as caught:
+            clusters(torch.cat([even[:2], torch.full((1, 50), value)]))
+        assert "1 of 3" in caught.value.why
     with pytest.raises(ConfigError):
         clusters(torch.eye(3), count=4)
 
