@@ -12,6 +12,7 @@ def draw(curves: Mapping[str, Sequence[Mapping[str, Any]]], file: Path) -> bool:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
+        from matplotlib.ticker import EngFormatter
     except ImportError:
         return False
     figure: Any = Figure(figsize=(13, 4.2), layout="constrained")
@@ -21,6 +22,7 @@ def draw(curves: Mapping[str, Sequence[Mapping[str, Any]]], file: Path) -> bool:
         for name, points in curves.items():
             axes.plot([point[key] for point in points], [point["accuracy"] for point in points], label=name, linewidth=1.3)
         axes.set_xlabel(label)
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 500k: whole numbers of bytes would overlap
         axes.grid(alpha=0.3)
     figure.axes[0].set_ylabel("accuracy on test rows")
     figure.axes[2].legend(fontsize=8)
