@@ -284,19 +284,18 @@ def _check_privacy(manifest: Manifest, name: str) -> None:
 
 def check_budget(manifest: Manifest, name: str) -> None:
     """Raises ConfigError for a new run whose rounds would spend more than it allows. (Not asked of a run that is there: logarithms differ in
-    the last digit between machines, and each site counts for itself.) Of a share of the members that is drawn, in as many rounds as a site is in on
-    average; how many rounds a number of them is in hangs on how many there are."""
-    rounds, sample = manifest.train.rounds, manifest.federated.sample
-    if manifest.privacy is None or rounds is None or isinstance(sample, int):
+    the last digit between machines, and each site counts for itself.) Also of a run that draws some of its members: a round for which too many are
+    drawn who may not take part any more would wait for ever."""
+    rounds = manifest.train.rounds
+    if manifest.privacy is None or rounds is None:
         return
     from .secure.budget import most_rounds
 
-    if rounds > (most := int(most_rounds(manifest.privacy.settings()) / (sample or 1))):
+    if rounds > (most := most_rounds(manifest.privacy.settings())):
         raise ConfigError(
             f"{name}: $.train.rounds is {rounds}, and [privacy] is enough for {most}",
             key="$.train.rounds",
-            why=f"One more would pass stop_at_epsilon = {manifest.privacy.stop_at_epsilon:g} at every site that takes part in "
-            + ("all." if sample is None else f"{sample:.0%} of them."),
+            why=f"One more would pass stop_at_epsilon = {manifest.privacy.stop_at_epsilon:g} at every site that takes part in all.",
             hint=f"rounds = {most}, or a larger noise or stop_at_epsilon",
         )
 
@@ -409,17 +408,16 @@ def _privacy_line(manifest: Manifest) -> str:
         return (
             "the sum itself, and the model, can still give away something of what they were trained on: there is no [privacy] in this run"
         )
-    from .secure.budget import epsilon_after, most_rounds
+    from .secure.budget import epsilon_after
 
-    taken = min(rounds, most_rounds(privacy.settings()))
-    spent, share = epsilon_after(privacy.settings(), taken), f"all {rounds}" if taken == rounds else f"{taken} of {rounds}"
+    spent = epsilon_after(privacy.settings(), rounds)
     moving = (
         ""
         if privacy.quantile is None
         else f"; the bound on an update's length follows the quantile {privacy.quantile:g} of all sites', of which only a noisy count is known"
     )
     return (
-        f"what the sums and the model can give away of all data of one site together is bounded: a site that takes part in {share} rounds spends "
+        f"what the sums and the model can give away of all data of one site together is bounded: a site that takes part in all {rounds} rounds spends "
         f"epsilon {spent:.3g} at delta {privacy.delta:g} (smaller is safer; above 10 it says little), against members too, as long as no more than "
         f"{privacy.colluding} of those in a sum tell the others their noise; a site stops by itself before {privacy.stop_at_epsilon:g}"
         + moving

@@ -104,18 +104,6 @@ def test_whose_two_thirds_a_sum_is_of() -> None:
     assert "more than two thirds of those drawn for the round" in privacy_lines(parse_manifest(text + "sample = 5\n"))[0]
 
 
-def test_where_some_are_drawn_a_site_spends_for_the_rounds_that_it_is_in() -> None:
-    """Of a fifth, a site is in a fifth of the rounds: more are allowed, though nobody may be in all of them."""
-    text = 'schema = 1\nname = "x"\nmode = "federated"\n[train]\nrounds = {}\n[secure]\n' + NOISE + "[federated]\nsample = {}\n"
-    assert "takes part in 120 of 600 rounds spends epsilon 12 " in " ".join(privacy_lines(parse_manifest(text.format(600, 0.2))))
-    assert "takes part in all 100 rounds" in " ".join(privacy_lines(parse_manifest(text.format(100, 0.2))))
-    parse_manifest(text.format(100_000, 9))  # a share that hangs on how many members there are
-    with pytest.raises(ConfigError, match="enough for 600"):
-        parse_manifest(text.format(601, 0.2))
-    with pytest.raises(ConfigError, match="enough for 120"):
-        parse_manifest(text.replace("sample = {}", "").format(121))
-
-
 def test_how_large_the_noise_is_is_told() -> None:
     """The deviation of the mean: noise times clip on the sum of those that are sure to add theirs, more where more do, over how many there are."""
     text = (
