@@ -8,6 +8,7 @@ import msgspec
 
 from ...collectives.codecs.names import MASKED_BYTES, round_bytes_per_value
 from ...optim.federated.methods import SUMS
+from ...security.rule_names import parse_reducer
 from ..manifest import Manifest
 from ..manifest_federated import PLAIN_LANES, privacy_lines
 from ..manifest_methods import counting, rounds_text
@@ -55,6 +56,25 @@ def describe(manifest: Manifest) -> dict[str, Any]:
     return found
 
 
+def _entry_lines(manifest: Manifest) -> list[str]:
+    """Who may enter, where that is not whoever shows an invite; and how a run with newcomers on probation begins."""
+    join, rule = manifest.join, parse_reducer(manifest.robust.reducer)
+    if join.policy == "allow":
+        return [f"join     the {len(join.allow)} peers that the manifest names, and the organiser"]
+    if join.policy == "invite":
+        return []
+    said = "join     whoever has the run's id"
+    if join.probation:
+        said += f", on probation for {join.probation} rounds"
+    found = [said + (f"; at most {join.per_hour} become members in an hour" if join.per_hour else "")]
+    least = max(3 * manifest.quorum.lying + 1, 1 if rule is None else rule.least)
+    if join.probation and least > 1:  # nobody's work can be compared before there is a round
+        found.append(
+            f"{'':7}  the first round takes {least} members: let {least - 1} in yourself (atoll trust PEER; who is there: atoll peers)"
+        )
+    return found
+
+
 def _data_text(described: dict[str, Any]) -> str:
     if described["model"] != "builtin:gpt":
         return "what your script reads; it never leaves this machine"
@@ -93,6 +113,7 @@ def describe_lines(manifest: Manifest) -> list[str]:
         lines.append(
             f"btard    vectors from public seeds, checked by {d['btard']['validators']} of {len(d['btard']['peers'])} peers a round"
         )
+    lines += _entry_lines(manifest)
     if d["lying"]:
         lines.append(f"lying    {lying_text(d['lying'], 0)}")
     codecs = ", ".join([d["codec"], *(f"{codec} for {pattern}" for pattern, codec in d["codecs"].items())])

@@ -120,7 +120,7 @@ def new(run: str | None, expires: str, bootstrap: tuple[str, ...], peer: str, us
     Who enters to observe has the model and no vote; who enters to aggregate votes and adds up for the others, and contributes nothing.
     """
     from ...security.identity import is_peer_id
-    from ..manifest import list_runs, load_run
+    from ..manifest import decode_manifest, list_runs, load_run
 
     terminal = current()
     check_addresses(bootstrap)
@@ -136,6 +136,11 @@ def new(run: str | None, expires: str, bootstrap: tuple[str, ...], peer: str, us
     signed = load_run(terminal.paths, run)
     invite = fresh_invite(terminal, signed, addresses_in_use(terminal, bootstrap, signed), duration_s(expires), peer, role, uses or 0)
     terminal.data(str(invite), {"invite": str(invite), **described(invite)})
+    policy = decode_manifest(signed.manifest).join.policy
+    if policy != "invite" and (peer or uses):
+        terminal.say(
+            f'Whom this run lets in does not depend on invites ([join] policy = "{policy}"): nobody is kept out by this one\'s limits.'
+        )
 
 
 @invite_command.command("inspect")

@@ -80,7 +80,7 @@ def _join(run: RunService) -> dict[str, Any]:
 def _newcomer(run: RunService, peer: PeerId) -> dict[str, Any]:
     """Of a peer that is no member: in how many rounds its work was found to be in order here, of how many; nothing without probation."""
     probation = run.manifest.join.probation if run.manifest else 0
-    if not probation or run.session is None or peer in run.banning.lists.trusted:
+    if not probation or run.session is None or peer in run.banning.lists.trusted or peer == run.organiser:
         return {}
     return {"probation": {"good": run.session.admission.good.get(peer, 0), "of": probation}}
 

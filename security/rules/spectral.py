@@ -10,6 +10,7 @@ from .centre import lower_median
 from .numbers import Matrix, Vector, eigen, product, top_direction, total
 
 FLAG_ITERATIONS = 10  # at most; each of them is the eigenvectors of an n x n matrix
+TINY = 1e-30  # of the median norm: the direction of a shorter row counts as none, as no weight of float32 makes anything of it
 
 
 def caf(products: Matrix, f: int) -> Vector:
@@ -55,7 +56,8 @@ def flag(products: Matrix, f: int, *, rank: int | None = None) -> Vector:
     if not 1 <= size <= n:
         raise ConfigError(f"Flag Aggregator: rank {size} with {n} rows", key="rank", why="it must be 1 to n")
     norms = np.sqrt(np.diagonal(products))
-    scale = np.where(norms > 0, 1 / np.where(norms > 0, norms, 1.0), 0.0)
+    there = norms > TINY * lower_median(norms)
+    scale = np.where(there, 1 / np.where(there, norms, 1.0), 0.0)
     angles = scale[:, None] * products * scale
     shares, last, result = np.ones(n), np.inf, np.zeros(n)
     for _ in range(FLAG_ITERATIONS):
@@ -63,7 +65,7 @@ def flag(products: Matrix, f: int, *, rank: int | None = None) -> Vector:
         kept = values[:size] > 1e-12 * max(float(values[0]), 1e-300)
         basis = shares[:, None] * vectors[:, :size][:, kept] / np.sqrt(values[:size][kept])  # of the subspace, in terms of the rows
         onto = product(angles, basis)
-        apart = np.abs((norms > 0) - total(onto * onto)) if basis.size else np.ones(n)
+        apart = np.abs(there - total(onto * onto)) if basis.size else np.ones(n)
         objective = float(total(np.sqrt(apart)))
         if objective >= last - 1e-10:
             break

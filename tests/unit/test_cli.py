@@ -134,6 +134,20 @@ def test_example_is_a_valid_manifest(atoll: Cli, tmp_path: Path) -> None:
     assert found["bytes_up_per_round"] == round(2 * 865_024 * (1 + 4 / 256))
 
 
+def test_validate_says_who_may_enter_and_how_an_open_run_begins(atoll: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(RUN)
+    assert atoll("validate", "run.toml") == 0
+    assert "join  " not in atoll.out
+    file.write_text(RUN + '[join]\npolicy = "open"\nprobation = 4\nper_hour = 9\n')
+    assert atoll("validate", "run.toml") == 0
+    assert "whoever has the run's id, on probation for 4 rounds; at most 9 become members in an hour" in atoll.out
+    assert "atoll trust" not in atoll.out
+    file.write_text(RUN + '[join]\npolicy = "open"\nprobation = 4\n[robust]\nrule = "median"\nf = 1\n')
+    assert atoll("validate", "run.toml") == 0
+    assert "the first round takes 3 members: let 2 in yourself (atoll trust PEER" in atoll.out
+
+
 @pytest.mark.parametrize("codec", CODECS)
 def test_validate_knows_all_codecs(atoll: Cli, tmp_path: Path, codec: str) -> None:
     (tmp_path / "run.toml").write_text(RUN + f'[exchange]\ncodec = "{codec}"\n[exchange.codecs]\n"*.norm.*" = "fp16"\n')

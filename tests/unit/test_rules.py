@@ -160,6 +160,16 @@ def test_flag_agrees_with_its_reference(seeds: int) -> None:
         assert np.abs(aggregate(rows, "flag", 1).value.numpy() - expected).max() <= 2e-3 * size_of(rows, 1), (seed, kind, n, d)
 
 
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("size", [1e-45, 1e-40, 3.4e38])
+def test_the_least_and_the_largest_that_float32_has_make_no_infinity(rule: str, size: float) -> None:
+    rows = make("normal", 9, 2, 12, 5)
+    rows[:2] = size
+    found = aggregate(rows, rule, 2, mine=8).value
+    assert bool(found.isfinite().all())
+    assert float((found - rows[2:].mean(0)).norm()) < 3 * float((rows[2:] - rows[2:].mean(0)).norm(dim=1).max())
+
+
 @share(3)
 def test_steps_agree_with_their_references(chosen: list[Case]) -> None:
     for kind, n, f, d, seed in chosen:
