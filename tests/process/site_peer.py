@@ -2,13 +2,15 @@
 
 {"do": "train"} → {"event": "outcome", "status", "counted", "contributors", "anchor_round", "digest", "anchor", "own", "sum", "clients"}: the parameters
 in the anchor, its control variate, and what the anchor has of all; "frozen" before it, once the contribution is offered.
-{"do": "end"} → the process ends
+{"do": "finish", "step_s"} → trains to the run's end, a step taking so long; {"event": "met", "round", "counted", "contributors"} of each round that it
+hears of, then an outcome as above   {"do": "end"} → the process ends
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import time
 from typing import Any
 
 import torch
@@ -28,6 +30,11 @@ def loss_of(peer: str, numel: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.rand(numel, generator=chance) * 1.5 + 0.5, torch.randn(numel, generator=chance) * 3
 
 
+def samples_of(outcome: Outcome) -> dict[str, int]:
+    """Who is in a round, with what."""
+    return {share.peer: share.samples for share in outcome.contributors}
+
+
 def main() -> None:
     """Join, attach, obey."""
     from fault_peer import node_pid, say  # beside this script
@@ -39,6 +46,11 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     outcomes: list[Outcome] = []
     attachment = attach(model, optimizer, swarm, on_round=outcomes.append)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        (a / 2 * (model["w"] - b) ** 2).sum().backward()
+        optimizer.step()
 
     def told() -> dict[str, Any]:
         with attachment.evaluate_anchor() as view:
@@ -58,14 +70,19 @@ def main() -> None:
         command = json.loads(line)
         if command["do"] == "end":
             break
-        before = len(outcomes)
+        if command["do"] == "finish":
+            while not attachment.done:
+                before = len(outcomes)
+                time.sleep(command["step_s"])
+                step()
+                for each in outcomes[before:]:
+                    if each.status != "open":
+                        say(event="met", round=each.round, counted=each.counted, contributors=samples_of(each))
+        before = len(outcomes) if command["do"] == "train" else 0
         while len(outcomes) == before or outcomes[-1].status == "open":
-            optimizer.zero_grad()
-            (a / 2 * (model["w"] - b) ** 2).sum().backward()
-            optimizer.step()
+            step()
         last = outcomes[-1]
-        counted = {share.peer: share.samples for share in last.contributors}
-        say(event="outcome", status=last.status, counted=last.counted, contributors=counted, **told())
+        say(event="outcome", status=last.status, counted=last.counted, contributors=samples_of(last), **told())
     swarm.close()
 
 

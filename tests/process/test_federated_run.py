@@ -32,6 +32,9 @@ FEDERATED = 'mode = "federated"\n' + MANIFEST.replace('method = "local_sgd"\n', 
 SCAFFOLD = FEDERATED + '[federated]\nmethod = "scaffold"\n'
 SAMPLED = FEDERATED + "[federated]\nsample = 1\n"
 BUFFERED = FEDERATED.replace("int8", "fp32") + '[federated]\nmethod = "fedbuff"\nbuffer = 2\ntopology = "coordinator"\n'
+GROUPED = FEDERATED.replace("int8", "fp32").replace("sync_every = 5", "sync_every = 5\nrounds = 14") + (
+    '[federated]\nmethod = "fedcompass"\nlongest = 4.0\ntopology = "coordinator"\n'
+)
 STAR = 'mode = "federated"\n' + MANIFEST.replace('method = "local_sgd"\n', "") + '[federated]\ntopology = "coordinator"\n'
 
 
@@ -130,6 +133,33 @@ def test_sites_that_are_slower_are_not_waited_for_and_count_by_their_staleness(t
         told = trained(swarm, [1, 2])
         assert told[0]["digest"] == told[1]["digest"]
         assert [each["contributors"] for each in told] == [{swarm.all[site].peer: 5 for site in (1, 2)}] * 2
+
+
+def test_sites_get_their_steps_from_the_log_and_a_killed_coordinator_does_not_end_the_schedule(tmp_path: Path) -> None:
+    """FedCompass with three sites of unlike speed; the organiser's, which adds up and is the fastest, is killed once it was in a group."""
+    with Peers(tmp_path, 3, 40, SITE, manifest=GROUPED) as swarm:
+        with NodeClient.connect(find_paths(swarm.all[0].home)) as client:
+            soon(lambda: len(client.status()["runs"][0]["members"]) == 3, "all are members")
+        for peer, step_s in zip(swarm.all, (0.02, 0.03, 0.05), strict=True):
+            peer.say(do="finish", step_s=step_s)
+        first, *rest = swarm.all
+        rounds = dict[int, dict[str, int]]()
+        while not any(len(who) > 1 and first.peer in who for who in rounds.values()):
+            met = first.expect("met")
+            rounds[met["round"]] = met["contributors"]
+        first.signal("both", signal.SIGKILL)
+        ends = list[dict[str, Any]]()
+        for peer in rest:
+            while (met := peer.expect_any(60.0))["event"] == "met":
+                assert rounds.setdefault(met["round"], met["contributors"]) == met["contributors"]
+            ends.append(met)
+        assert {(end["anchor_round"], end["status"]) for end in ends} == {(14, "committed")}
+        assert len({end["digest"] for end in ends}) == 1
+        steps = {peer.peer: [who[peer.peer] for _, who in sorted(rounds.items()) if peer.peer in who] for peer in swarm.all}
+        assert all(made[0] == 5 for made in steps.values())  # the first turn is as short as may be
+        assert all(count >= 5 for made in steps.values() for count in made)
+        assert all(max(steps[peer.peer]) > 5 for peer in swarm.all[:2])  # then the faster ones get more
+        assert any(len(who) == 2 and first.peer not in who for who in rounds.values())  # those that are left have a group
 
 
 def refusals(by: Peer, of: str) -> list[str]:
