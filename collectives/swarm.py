@@ -150,6 +150,11 @@ class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     arrivals: Arrivals | None = None  # a round is of whoever has come, on whichever anchor; None: of all, on the newest
     btard: BtardSettings | None = None  # contributions follow from public seeds, and who gives another is found and removed
 
+    @property
+    def trains_on(self) -> bool:
+        """Whether training goes on while a contribution is under way, as a matter of course: with overlap, or of who is late for its group."""
+        return self.overlap != "none" or (self.arrivals is not None and self.arrivals.groups is not None)
+
 
 @dataclass(frozen=True, slots=True)
 class Share:

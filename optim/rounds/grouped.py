@@ -9,6 +9,7 @@ counts more than it should.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from ...collectives.errors import AtollError, ConfigError
 from ...collectives.swarm import AnchorView, RunSettings, Swarm
@@ -65,7 +66,8 @@ class GroupedReplica(ArrivingReplica):
         newest = self.swarm.anchor()
         late = newest.steps == 0
         newest.release()
-        return super()._offer(0.0 if late else deadline_s, decidable)
+        look = super()._offer(0.0 if late else deadline_s, decidable)
+        return replace(look, waited_s=0.0) if late else look
 
     def _weighed(self, behind: int) -> float:
         if self._made:

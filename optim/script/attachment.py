@@ -244,7 +244,7 @@ class Attachment:
             return outcome
         if failure is not None:
             raise failure
-        if outcome is not None and outcome.status == "open" and self.swarm.settings.overlap == "none":
+        if outcome is not None and outcome.status == "open" and not self.swarm.settings.trains_on:
             raise DeadlineExceededError(
                 f"round {outcome.round} is undecided after {turns[-1].waited_s:.1f} s: {outcome.reason or 'no reason given'}"
             )
@@ -300,7 +300,7 @@ class Attachment:
             self.ledger.met(outcome, turn.samples)
         totals.waiting_s += turn.waited_s
         if outcome.status == "open":
-            totals.open += not (self.swarm.settings.overlap != "none" and turn.waited_s == 0)
+            totals.open += not (self.swarm.settings.trains_on and turn.waited_s == 0)
         else:
             totals.rounds += 1
             totals.bytes_sent += outcome.bytes_sent

@@ -40,6 +40,7 @@ class Seen:
     steps: int = 0
     waited_s: float = 0.0
     unsent: int = 0
+    opened: int = 0
     at: list[int] = field(default_factory=list[int])  # steps made before each outcome
 
 
@@ -65,7 +66,7 @@ def play(
             found.outcomes.append(outcome)
             found.at.append(steps)
 
-        attachment = attach(model, optimizer, member, clock=member.clock, on_round=met)
+        attachment = attach(model, optimizer, member, clock=member.clock, on_round=met, strict=stall[0] >= 0)
         while not attachment.done:
             if (member.index, steps) == stall[:2]:
                 member.sleep(stall[2])
@@ -77,6 +78,7 @@ def play(
             found.anchor, found.round = model["w"].detach().clone(), view.round
         found.dropped, found.steps = attachment.stats["samples_dropped"], attachment.stats["steps"]
         found.waited_s, found.unsent = attachment.stats["waiting_s"], attachment.stats["samples_unsent"]
+        found.opened = attachment.stats["open"]
 
     swarm.run(script, step_s=speeds)
     return seen
@@ -171,6 +173,7 @@ def test_who_is_late_trains_on_and_two_late_contributions_are_one_sum() -> None:
     assert rounds == [{0: 10}, {1: 10}, {0: 50}, {0: 50}, {0: 50, 1: 14}, {0: 50, 1: 43}]
     told = [(outcome.round, outcome.status, outcome.counted) for outcome in late.outcomes]
     assert told[1:] == [(4, "open", False), (4, "committed", False), (5, "open", False), (5, "committed", True), (6, "committed", True)]
+    assert late.opened == 0  # to go on is no deadline that was missed
     assert late.at[2] - late.at[1] == 1
     since = late.at[4] - late.at[3]
     assert since > 0
