@@ -342,6 +342,7 @@ def privacy_lines(manifest: Manifest) -> list[str]:
     always = [
         "everybody in the run sees the model after each round, who is a member and who contributed to a round, and members' IP addresses",
         way,
+        "which nodes, with which addresses, belong to one run is in the DHT, where nodes outside the run may keep it (not of nodes with --no-dht)",
         "your data are read by your own script only; atoll sends no sample of them",
     ]
     secure = manifest.secure

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 FEDERATED_HOSPITAL = """\
 # Several hospitals train one model; patients' data stay where they are.   atoll new run.toml
-# What members can see of each other:   atoll validate run.toml
+# Who can see what of whom, in plain words:   atoll validate run.toml --explain
 # A site takes part with:   atoll join INVITE --script train.py --data site.py:make   (docs/federated.md: "A site's data")
+# Who takes part is in no DHT with:   atoll up --no-dht   and a firewall that lets out web ports only is no hindrance (docs/operating.md)
 schema = 1
 name = "hospitals"
 description = "say here what is trained, on what, and who answers for it"

@@ -80,6 +80,7 @@ def test_the_words_say_what_is_so(name: str) -> None:
     assert ("spends epsilon" in told) == ("private" in name)
     assert ("there is no [privacy]" in told) == ("masked" in name and "private" not in name)
     assert "no sample of them" in told
+    assert "in the DHT" in told
     assert ("of your update alone" in told) == name.endswith(ARRIVING)
     assert ("how long a step takes" in told) == name.endswith("fedcompass")
 
