@@ -127,7 +127,7 @@ def _peer(terminal: Terminal, signed: SignedManifest, bans: Bans, name: str) -> 
     """The peer that was named. Raises ConfigError where none is, or several are, and for whom nobody can ban."""
     from ...security.identity import is_peer_id
 
-    known, client = set(bans.peers), running(terminal)
+    known, client = bans.peers | bans.trusted, running(terminal)
     if client is not None:
         with client, contextlib.suppress(ConfigError):  # it is not in this run now
             known |= {PeerId(str(row.get("peer", ""))) for row in client.peers(signed.run_id)}
