@@ -50,7 +50,7 @@ MAX_CLIENTS = 10_000
 @click.option(
     "--trace", type=GivenPath(dir_okay=False, path_type=Path), metavar="FILE", help="When clients are there, as JSON (docs/federated.md)."
 )
-@click.option("--attack", type=GIVEN, metavar="NAME", help="What hostile clients send: sign_flip, alie_1.5, label_flip …")
+@click.option("--attack", type=GIVEN, metavar="NAME", help="What hostile clients send: sign_flip, optimised_alie, label_flip, delayed …")
 @click.option("--hostile", type=click.IntRange(0, MAX_CLIENTS), default=0, show_default=True, help="How many clients are hostile.")
 @click.option(
     "--personal", type=click.Choice(["tuned", "ditto", "clusters"]), help="Models of one's own for each site, too (synchronous methods)."

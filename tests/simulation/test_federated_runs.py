@@ -203,6 +203,18 @@ def test_a_rule_holds_where_the_mean_does_not() -> None:
     assert simulate(TASK, even, ten, flipped).points[-1].accuracy < 0.5
 
 
+def test_attackers_that_look_for_the_worst_of_the_rule_or_send_what_they_once_had() -> None:
+    even, ten = dirichlet(TASK.labels, 10, 100.0, 1), fleet(10, (1.0,))
+    base = Settings("fedavg", rounds=15, hostile=4)
+    found: dict[str, float] = {}
+    for attack in ("ipm_0.1", "optimised_ipm", "optimised_alie", "delayed"):
+        found[attack] = simulate(TASK, even, ten, replace(base, attack=attack)).points[-1].accuracy
+        ruled = simulate(TASK, even, ten, replace(base, attack=attack, rule="median", f=4))
+        assert ruled.points[-1].accuracy > 0.6, attack
+    assert found["optimised_ipm"] < found["ipm_0.1"] - 0.1
+    assert found["delayed"] > 0.5
+
+
 @pytest.mark.parametrize("name", ["fedavg", "fedbuff", "scaffold", "fedcompass"])
 def test_running_statistics_are_averaged_and_corrections_leave_them_alone(name: str) -> None:
     task = blobs(norm=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 from ....collectives.arrivals import Fading
 from ....collectives.errors import ConfigError
 from ....collectives.swarm import OuterSettings
-from ....security.attacks import ATTACKS, flipped_labels
+from ....security.attacks import ATTACKS, Delayed, flipped_labels, optimised_alie, optimised_ipm
 from ....security.rules.aggregate import RULES, aggregate
 from ..member import Knobs, Served, Turn, first_control
 from ..methods import ARRIVING, METHODS, Method, method_of_steps, server_settings
@@ -29,8 +29,9 @@ Means = Callable[[Sequence[Tensor], Sequence[int]], Tensor | None]
 """What an outer step gets of contributions (numel,) and their samples, in place of their mean or a rule; None: nothing, there is none."""
 Scheme = Literal["synchronous", "fedasync", "fedbuff", "fedfix", "fedcompass"]
 NAMES = (*METHODS, *ARRIVING)
-FLIPPED = "label_flip"
-EVERY_ATTACK = (*ATTACKS, FLIPPED)
+FLIPPED, DELAYED, LATE = "label_flip", "delayed", 10  # rounds
+OPTIMISED = {"optimised_alie": optimised_alie, "optimised_ipm": optimised_ipm}
+EVERY_ATTACK = (*ATTACKS, *OPTIMISED, FLIPPED, DELAYED)
 FLOAT_BYTES = 4
 
 
@@ -175,6 +176,7 @@ class Study:
                 self._data[client] = (self._data[client][0], flipped_labels(self._data[client][1], classes))
         self._own = [first_control(self.method, self.learner.parameters) for _ in parts]
         self._turns = [0] * len(parts)
+        self._late = [Delayed(LATE) for _ in parts]
         self.draws = 0  # synchronous rounds so far, those without a step, too
 
     @property
@@ -236,9 +238,17 @@ class Study:
         attack, first = self.settings.attack, self.clients - self.settings.hostile
         if attack is None or attack == FLIPPED or all(work.client < first for work in works):
             return list(works)
-        honest = [work.pseudo for work in works if work.client < first] or [work.pseudo for work in works]
-        sent = ATTACKS[attack](torch.stack(honest))
+        if attack == DELAYED:
+            return [work if work.client < first else replace(work, pseudo=self._late[work.client].send(work.pseudo)) for work in works]
+        honest = torch.stack([work.pseudo for work in works if work.client < first] or [work.pseudo for work in works])
+        many = sum(work.client >= first for work in works)
+        sent = OPTIMISED[attack](honest, many, self._ruled) if attack in OPTIMISED else ATTACKS[attack](honest)
         return [work if work.client < first else replace(work, pseudo=sent) for work in works]
+
+    def _ruled(self, rows: Tensor) -> Tensor:
+        """What an outer step would get of these contributions (n, numel): what optimised attacks look for the worst of."""
+        rule, f = self.settings.rule, self.settings.f
+        return rows.mean(0) if rule == "mean" or len(rows) < 2 * f + 1 else aggregate(rows, rule, f).value
 
     def combined(self, works: Sequence[Work]) -> None:
         """The outer step of a synchronous round: with the mean by shares, or by the rule, where each counts once.
