@@ -63,3 +63,10 @@ def test_what_is_not_finite_or_promises_nothing_is_refused() -> None:
     for wrong in ({"rate": 0.0}, {"noise": 0.0}, {"bound": 0.0}, {"delta": 0.0}):
         with pytest.raises(ConfigError):
             private(**wrong)
+
+
+def test_parameters_that_an_example_does_not_meet_get_noise_all_the_same() -> None:
+    """Which they are would tell something of the example."""
+    met, unmet = model_of(2), model_of(2000)
+    private(noise=2.0).step(nn.ModuleList([met, unmet]), [torch.tensor([1.0, 0.0])], lambda row: met(row).sum())
+    assert float((gradient(unmet) * 10).std()) == pytest.approx(2.0, rel=0.1)
