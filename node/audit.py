@@ -12,19 +12,19 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from itertools import chain, islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 
 from ..collectives.errors import ConfigError, ProtocolError, RemoteProtocolError, SecurityError, StorageError
-from ..collectives.group import Certified, Config, Entry, Member
+from ..collectives.group import MAX_PEER_ID, Certified, Config, Entry, Member
 from ..collectives.identifiers import PeerId, RunId
 from ..collectives.round.certificate import check_chain, check_genesis, vote_payload
 from ..collectives.round.merging import rounds_in
 from ..collectives.round.sampling import drawn
 from ..security.identity import verify
 from .banning import Bans
-from .evidence import check
+from .evidence import MAX_EVIDENCE, check
 from .export import CHECKPOINT_FOLDER
 from .manifest import SignedManifest, decode_signed
 from .paths import Paths, storage_error
@@ -34,18 +34,32 @@ from .storage.frames import framed, read_frames
 from .storage.journal import stored_entries
 
 MAGIC = b"atoll-log-1\n"
+HERE, WRITER = "this machine", "who wrote this archive"
+BAN = b"ban "  # begins a frame of an archive that is no entry: these are arrays
 _certified = msgspec.msgpack.Decoder(Certified)
 Logs = dict[str, Callable[[], Iterator[Certified]]]
 """By name of each log of the run: its entries from the genesis on, as often as they are asked for."""
 
 
+class Evidence(msgspec.Struct, frozen=True, array_like=True):
+    """A ban, whose it is, and its proof."""
+
+    by: Annotated[str, msgspec.Meta(max_length=64)]
+    peer: Annotated[PeerId, msgspec.Meta(max_length=MAX_PEER_ID)]
+    proof: Annotated[bytes, msgspec.Meta(max_length=MAX_EVIDENCE)]
+
+
+_evidence = msgspec.msgpack.Decoder(Evidence)
+
+
 class Source(NamedTuple):
-    """The logs of one run, and where they were read. ``folders``: of the checkpoints, where there are any."""
+    """The logs of one run, the bans with proof beside them, and where they were read. ``folders``: of the checkpoints, where there are any."""
 
     path: Path
     signed: SignedManifest
     logs: Logs
     folders: tuple[Path, ...] = ()
+    bans: Callable[[], list[Evidence]] = list
 
 
 class Share(msgspec.Struct):
@@ -97,6 +111,7 @@ def of_node(paths: Paths, signed: SignedManifest) -> Source:
         signed,
         {name: lambda folder=folder: stored_entries(folder / "journal") for name, folder in zip(names, folders, strict=True)},
         tuple(folder / CHECKPOINT_FOLDER for folder in folders),
+        lambda: _bans_of(paths, signed),
     )
 
 
@@ -105,7 +120,15 @@ def of_archive(path: Path) -> Source:
     with closing(_bodies(path)) as bodies:
         signed = decode_signed(next(bodies, b""))
     names = logs_of(signed.run_id, signed.open().exchange.fragments)
-    return Source(path, signed, {name: lambda name=name: _archived(path, name, names) for name in names})
+    logs = {name: lambda name=name: _archived(path, name, names) for name in names}
+    return Source(path, signed, logs, bans=lambda: _archived_bans(path))
+
+
+def _bans_of(paths: Paths, signed: SignedManifest) -> list[Evidence]:
+    bans = Bans(paths.run_dir(signed.run_id), signed.run_id, signed.organiser)
+    bans.load()
+    listed = (("the organiser", bans.of_run), (HERE, bans.here))
+    return [Evidence(by, ban.peer, ban.evidence) for by, some in listed for ban in some.values() if ban.evidence]
 
 
 class Proven(msgspec.Struct, frozen=True):
@@ -117,35 +140,37 @@ class Proven(msgspec.Struct, frozen=True):
 
 
 def proven_bans(source: Source) -> list[Proven]:
-    """All bans beside a node's logs that carry evidence, checked. Raises SecurityError E204 where one proves nothing, StorageError."""
-    bans = Bans(source.path, source.signed.run_id, source.signed.organiser)
-    bans.load()
+    """All bans beside a run's logs that carry evidence, checked. Raises SecurityError E204 where one proves nothing, StorageError."""
     found = list[Proven]()
     btard = source.signed.open().settings().btard
     peers = btard.peers if btard is not None else ()
-    for by, listed in (("the organiser", bans.of_run), ("this machine", bans.here)):
-        for ban in (ban for ban in listed.values() if ban.evidence):
-            try:
-                proven, what = check(ban.evidence, source.signed.run_id, _verify, source.signed.organiser, peers)
-                if proven != ban.peer:
-                    raise RemoteProtocolError(f"it is evidence against {proven}", peer=source.signed.organiser)
-            except RemoteProtocolError as error:
-                raise SecurityError(
-                    f"the ban of {ban.peer} by {by} carries evidence that proves nothing: {error.message}", code="E204",
-                    hint=f"Lift it, if you do not believe it for another reason: atoll allow {ban.peer}",
-                ) from None  # fmt: skip
-            found.append(Proven(ban.peer, by, what))
+    for ban in source.bans():
+        try:
+            proven, what = check(ban.proof, source.signed.run_id, _verify, source.signed.organiser, peers)
+            if proven != ban.peer:
+                raise RemoteProtocolError(f"it is evidence against {proven}", peer=source.signed.organiser)
+        except RemoteProtocolError as error:
+            raise SecurityError(
+                f"the ban of {ban.peer} by {ban.by} carries evidence that proves nothing: {error.message}", code="E204",
+                hint=f"Lift it, if you do not believe it for another reason: atoll allow {ban.peer}",
+            ) from None  # fmt: skip
+        found.append(Proven(ban.peer, ban.by, what))
     return found
 
 
 def write_archive(source: Source, path: Path) -> int:
-    """Write an archive of all logs; how many bytes it has. Raises StorageError; a file that is there is replaced, at once or not at all."""
+    """Write an archive of all logs, and of the bans that prove themselves; how many bytes it has.
+
+    Raises StorageError; a file that is there is replaced, at once or not at all.
+    """
     draft = path.with_name(f".{path.name}.new")
     bodies = (msgspec.msgpack.encode(certified) for entries in source.logs.values() for certified in entries())
     try:
         with open(draft, "wb") as file:
             file.write(MAGIC)
-            for body in chain([source.signed.encode()], bodies):
+            elsewhere = (msgspec.structs.replace(ban, by=WRITER if ban.by == HERE else ban.by) for ban in source.bans())
+            bans = (BAN + msgspec.msgpack.encode(ban) for ban in elsewhere)
+            for body in chain([source.signed.encode()], bodies, bans):
                 file.write(framed(body))
             size = file.tell()
         draft.replace(path)
@@ -277,6 +302,8 @@ def _archived(path: Path, name: str, names: Sequence[str]) -> Iterator[Certified
     bodies = _bodies(path)
     next(bodies, None)
     for body in bodies:
+        if body.startswith(BAN):
+            continue
         try:
             certified = _certified.decode(body)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -285,3 +312,10 @@ def _archived(path: Path, name: str, names: Sequence[str]) -> Iterator[Certified
             raise StorageError(f"{path}: an entry of log {certified.entry.log!r} is not of this run", code="E303", exit_code=74)
         if certified.entry.log == name:
             yield certified
+
+
+def _archived_bans(path: Path) -> list[Evidence]:
+    try:
+        return [_evidence.decode(body[len(BAN) :]) for body in _bodies(path) if body.startswith(BAN)]
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise StorageError(f"{path}: a frame is no ban: {error}", code="E303", exit_code=74) from None

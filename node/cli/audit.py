@@ -48,7 +48,7 @@ def audit_command(run: str, archive: Path | None, other: Path | None, round_: in
     source = _source(terminal, run)
     reports = [audit(source, name, _progress(terminal)) for name in source.logs]
     state = _state(source, reports)
-    bans = proven_bans(source) if source.folders else []
+    bans = proven_bans(source)
     if other is not None:
         _compare(terminal, source, other)
     size = write_archive(source, archive) if archive is not None else None

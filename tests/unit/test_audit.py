@@ -18,7 +18,7 @@ from atoll.collectives.identifiers import RunId
 from atoll.collectives.round import drawn
 from atoll.collectives.round.certificate import genesis_payload, recertified_payload, vote_payload
 from atoll.collectives.swarm import Sample
-from atoll.node.audit import MAGIC, Audited, Share, audit, of_archive, of_node, write_archive
+from atoll.node.audit import BAN, MAGIC, Audited, Share, audit, of_archive, of_node, write_archive
 from atoll.node.banning import Ban, Bans
 from atoll.node.cli import run
 from atoll.node.evidence import twice
@@ -245,10 +245,19 @@ def test_a_ban_with_a_proof_is_checked_and_one_that_proves_nothing_is_told(atoll
     assert run(["audit", "tide", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["bans"]
     assert row == {"peer": SECOND.peer, "by": "this machine", "proves": "it has voted for two values of one ballot"}
+    archive = atoll_home / "run.log"
+    assert run(["audit", "tide", "--export", str(archive)]) == 0
+    capsys.readouterr()
+    elsewhere = ["--home", str(atoll_home / "nowhere")]
+    assert run([*elsewhere, "audit", str(archive), "--json"]) == 0  # a third party checks it from the file alone
+    assert json.loads(capsys.readouterr().out)["bans"] == [{**row, "by": "who wrote this archive"}]
     framed_ = twice(THIRD.peer, one, other).encode()
     assert bans.convict(Ban(THIRD.peer, "", 5, framed_))
     assert run(["audit", "tide"]) == 77
     assert THIRD.peer in capsys.readouterr().err
+    for body in (BAN + msgspec.msgpack.encode(["the organiser", THIRD.peer, framed_]), BAN + b"\xff"):
+        archive.write_bytes(chain.archive(atoll_home / "plain").read_bytes() + framed(body))
+        assert run([*elsewhere, "audit", str(archive)]) in (74, 77)
 
 
 def test_a_model_that_the_log_does_not_name_is_told(atoll_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
