@@ -353,8 +353,8 @@ class Attempt:
         return not isinstance(body, Residuals) or bool(body.norms) == contributes
 
     def tick(self, now: float) -> None:
-        """Look at the time; every half of `timeout_s`, or more often."""
-        if self.over or self.muted:
+        """Look at the time; every half of `timeout_s`, or more often. Who has not committed itself waits for nobody."""
+        if self.over or self.muted or self._since == float("inf"):
             return
         asks, testimonies = self._waiting.look(now, self.lacking(), self._since, self._further)
         if asks:

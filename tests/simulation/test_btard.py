@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 import pytest
 
 from atoll.collectives.identifiers import PeerId
-from atoll.security.btard import Fault
+from atoll.security.btard import Fault, Task
 from atoll.security.btard.peer import MOST_OFFENCES
 from atoll.security.btard.simulation import Options, Swarm
 from atoll.security.btard.simulation.hostile import ATTACKS, PROTOCOL_ATTACKS, VECTORS
 from atoll.security.btard.simulation.plants import PLANTS, find
+from atoll.security.btard.simulation.swarm import Member
 
 SMALL = Options(n=8, b=3, rate=0.5, steps=60)
 
@@ -84,6 +86,21 @@ def test_what_reaches_a_part_of_the_honest_only_costs_none_of_them_more_than_it_
     checker = swarm.run()
     assert checker.problems == []
     assert honest_removed(swarm) <= {Fault.ELIMINATION}
+
+
+def test_who_says_nothing_at_all_is_removed_also_where_the_others_compute_for_long() -> None:
+    settings = msgspec.structs.replace(SMALL.settings, timeout_s=1.0)
+    swarm = Swarm(1, replace(SMALL, attack="silence", rate=0.0, steps=3, until_clean=False, messages=True, settings=settings))
+
+    def slowly(member: Member, task: Task) -> None:
+        swarm.world.after(2.5, lambda: member.machine.computed(swarm.now, task, *member.work(task)))
+
+    for member in swarm.members.values():
+        slow = partial(slowly, member)
+        member.compute = (lambda task: None) if member.name in swarm.hostile else slow  # type: ignore[method-assign]
+    checker = swarm.run()
+    assert (checker.problems, checker.steps) == ([], 3)
+    assert checker.removals.keys() == swarm.hostile
 
 
 def local_steps(options: Options) -> Options:
