@@ -24,6 +24,7 @@ from _bench import CANNOT, emit, progress
 from _digits import Unavailable as NoDigits
 from _federated import SPEEDS, Spec, parts_of, task
 
+from atoll.collectives.arrivals import Fading
 from atoll.optim.federated import METHODS, server_settings
 from atoll.optim.federated.clusters import adjusted_rand
 from atoll.optim.federated.member import Knobs
@@ -38,8 +39,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "fedadam": {"server_lr": 0.03},
     "fedyogi": {"server_lr": 0.03},
     "fedadagrad": {"server_lr": 0.03},
-    "fedasync": {"alpha": 0.6},
-    "fedcompass": {"alpha": 1.0},
+    "fedasync": {"fading": Fading(alpha=0.6)},
+    "fedcompass": {"fading": Fading(alpha=1.0)},
 }
 SLOWER = {"fedavg_m_vr": Knobs(lr=0.1, beta=0.8), "scaffold_m_vr": Knobs(lr=0.1, beta=0.8)}  # they diverge with the others' learning rate
 ONE_PASS = "fedavg_one_pass"  # FedAvg as it was published: a turn is a pass over the client's own samples, which are not equally many
