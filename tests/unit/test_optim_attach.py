@@ -226,7 +226,7 @@ def test_a_lost_node_costs_a_round_not_the_training(offer_too: bool, caplog: pyt
     table = RoundTable(["me", "other"], QUICK, auto=False)
     model = net()
     optimizer, events = adamw(model), list[object]()
-    attachment = attach(model, optimizer, table.member("me"))
+    attachment = attach(model, optimizer, table.member("me"), clock=lambda: 0.0)  # it tries again at once
     off = subscribe(events.append)
     train(model, optimizer, range(H), 0)
     frozen = flat(model)
@@ -257,7 +257,7 @@ def test_what_was_decided_while_the_node_was_away_is_told_once() -> None:
     table = RoundTable(["me", "other"], QUICK, auto=False)
     model, outcomes = net(), list[Outcome]()
     optimizer = adamw(model)
-    attachment = attach(model, optimizer, table.member("me"), on_round=outcomes.append)
+    attachment = attach(model, optimizer, table.member("me"), on_round=outcomes.append, clock=lambda: 0.0)
     train(model, optimizer, range(H), 0)
     table.lose("me", offer_too=False)
     train(model, optimizer, range(H, 2 * H), 0)
@@ -316,7 +316,7 @@ def test_a_swarm_that_knows_it_is_cut_off_is_believed() -> None:
     table = RoundTable(["me", "other"], QUICK, auto=False)
     model, swarm = net(), table.member("me")
     optimizer = adamw(model)
-    attachment = attach(model, optimizer, swarm)
+    attachment = attach(model, optimizer, swarm, clock=lambda: 0.0)
     assert attachment.stats["peers"] == 1
     swarm.connected, swarm.trouble = False, "the node ended"  # type: ignore[attr-defined]
     train(model, optimizer, range(H), 0)
