@@ -214,8 +214,8 @@ it goes on alone; it is back in the run by itself once the node is.
         "not-admitted",
         "the invite does not open this run",
         77,
-        """It was cut or mistyped, has expired, or belongs to another run. Invites end by themselves so that a leaked one does not
-stay open. Your own key is fine.
+        """It was cut or mistyped, has expired, was revoked, is for one peer or for so many that have entered already, or belongs to another
+run. Invites end by themselves so that a leaked one does not stay open. Your own key is fine.
 
     atoll invite inspect INVITE       what it says and when it ends
     atoll invite new                  a member types this to make you a new one""",

@@ -371,7 +371,7 @@ class RunService:
                 return banned(f"{peer[-8:]} refuses: {reason}", peer)
             if code in ("E201", "E202"):
                 return NotAdmittedError(
-                    f"{peer[-8:]} refuses: {reason}", code=code, peer=peer, why="The invite is too old, or not of this run's organiser.",
+                    f"{peer[-8:]} refuses: {reason}", code=code, peer=peer, why="The invite is too old, used up, revoked, or not of this run's.",
                     hint="Ask a member for a new one: atoll invite new",
                 )  # fmt: skip
         return None
