@@ -42,6 +42,15 @@ for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
         signal.signal(_number, lambda number, frame: None)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where real processes meet real clocks, a test that failed is tried once more, and both tries are shown ("rerun" in the summary: to
+    be looked into). What is decided by seeds and virtual time has one try.
+    """
+    for item in items:
+        if {"process", "netns"} & set(item.path.parts):
+            item.add_marker(pytest.mark.flaky(reruns=1))
+
+
 @pytest.fixture(autouse=True)
 def _time_limit(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a hung test with the stacks of all threads instead of hanging the session."""
