@@ -6,6 +6,7 @@ import json
 import re
 import signal
 import threading
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -176,19 +177,34 @@ def refusals(by: Peer, of: str) -> list[str]:
 
 def test_only_those_contribute_that_the_log_draws_and_a_member_that_was_not_is_refused(tmp_path: Path) -> None:
     """One of three a round. The third's node takes part in every round, drawn or not: the others name it, and count it where it was drawn only."""
+    told, enough = list[tuple[Peer, dict[str, Any]]](), threading.Event()
+
+    def train(swarm: Peers, index: int) -> None:
+        """Always: a round waits for those that it drew."""
+        with suppress(AssertionError, OSError):  # it was killed
+            while not enough.is_set():
+                told.append((swarm.all[index], *trained(swarm, [index])))
+
     with Peers(tmp_path, 2, 40, SITE, manifest=SAMPLED) as swarm:
         greedy = Member(new_home(tmp_path / "greedy"), swarm.invite, command=odd("undrawn"), layout=make_layout([("w", (40,))]))
         home, run = swarm.all[0].home, swarm.all[0].run
         with ended(greedy):
-            heard, told = [refusals(peer, greedy.swarm.peer) for peer in swarm.all], list[tuple[Peer, dict[str, Any]]]()
-            while len(told) < 12 or not all(heard):
-                assert len(told) < 120, "never drawn by chance, or never refused"
-                pending = greedy.swarm.contribute(samples=1000, write=lambda out: out.fill_(1000.0))
-                told += zip(swarm.all, trained(swarm, [0, 1]), strict=True)
-                pending.wait(10)
-            audited = json.loads(atoll(home, "audit", run, "--json").out)
-        (log,) = of_node(find_paths(home), load_run(find_paths(home), run)).logs.values()
-        entries = [certified.entry for certified in log()]
+            heard = [refusals(peer, greedy.swarm.peer) for peer in swarm.all]
+            threads = [threading.Thread(target=train, args=(swarm, index)) for index in (0, 1)]
+            for thread in threads:
+                thread.start()
+            while len(told) < 24 or not all(heard):
+                assert len(told) < 240, "never drawn by chance, or never refused"
+                assert all(thread.is_alive() for thread in threads), "a site hears nothing of its rounds"
+                greedy.swarm.contribute(samples=1000, write=lambda out: out.fill_(1000.0)).wait(10)
+            enough.set()
+            for peer in swarm.all:
+                peer.signal("both", signal.SIGKILL)  # whoever waits for a round of somebody that has stopped would wait on
+    for thread in threads:
+        thread.join()
+    audited = json.loads(atoll(home, "audit", run, "--json").out)
+    (log,) = of_node(find_paths(home), load_run(find_paths(home), run)).logs.values()
+    entries = [certified.entry for certified in log()]
     counted = {entry.round: {each.member.peer for each in entry.contributors} for entry in entries if entry.contributors}
     chosen = {after.round: drawn(run, before.hash(), before.next_config, Sample(count=1)) for before, after in pairwise(entries)}
     assert all(counted[round_] == {member.peer for member in chosen[round_]} for round_ in counted)
