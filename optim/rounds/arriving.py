@@ -97,10 +97,8 @@ class ArrivingReplica(Replica):
         out.mul_(self._factor)
         if self._arrivals.period_s is None:
             return
-        for start, stop, role in statistics_ranges(
-            self.flat.layout
-        ):  # by the share, whatever the weight: `federated.arrivals.fixed_weights`
-            if role != "sum":
+        for start, stop, role in statistics_ranges(self.flat.layout):
+            if role != "sum":  # by the share, whatever the weight: `federated.arrivals.fixed_weights`
                 out[start:stop].div_(self._factor * max(1, len(self._run.members())))
 
     def _adopt(self, frozen: Frozen, counted: bool, new: AnchorView) -> None:

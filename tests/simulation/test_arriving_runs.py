@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import pytest
 import torch
+from arriving_kit import Seen
 from torch import Tensor, nn
 
 from atoll.collectives.arrivals import Arrivals, Fading
 from atoll.collectives.layout import make_layout
-from atoll.collectives.swarm import Outcome, OuterSettings, RunSettings
+from atoll.collectives.swarm import OuterSettings, RunSettings
 from atoll.node.local import LocalSwarm
 from atoll.node.local_member import LocalMember
 from atoll.optim import attach
@@ -24,17 +24,6 @@ B = torch.randn(N, D, generator=torch.Generator().manual_seed(3)) * 3
 SPEEDS = (0.1, 0.13, 0.29, 0.41)  # seconds a step
 PERIOD = 1.0
 MIXING = [Arrivals(count=1, fading=fading) for fading in (Fading(0.6, "constant"), Fading(0.8, a=0.7), Fading(0.9, "hinge", 2.0, 1))]
-
-
-@dataclass
-class Seen:
-    """What a site saw: outcomes, and the anchors that it trained from, by round."""
-
-    outcomes: list[Outcome] = field(default_factory=list[Outcome])
-    anchor: Tensor = field(default_factory=lambda: torch.zeros(0))
-    round: int = 0
-    dropped: int = 0
-    steps: int = 0
 
 
 def settings(rounds: int, arrivals: Arrivals, **more: object) -> RunSettings:

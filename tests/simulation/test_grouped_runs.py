@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import pytest
 import torch
+from arriving_kit import Seen
 from torch import Tensor, nn
 
 from atoll.collectives.arrivals import Arrivals, Fading, Groups
@@ -27,21 +27,6 @@ FADING = Fading(0.8, "polynomial", 0.5)
 GROUPS = Groups(LEAST, 5 * LEAST, LEAST)
 Round = dict[int, int]
 """Who is in it, each with its inner steps."""
-
-
-@dataclass
-class Seen:
-    """What a site saw of the run."""
-
-    outcomes: list[Outcome] = field(default_factory=list[Outcome])
-    anchor: Tensor = field(default_factory=lambda: torch.zeros(0))
-    round: int = 0
-    dropped: int = 0
-    steps: int = 0
-    waited_s: float = 0.0
-    unsent: int = 0
-    opened: int = 0
-    at: list[int] = field(default_factory=list[int])  # steps made before each outcome
 
 
 def settings(rounds: int, **more: object) -> RunSettings:
