@@ -79,7 +79,11 @@ class Acceptor:
 
     def _on_prepare(self, now: float, who: Member, ballot: int) -> None:
         machine = self.machine
-        if ballot < 1 or machine.convener_of(ballot) != who or ballot < machine.journal.promised:
+        if ballot < 1 or machine.convener_of(ballot) != who:
+            return
+        if ballot < machine.journal.promised:
+            if machine.actions.tip() is not None:  # else a quorum of others would decide without the branch
+                machine.tell(who.peer, m.Promise(machine.journal.promised, None, None, None))
             return
         if ballot > machine.journal.promised:
             machine.progress(now)

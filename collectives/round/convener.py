@@ -9,7 +9,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from .. import messages as m
-from ..group import BUTTERFLY, Config, Contributor, Entry, Member, Part, Plan
+from ..group import BUTTERFLY, LAST_BALLOT, Config, Contributor, Entry, Member, Part, Plan
 from ..identifiers import PeerId
 from ..partition import comparable, parts_for, single, slots_for
 from ..trees import Tree
@@ -47,6 +47,7 @@ class Convening:
         self.ballot = 0
         self.revision = self.before = -1  # the newest, and that before the present ballot
         self.promises: dict[Member, m.Promise] = {}
+        self.beyond = -1  # the highest ballot that a member on a branch says it has promised
         self.entry: Entry | None = None
         self.plan: Plan | None = None
         self.began_at = self.planned_at = 0.0
@@ -145,7 +146,9 @@ class Convening:
         self.asking.add(who)
 
     def on_promise(self, now: float, who: Member, promise: m.Promise) -> None:
-        """An acceptor's answer to Prepare."""
+        """An acceptor's answer to Prepare. One of a later ballot says that it is on a branch and has promised that much."""
+        if self.machine.merges:
+            self.beyond = max(self.beyond, promise.ballot)
         if self.phase is Phase.PREPARE and promise.ballot == self.ballot:
             if promise.accepted:
                 self.machine.open.known[promise.accepted.entry.hash()] = promise.accepted.entry
@@ -178,6 +181,8 @@ class Convening:
         machine = self.machine
         if not machine.quorum(list(self.promises)):
             return
+        if self.beyond > self.ballot:  # these are enough to decide without the branch: all are asked again beyond
+            return self._overtake(now)
         awaited = [who for who in machine.config if who not in self.promises and not machine.silent(who)]
         if machine.merges and awaited and now - self.began_at < machine.timing.detect_s:
             return  # they may be on a branch
@@ -193,6 +198,13 @@ class Convening:
                 self.phase, self.entry = Phase.ADOPT, adoption(self.machine, tip, config)
         else:
             self.phase, self.began_at = Phase.READY, now
+
+    def _overtake(self, now: float) -> None:
+        machine = self.machine
+        later = range(self.beyond + 1, self.beyond + 1 + len(machine.config))
+        own = next(ballot for ballot in later if machine.convener_of(ballot) == machine.me)
+        if own <= LAST_BALLOT:
+            machine.enter(now, own)
 
     def _holders(self, entry: Entry) -> list[PeerId]:
         def holds(promise: m.Promise) -> bool:

@@ -63,6 +63,17 @@ def test_who_comes_back_soon_adopts_all_that_was_done_though_the_survivor_had_as
     assert [ended.lost for _, ended in stage.ended] == [()]
 
 
+@pytest.mark.parametrize("back_s", [5.0, 6.2])
+def test_two_who_come_back_together_do_not_decide_past_the_branch_of_one_who_has_promised_more(back_s: float) -> None:
+    """They are a quorum, and the survivor convened a later ballot than theirs before its branch began: it once did not answer them."""
+    stage = Stage(7, back_s=back_s)
+    stage.strike((0, lambda: stage.die(P0, P1)))
+    assert stage.run().problem == ""
+    [entry] = stage.adopted()
+    assert adopted_rounds(entry) == len([e for peer, e in stage.advanced if peer == P2]) > 1
+    assert [ended.lost for _, ended in stage.ended] == [()]
+
+
 def test_with_the_pause_policy_nothing_happens_until_a_quorum_is_back() -> None:
     stage = Stage(1, after_s=None)
     stage.strike((0, lambda: stage.die(P0, P1)))
