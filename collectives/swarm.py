@@ -92,6 +92,22 @@ class PrivacySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     count_noise: Annotated[float, msgspec.Meta(gt=0, le=1000)] | None = None
 
 
+class Spent(msgspec.Struct, frozen=True):
+    """What a member has spent of its privacy, counted before each contribution leaves it: never below what others can know.
+
+    ``epsilon``: so far, for ``delta``; ``steps``: contributions handed over; ``left``: how many more stay within ``stop_at_epsilon``. ``clip``: the
+    bound of the open round, which follows ``quantile`` where that is not None.
+    """
+
+    clip: float
+    quantile: float | None
+    epsilon: float
+    delta: float
+    stop_at_epsilon: float
+    steps: int
+    left: int
+
+
 class SiteSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What members of a federated run do beside plain inner steps, and keep for themselves (`optim.federated.methods`, `optim.federated.personal`).
 

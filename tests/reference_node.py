@@ -27,7 +27,7 @@ from atoll.collectives.group import NO_READING, Member, Reading
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.layout import Layout, differences
 from atoll.collectives.reduce import works_on_bits
-from atoll.collectives.swarm import Call, Outcome, OuterSettings, PeerView, RunSettings, Share, Tally
+from atoll.collectives.swarm import Call, Outcome, OuterSettings, PeerView, RunSettings, Share, Spent, Tally
 from atoll.node.control.parent import watch_parent
 from atoll.node.control.protocol import JoinRequest, RunInfo
 from atoll.node.control.server import ControlServer
@@ -66,6 +66,7 @@ class ReferenceRun:
         self.session: ReferenceSession | None = None
         self.waiting: dict[bytes, ReferenceSession] = {}
         self.hold = False
+        self.spent: Spent | None = None
         if home is not None and (home / "log.json").exists():
             import torch  # not before it is needed: a node that only starts and ends should do so quickly
 
@@ -170,6 +171,9 @@ class ReferenceSession:
 
     def members(self) -> Sequence[PeerView]:
         return [PeerView(PEER, len(self.run.log), True, "self")]
+
+    def spent(self) -> Spent | None:
+        return self.run.spent
 
     def tallies(self, first: int) -> Sequence[Tally]:
         me, samples = Member(PEER, 0), self.run.weights

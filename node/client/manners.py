@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 if TYPE_CHECKING:
-    from ...collectives.swarm import Swarm
+    from ...collectives.swarm import Spent, Swarm
     from ...optim import Attachment
     from ...optim.data.shard import Shard
 
@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 
 
 class Manners:
-    """Methods of a Swarm that are made of its others. What they use of `atoll.optim` loads torch, and is loaded when it is used."""
+    """Methods of a Swarm that are made of its others. What they use of `atoll.optim` loads torch, and is loaded when it is used.
+
+    ``spent``: of this member's privacy, as `members` last heard; None in a run without noise.
+    """
+
+    spent: Spent | None = None
 
     def attach(self: _Swarm, model: Any, optimizer: Any, **options: Any) -> Attachment:
         """`atoll.optim.attach(model, optimizer, self, **options)`."""

@@ -354,7 +354,8 @@ class RunSwarm(Manners, SeededWork):
         self.take_in()
         if self._at is not None:
             try:
-                self._members = self._ask(self._at, p.Members, p.MemberList).members
+                told = self._ask(self._at, p.Members, p.MemberList)
+                self._members, self.spent = told.members, told.spent
             except SwarmClosedError:
                 pass  # lost just now
         return self._members

@@ -20,7 +20,7 @@ from ...collectives.errors import LocalProtocolError, RemoteProtocolError
 from ...collectives.group import MAX_MEMBERS, NO_READING, Cid, Peer, Reading
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import MAX_FRAGMENTS, Layout
-from ...collectives.swarm import Call, Outcome, PeerView, RunSettings, Tally
+from ...collectives.swarm import Call, Outcome, PeerView, RunSettings, Spent, Tally
 from ..shared_memory import SLOTS
 from .failures import Failure, Id
 
@@ -348,10 +348,11 @@ class Leased(msgspec.Struct, frozen=True, tag="leased"):
 
 
 class MemberList(msgspec.Struct, frozen=True, tag="members"):
-    """The members of the current configuration."""
+    """The members of the current configuration; of a run with noise, also what this one has ``spent``."""
 
     id: Id
     members: tuple[PeerView, ...]
+    spent: Spent | None = None
 
 
 class TallyList(msgspec.Struct, frozen=True, tag="tally_list"):

@@ -228,7 +228,8 @@ class Requests:
         self._done(request.id)
 
     async def _members(self, request: p.Members) -> None:
-        self._post(p.MemberList(request.id, tuple(self._attached().members())), ())
+        script = self._attached()
+        self._post(p.MemberList(request.id, tuple(script.members()), script.spent()), ())
 
     async def _tallies(self, request: p.Tallies) -> None:
         self._post(p.TallyList(request.id, tuple(self._attached().tallies(request.first))), ())

@@ -17,7 +17,7 @@ from ...collectives.errors import AtollError
 from ...collectives.group import NO_READING, Reading
 from ...collectives.identifiers import PeerId
 from ...collectives.layout import Layout
-from ...collectives.swarm import Call, Outcome, PeerView, Tally
+from ...collectives.swarm import Call, Outcome, PeerView, Spent, Tally
 from ..shared_memory import AnchorSlots, SharedBuffer
 from .protocol import JoinRequest, RunInfo
 
@@ -142,6 +142,10 @@ class ScriptSession(Protocol):
 
     def members(self) -> Sequence[PeerView]:
         """The members of the current configuration."""
+        ...
+
+    def spent(self) -> Spent | None:
+        """What this member has spent of its privacy; None in a run without noise."""
         ...
 
     def tallies(self, first: int) -> Sequence[Tally]:

@@ -10,7 +10,7 @@ import trio
 from ...collectives.errors import LocalProtocolError, ModelMismatchError, StorageError
 from ...collectives.group import NO_READING, Reading
 from ...collectives.layout import Layout, cut
-from ...collectives.swarm import Call, Outcome, PeerView, Tally
+from ...collectives.swarm import Call, Outcome, PeerView, Spent, Tally
 from ..control.service import ReduceMemory, ScriptEvents
 from ..manifest import Manifest
 from ..session import Session
@@ -22,6 +22,7 @@ from ..shared_memory import AnchorSlots, SharedBuffer
 from .buffers import PooledBuffer
 from .reductions import Reductions
 from .run import RunFailed, RunService
+from .views import spent
 
 FLOAT_BYTES = 4
 LEAVE_S = 30.0
@@ -134,6 +135,10 @@ class AttachedScript:
             for row in self.run.peers()
             if row["member"]
         ]
+
+    def spent(self) -> Spent | None:
+        """Of its privacy."""
+        return spent(self.run)
 
     def tallies(self, first: int) -> Sequence[Tally]:
         """What the log says of the data."""

@@ -6,10 +6,12 @@ import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import trio
 
 from ...collectives.errors import StorageError
 from ...collectives.identifiers import PeerId
+from ...collectives.swarm import Spent
 from ..btard.rounds import BtardRounds
 from ..quorum import quorum_of
 from ..secure.bound import bound_at
@@ -41,7 +43,7 @@ def status_of(run: RunService) -> dict[str, Any]:
         "lying": run.manifest.quorum.lying if run.manifest else 0,
         "secure": _secure(run),
         "btard": _btard(run),
-        "privacy": _privacy(run),
+        "privacy": msgspec.to_builtins(spent(run)),
         "members": config,
         "member": run.node.identity.peer in config,
         "drawn": _drawn(run),
@@ -97,8 +99,8 @@ def _secure(run: RunService) -> dict[str, Any] | None:
     return {"threshold": run.session.secure.needed, "last": run.chronicle.unmasked}
 
 
-def _privacy(run: RunService) -> dict[str, Any] | None:
-    """What this site has spent; None in a run without noise."""
+def spent(run: RunService) -> Spent | None:
+    """What this site has spent of its privacy; None in a run without noise."""
     budget = None
     if run.session is not None and run.session.secure is not None:
         with contextlib.suppress(StorageError):  # told as a trouble where the run needs it
@@ -107,15 +109,8 @@ def _privacy(run: RunService) -> dict[str, Any] | None:
         return None
     terms, session = budget.terms, run.session
     assert session is not None
-    return {
-        "clip": bound_at(session, terms, session.machine.round) if session.machine else terms.clip,
-        "quantile": terms.quantile,
-        "epsilon": budget.epsilon,
-        "delta": terms.delta,
-        "stop_at_epsilon": terms.stop_at_epsilon,
-        "steps": budget.steps,
-        "left": budget.room,
-    }
+    clip = bound_at(session, terms, session.machine.round) if session.machine else terms.clip
+    return Spent(clip, terms.quantile, budget.epsilon, terms.delta, terms.stop_at_epsilon, budget.steps, budget.room)
 
 
 def quorum(run: RunService) -> dict[str, Any] | None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ...collectives.errors import ConfigError, LocalProtocolError
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import Layout
-from ...collectives.swarm import AnchorView, Call, Outcome, PeerView, Pending, RunSettings, Swarm, Tally
+from ...collectives.swarm import AnchorView, Call, Outcome, PeerView, Pending, RunSettings, Spent, Swarm, Tally
 from ..data.shard import Shard
 from ..model.feedback import has_feedback
 from ..model.flat import FlatVector
@@ -155,6 +155,11 @@ class RankSwarm:
     def members(self) -> Sequence[PeerView]:
         """See Swarm."""
         return self.ranks.tell(lambda: list(self._at_rank_0.members()), list[PeerView])
+
+    @property
+    def spent(self) -> Spent | None:
+        """Of the job's privacy: rank 0's."""
+        return self.ranks.tell(lambda: getattr(self._at_rank_0, "spent", None), Spent | None)
 
     def tallies(self, first: int) -> Sequence[Tally]:
         """See Swarm."""

@@ -374,7 +374,8 @@ class Attachment:
 
     @property
     def stats(self) -> dict[str, Any]:
-        """Numbers for any tracker: totals, the last round, who is there, and the last round's means of `log`."""
+        """Numbers for any tracker: totals, the last round, who is there, the last round's means of `log`, and what of its privacy this
+        member has spent (`Spent`; None in a run without noise)."""
         totals, last, since = self._totals, self._last, self._uncollected.settle()
         return {
             "run": self.swarm.run_id,
@@ -393,6 +394,7 @@ class Attachment:
             "last_contributors": [share.peer for share in last.outcome.contributors] if last else [],
             "last_wait_s": last.waited_s if last else 0.0,
             "metrics": dict(self._lookout.metrics),
+            "privacy": self._lookout.privacy,
         }
 
     def log(self, **metrics: Any) -> None:

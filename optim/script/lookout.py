@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -26,6 +27,7 @@ class Lookout:
         self.swarm = swarm
         self.peers = 0
         self.metrics: dict[str, float] = {}
+        self.privacy: dict[str, Any] | None = None  # what this member has spent of it
         self._sums: dict[str, tuple[Any, int]] = {}
         self._said_alone = self._said_no_quorum = False
 
@@ -61,6 +63,7 @@ class Lookout:
     def look(self, report: dict[str, float], *, undecided: bool) -> None:
         """See who is there and say what has changed; tell the node ``report``. ``undecided``: a round was waited for in vain."""
         members = self.swarm.members()
+        self.privacy = msgspec.to_builtins(getattr(self.swarm, "spent", None))  # a node tells it
         self.swarm.report({**report, **self.metrics})
         self.peers = sum(1 for member in members if member.live and member.peer != self.swarm.peer)
         there = reached(members, self.swarm.settings.lying)

@@ -136,6 +136,9 @@ def test_the_hospital_template_with_four_sites(tmp_path: Path) -> None:
         (run,) = atoll(homes[0], "status")["runs"]
         assert run["secure"]["last"]["members"]
         assert 0 < run["privacy"]["epsilon"] <= 60
+        told = re.search(r"^epsilon ([\d.]+) spent here at delta", said[0][0], re.MULTILINE)
+        assert told, said[0]
+        assert 0 < float(told[1]) <= round(run["privacy"]["epsilon"], 3)
         assert run["privacy"]["steps"] >= 3
     finally:
         atoll(homes[0], "down")

@@ -10,6 +10,7 @@ import pytest
 import torch
 from reference_node import INVITE, Node, ReferenceService
 
+from atoll.collectives.swarm import Spent
 from atoll.node import join
 
 
@@ -52,4 +53,25 @@ def test_training_goes_on_when_the_node_dies_and_reenters(tmp_path: Path, caplog
     assert losses == sorted(losses, reverse=True)  # not one step of the time alone was lost
     assert torch.isfinite(anchor).all()
     assert "training alone until the node is back in the run: the connection to the node is gone" in caplog.text
+    node.stop()
+
+
+def test_what_is_spent_of_privacy_is_among_a_scripts_numbers(tmp_path: Path) -> None:
+    """As the node says it, at once for a script that comes back, and again at each round; None where the run has no noise."""
+    home = tmp_path / "state"
+    home.mkdir()
+    node = Node(tmp_path, lambda: ReferenceService(home))
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    with join(INVITE, home=tmp_path, private=False, progress=lambda *_: None) as swarm:
+        sync = swarm.attach(model, optimizer)
+        assert sync.stats["privacy"] is None
+        node.service.run.spent = Spent(0.5, None, 1.25, 1e-5, 8.0, 3, 40)
+        for _ in range(5):  # sync_every
+            model(torch.ones(4, 3)).sum().backward()
+            optimizer.step()
+        told = {"clip": 0.5, "quantile": None, "epsilon": 1.25, "delta": 1e-5, "stop_at_epsilon": 8.0, "steps": 3, "left": 40}
+        assert sync.stats["privacy"] == told
+        sync.detach()
+        assert swarm.attach(model, torch.optim.SGD(model.parameters(), lr=0.05)).stats["privacy"] == told
     node.stop()

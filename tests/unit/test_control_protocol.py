@@ -14,7 +14,7 @@ from atoll.collectives.errors import AtollError, ConfigError, LocalProtocolError
 from atoll.collectives.group import Member
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.layout import make_layout
-from atoll.collectives.swarm import Call, Outcome, PeerView, RunSettings, Share, Tally
+from atoll.collectives.swarm import Call, Outcome, PeerView, RunSettings, Share, Spent, Tally
 from atoll.node.control import protocol as p
 from atoll.node.control.failures import error_of, failure
 
@@ -60,7 +60,7 @@ ANSWERS = [
     p.Joined(4, p.RunInfo(RUN, "tide", PeerId("me"), RunSettings(rounds=7), 3)),
     p.Opened(5, 16, True, 5),
     p.Leased(6, 2, 41, "ab"),
-    p.MemberList(7, (PeerView(PeerId("me"), 3, True, "self"),)),
+    p.MemberList(7, (PeerView(PeerId("me"), 3, True, "self"),), Spent(1.0, None, 0.5, 1e-5, 8.0, 2, 14)),
     p.TallyList(24, (Tally(2, 1, ((Member(PeerId("me"), 0), 5),), (Member(PeerId("me"), 0),)),)),
     p.BufferOpened(9, 3),
     p.ReduceOpened(8, 3, "bits", 65_536, 12, (PeerId("a"), PeerId("b"))),

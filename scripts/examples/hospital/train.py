@@ -36,4 +36,6 @@ with attachment.evaluate_anchor() as anchor, torch.no_grad():
     held_out = torch.randn(512, 8, generator=torch.Generator().manual_seed(1))
     loss = nn.functional.cross_entropy(model(held_out), (held_out.sum(1) > 0).long())
 print(f"round {anchor.round}, {attachment.stats['samples_counted']} samples counted, held-out loss {loss:.3f}")
+if privacy := attachment.stats["privacy"]:  # None in a run without [privacy]
+    print(f"epsilon {privacy['epsilon']:.3f} spent here at delta {privacy['delta']:g}, in {privacy['steps']} contributions")
 swarm.close()
