@@ -139,6 +139,10 @@ def test_the_hospital_template_with_four_sites(tmp_path: Path) -> None:
         told = re.search(r"^epsilon ([\d.]+) spent here at delta", said[0][0], re.MULTILINE)
         assert told, said[0]
         assert 0 < float(told[1]) <= round(run["privacy"]["epsilon"], 3)
+        right = re.search(r"^accuracy at this site: ([\d.]+) with the run's model, ([\d.]+) with one of its own", said[0][0], re.MULTILINE)
+        assert right, said[0]
+        reported = [run["metrics"][name] for name in ("accuracy_here", "accuracy_own")]
+        assert [round(value, 3) for value in reported] == [float(right[1]), float(right[2])]
         assert run["privacy"]["steps"] >= 3
     finally:
         atoll(homes[0], "down")

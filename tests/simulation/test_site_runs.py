@@ -23,8 +23,10 @@ from atoll.node.local_member import LocalMember
 from atoll.optim import SoloSwarm, attach
 from atoll.optim.federated.member import Turn, first_control
 from atoll.optim.federated.methods import SUMS
+from atoll.optim.federated.personal import fine_tuned
 from atoll.optim.federated.server import Server
 from atoll.optim.federated.site import Kept, knobs_of, method_of, unpack
+from atoll.optim.federated.tuning import fine_tuned_model
 
 N, D, K, LR = 4, 5, 6, 0.1
 CHANCE = torch.Generator().manual_seed(0)
@@ -329,3 +331,39 @@ def test_an_optimizer_whose_steps_are_not_the_methods_is_refused() -> None:
         assert caught.value.key == key
     with pytest.raises(ConfigError, match="no personal models"), attach(Model(), None, SoloSwarm()).evaluate_anchor(own=True):
         pass
+
+
+@pytest.mark.parametrize("name", ["fedavg", "per_fedavg"])
+def test_a_site_fine_tunes_the_runs_model_and_leaves_its_live_one_alone(name: str) -> None:
+    """As the simulation does it (`personal.fine_tuned`), from the anchor that all have; it is better at the site."""
+
+    def script(member: LocalMember) -> tuple[Tensor, Tensor, float, float]:
+        model = Model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = model.loss(member.index)
+            loss.backward()
+            return loss
+
+        attachment = attach(model, optimizer, member, clock=member.clock)
+        while not attachment.done:
+            optimizer.step(closure)
+        with attachment.evaluate_anchor():
+            anchor, shared = model.w.detach().clone(), float(model.loss(member.index).detach())
+        live = model.w.detach().clone()
+        own = fine_tuned_model(attachment, model, lambda each, site: each.loss(site), [member.index] * 2, 5, LR)
+        assert isinstance(own, Model)
+        assert torch.equal(model.w, live)
+        for batches, steps, lr in (([], 1, LR), (iter([member.index]), 2, LR), ([member.index], -1, LR), ([member.index], 1, 0.0)):
+            with pytest.raises(ConfigError):
+                fine_tuned_model(attachment, model, lambda each, site: each.loss(site), batches, steps, lr)
+        return anchor, own.w.detach(), shared, float(own.loss(member.index).detach())
+
+    found = LocalSwarm(N, settings=settings(name, rounds=4)).run(script, step_s=0.1)
+    for site, (anchor, own, shared, tuned) in enumerate(found):
+        assert torch.equal(anchor, found[0][0])
+        expected = fine_tuned(anchor, lambda at, site=site: A[site] * (at - B[site]), 5, LR)
+        assert torch.allclose(own, expected, atol=1e-6)
+        assert tuned < 0.8 * shared

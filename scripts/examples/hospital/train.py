@@ -7,11 +7,12 @@ import sys
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, random_split
 
 from atoll.collectives.swarm import RunSettings
 from atoll.node import join, site_data
 from atoll.optim import SoloSwarm, attach
+from atoll.optim.federated.tuning import fine_tuned_model
 
 run = sys.argv[1] if sys.argv[1:] else os.environ.get("ATOLL_RUN")
 swarm = join(run) if run else SoloSwarm(RunSettings(sync_every=10, rounds=8))
@@ -19,7 +20,8 @@ swarm = join(run) if run else SoloSwarm(RunSettings(sync_every=10, rounds=8))
 torch.manual_seed(0)
 model = nn.Linear(8, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-loader = DataLoader(site_data(), batch_size=20, shuffle=True)
+held, own_data = random_split(site_data(), [0.2, 0.8])  # a fifth of the site's samples trains nothing
+loader = DataLoader(own_data, batch_size=20, shuffle=True)
 attachment = attach(model, optimizer, swarm)
 
 while not attachment.done:
@@ -38,4 +40,17 @@ with attachment.evaluate_anchor() as anchor, torch.no_grad():
 print(f"round {anchor.round}, {attachment.stats['samples_counted']} samples counted, held-out loss {loss:.3f}")
 if privacy := attachment.stats["privacy"]:  # None in a run without [privacy]
     print(f"epsilon {privacy['epsilon']:.3f} spent here at delta {privacy['delta']:g}, in {privacy['steps']} contributions")
+
+
+def right(model: nn.Module) -> float:
+    """Share of the site's held samples whose class the model names."""
+    inputs, classes = next(iter(DataLoader(held, batch_size=len(held))))
+    return float((model(inputs).argmax(1) == classes).float().mean())
+
+
+with attachment.evaluate_anchor(), torch.no_grad():
+    shared = right(model)
+own = fine_tuned_model(attachment, model, lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]), loader, 20, 0.1)
+print(f"accuracy at this site: {shared:.3f} with the run's model, {right(own):.3f} with one of its own, tuned from it")
+swarm.report({"accuracy_here": shared, "accuracy_own": right(own)})  # to this machine's node: atoll status
 swarm.close()
