@@ -13,6 +13,7 @@ import msgspec
 
 from ..collectives.errors import StorageError
 from ..collectives.layout import Layout
+from .client.beginning import START_FILE
 from .manifest import Manifest, SignedManifest, gpt_config
 from .paths import Paths, storage_error, write_atomic
 
@@ -109,6 +110,21 @@ def export_run(paths: Paths, signed: SignedManifest, folder: Path, *, force: boo
     for name, data in contents.items():
         write_atomic(folder / name, data, _FILE_MODE)
     return Exported(rounds, sum(info.layout.model_numel for info in infos), tuple(tensors), len(weights), tuple(contents))
+
+
+def keep_start(source: Path, folder: Path) -> None:
+    """Keep the exported model in ``source`` in a run's folder: whoever founds the run here begins with it. Raises StorageError."""
+    from safetensors import SafetensorError, deserialize
+
+    path = source / WEIGHTS_FILE
+    try:
+        data = path.read_bytes()
+        deserialize(data)
+    except OSError as error:
+        raise storage_error(f"cannot read {path}", error) from None
+    except SafetensorError as error:
+        raise _damaged(path, str(error)) from None
+    write_atomic(folder / START_FILE, data)
 
 
 def verified_checkpoint(source: Path) -> Saved | None:

@@ -8,6 +8,7 @@ bytes are taken as they are, since the run id is their hash.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
@@ -19,6 +20,11 @@ _sorted = msgspec.msgpack.Encoder(order="deterministic").encode
 def canonical(table: msgspec.Struct) -> bytes:
     """The canonical bytes."""
     return _encode(_sparse(table))
+
+
+def as_toml(table: msgspec.Struct) -> str:
+    """The text of a manifest, as `parse_manifest` reads it again: without the fields that are at their default."""
+    return "".join(_sections(table, ""))
 
 
 def stands_for(data: bytes, table: msgspec.Struct) -> bool:
@@ -42,6 +48,23 @@ def schema_of(data: bytes) -> int:
 def _sparse(table: msgspec.Struct) -> dict[str, Any]:
     held = [(field.encode_name, getattr(table, field.name)) for field in msgspec.structs.fields(table) if not _at_default(table, field)]
     return {name: _sparse(value) if isinstance(value, msgspec.Struct) else msgspec.Raw(_sorted(value)) for name, value in held}
+
+
+def _sections(table: msgspec.Struct, path: str) -> list[str]:
+    fields = [field for field in msgspec.structs.fields(table) if not _at_default(table, field)]
+    held = [(field.encode_name, getattr(table, field.name)) for field in fields]
+    plain = [f"{name} = {_toml(msgspec.to_builtins(value))}\n" for name, value in held if not isinstance(value, msgspec.Struct)]
+    head = [f"\n[{path}]\n"] if path and (plain or not held) else []
+    inner = [(f"{path}.{name}" if path else name, value) for name, value in held if isinstance(value, msgspec.Struct)]
+    return [*head, *plain, *(line for name, value in inner for line in _sections(value, name))]
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{_toml(key)} = {_toml(item)}" for key, item in value.items()) + " }" if value else "{}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # booleans, numbers and texts are written alike in both
 
 
 def _says(plain: dict[str, Any], table: msgspec.Struct) -> bool:

@@ -64,7 +64,7 @@ def recompute(
     """
     entry = _entry_of(source, log, round_).entry
     grid = Grid(entry.codec, entry.numel, entry.chunk_elements)
-    vectors = _contributions(source, entry, grid, [*folders, *(folder.parent / CONTRIBUTIONS for folder in source.folders)])
+    vectors = contributions_of(source, entry, grid, [*folders, *(folder.parent / CONTRIBUTIONS for folder in source.folders)])
     arithmetic = _Round(entry, grid, vectors)
     hashes = arithmetic.hashes(progress)
     parts = tuple(
@@ -85,15 +85,26 @@ def _entry_of(source: Source, log: str, round_: int) -> Certified:
     raise ConfigError(f"there is no round {round_} in {log}: it has {rounds}", key="--recompute")
 
 
-def _contributions(source: Source, entry: Entry, grid: Grid, folders: Sequence[Path]) -> list[memoryview]:
-    """The encoded vectors of the entry's contributors, each what its contributor has signed."""
-    kept, vectors, missing = find_kept([folder for folder in folders if folder.is_dir()], entry.round), list[memoryview](), list[PeerId]()
+def missing(entry: Entry, folders: Sequence[Path]) -> list[PeerId]:
+    """Contributors of the entry whose contributions are in none of these folders. Raises StorageError for a damaged statement."""
+    kept = find_kept(folders, entry.round)
+    return [c.member.peer for c in entry.contributors if (found := kept.get(c.cid)) is None or found.data is None]
+
+
+def contributions_of(source: Source, entry: Entry, grid: Grid, folders: Sequence[Path]) -> list[memoryview]:
+    """The encoded vectors of the entry's contributors, each what its contributor has signed. Raises as `recompute`."""
+    folders = [folder for folder in folders if folder.is_dir()]
+    if lost := missing(entry, folders):
+        raise ConfigError(
+            f"of {len(entry.contributors)} contributions to entry {entry.round} {len(lost)} are not here: {', '.join(lost)}",
+            key="--from", why="Each member keeps its own, where the manifest says so: [audit] keep_contributions.",
+            hint=f"Ask them for their folder {CONTRIBUTIONS}, and name each copy: --from FOLDER",
+        )  # fmt: skip
+    kept, vectors = find_kept(folders, entry.round), list[memoryview]()
     for contributor in entry.contributors:
-        peer, found = contributor.member.peer, kept.get(contributor.cid)
-        if found is None or found.data is None:
-            missing.append(peer)
-            continue
+        peer, found = contributor.member.peer, kept[contributor.cid]
         statement = found.statement
+        assert found.data is not None
         signed = verify(peer, DOMAIN, statement.payload(source.signed.run_id), statement.signature)
         if (statement.peer, statement.log, statement.entry) != (peer, entry.log, entry.round) or not signed:
             raise SecurityError(f"{found.data}: {peer} has not signed this", code="E204")
@@ -104,12 +115,6 @@ def _contributions(source: Source, entry: Entry, grid: Grid, folders: Sequence[P
         if len(data) != grid.nbytes or merkle_root([chunk_hash(view) for view in grid.views(data)]) != statement.root:
             raise SecurityError(f"{found.data} is not what {peer} has signed", code="E204")
         vectors.append(data)
-    if missing:
-        raise ConfigError(
-            f"of {len(entry.contributors)} contributions to entry {entry.round} {len(missing)} are not here: {', '.join(missing)}",
-            key="--from", why="Each member keeps its own, where the manifest says so: [audit] keep_contributions.",
-            hint=f"Ask them for their folder {CONTRIBUTIONS}, and name each copy: --from FOLDER",
-        )  # fmt: skip
     return vectors
 
 

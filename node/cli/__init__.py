@@ -17,6 +17,7 @@
     recertify          recertify
     bans               ban, allow, bans, trust
     audit              audit
+    splitting          split
     invites            invite new, inspect, revoke
     templates          manifests to start from
     runs               new, validate, export
@@ -67,6 +68,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bans": ("bans", "Show who is banned, by whom, since when and why."),
     "trust": ("bans", "Let a peer in at once: without probation, however many have come this hour."),
     "audit": ("audit", "Check every signature in a run's log, and say who decided and who contributed."),
+    "split": ("splitting", "Find clusters of members whose updates point the same way, for a run of each."),
     "id": ("identity", "Print this machine's peer id, whose key is made where there is none."),
     "invite": ("invites", "Make, inspect or revoke invites."),
     "export": ("runs", "Write a run's model as safetensors that load without atoll."),

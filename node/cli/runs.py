@@ -112,12 +112,21 @@ def validate_command(manifest: Path, explain: bool, peers: int) -> None:
 @click.option("--template", type=click.Choice(sorted(TEMPLATES)), help="Print the manifest for this purpose, and do nothing else.")
 @click.option("--bootstrap", multiple=True, type=GIVEN, metavar="ADDRESS", help="Address to put into the invite; repeatable.")
 @click.option("--expires", default="7d", show_default=True, help="How long the invite is valid: 90s, 30min, 12h, 7d.")
+@click.option(
+    "--from", "start", type=GivenPath(exists=True, file_okay=False, path_type=Path), metavar="DIR",
+    help="Start from the model that atoll export or atoll split wrote there.",
+)  # fmt: skip
 @shared_options
-def new_command(manifest: Path | None, example: bool, template: str | None, bootstrap: tuple[str, ...], expires: str) -> None:
+def new_command(
+    manifest: Path | None, example: bool, template: str | None, bootstrap: tuple[str, ...], expires: str, start: Path | None
+) -> None:
     """Check and sign a run's manifest; print its id and an invite.
 
     The run is stored on this machine; whoever signed it is its organiser. Nothing starts yet: atoll join RUN
+
+    --from: the run begins with that model, not with the parameters that the organiser's script, or the manifest's seed, would give it.
     """
+    from ..export import keep_start
     from ..manifest import load_manifest, save_run, sign_manifest
 
     terminal = current()
@@ -133,7 +142,9 @@ def new_command(manifest: Path | None, example: bool, template: str | None, boot
     check_addresses(bootstrap)
     terminal.paths.ensure()
     signed = sign_manifest(found, identity_of(terminal))
-    save_run(terminal.paths, signed)
+    folder = save_run(terminal.paths, signed)
+    if start is not None:
+        keep_start(start, folder)
     invite = why = ""
     try:
         invite = str(fresh_invite(terminal, signed, addresses_in_use(terminal, bootstrap, signed), life_s))

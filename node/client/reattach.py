@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ...collectives.errors import AtollError, ConfigError
+from ...collectives.identifiers import RunId
 from ...collectives.layout import Layout, cut
 from ..control import protocol as p
+from .beginning import beginning
 from .find import Dial, GiveUp
 from .link import Link
 from .memory import RunMemory
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FIRST_DELAY_S = 0.2
 LONGEST_DELAY_S = 15.0
@@ -36,6 +42,10 @@ class Entry:
             raise
         self._run = info.run_id  # from now on by its id
         return link, info
+
+    def beginning(self, layout: Layout, initial: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
+        """What the run begins with, if this script founds it (`beginning.beginning`)."""
+        return beginning(self.dial.paths.run_dir(RunId(self._run)), layout, initial)
 
     def _info(self, link: Link, progress: Progress | None, give_up: GiveUp | None) -> p.RunInfo:
         if self._run or self._request is None:

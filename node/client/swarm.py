@@ -122,7 +122,7 @@ class RunSwarm(Manners, SeededWork):
         if self._link is None or self._link.lost is not None:
             self._link, _ = self._entry.enter(self._progress)
         try:
-            self._enter(self._link, layout, initial, self._progress, None)
+            self._enter(self._link, layout, self._entry.beginning(layout, initial), self._progress, None)
         finally:
             self._link = None  # in use by the session, or closed
         return self.anchor()

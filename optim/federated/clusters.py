@@ -50,6 +50,15 @@ def same_names(before: Sequence[int], after: Sequence[int]) -> list[int]:
     return [names[new] for new in after]
 
 
+def alike(deltas: Tensor, found: Sequence[int]) -> tuple[float | None, float | None]:
+    """How clear clusters are: the mean cosine of two rows of one cluster, and of two of different ones; None where there are no such two."""
+    cosines, names = 1 - _distances(deltas), np.asarray(found)
+    same = names[:, None] == names[None, :]
+    pairs = np.triu(np.ones_like(same), 1).astype(bool)
+    within, between = cosines[pairs & same], cosines[pairs & ~same]
+    return (float(within.mean()) if within.size else None), (float(between.mean()) if between.size else None)
+
+
 def adjusted_rand(a: Sequence[int], b: Sequence[int]) -> float:
     """How far two clusterings agree: 1 where they are the same but for names, 0 on average by chance (Hubert and Arabie 1985)."""
 

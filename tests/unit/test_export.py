@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from atoll.collectives.digest import chunk_hash, merkle_root
-from atoll.collectives.errors import StorageError
+from atoll.collectives.errors import ModelMismatchError, StorageError
 from atoll.collectives.layout import Layout, TensorSpec, cut, make_layout
 from atoll.node.cli import run
-from atoll.node.export import export_run
+from atoll.node.client.beginning import beginning
+from atoll.node.export import export_run, keep_start
 from atoll.node.manifest import SignedManifest, parse_manifest, save_run, sign_manifest
 from atoll.node.paths import Paths, find_paths
 from atoll.node.recipes import gpt
@@ -134,3 +135,33 @@ def test_a_model_in_fragments_is_one_model(atoll_home: Path, tmp_path: Path) -> 
     origin = json.loads((tmp_path / "out" / "atoll.json").read_text())
     expected = [{"round": 7 - number, "state_root": root} for number, root in enumerate(roots)]
     assert (origin["round"], origin["fragments"], "state_root" in origin) == (6, expected, False)
+
+
+def begun(folder: Path, layout: Layout) -> list[float]:
+    """What a run of this model begins with, whose script would begin with nines."""
+    values = torch.zeros(layout.numel)
+    beginning(folder, layout, lambda destination: destination.fill_(9.0))(values)
+    return values.tolist()
+
+
+def test_a_run_begins_with_the_model_that_its_organiser_gave(tmp_path: Path) -> None:
+    """All but sums, which no model has; one of other tensors, and one that is damaged, are refused."""
+    layout = Layout((TensorSpec("w", (2, 1), 0), TensorSpec("atoll.controls", (2,), 2, "sum"), TensorSpec("b", (1,), 4)), 5)
+    source, folder = tmp_path / "out", tmp_path / "run"
+    source.mkdir()
+    folder.mkdir()
+    assert begun(folder, layout) == [9.0] * 5
+    with pytest.raises(StorageError, match=r"cannot read .*model.safetensors"):
+        keep_start(source, folder)
+    save_file({"w": torch.tensor([[1.0], [2.0]]), "b": torch.tensor([3.0])}, source / "model.safetensors")
+    keep_start(source, folder)
+    assert begun(folder, layout) == [1.0, 2.0, 9.0, 9.0, 3.0]
+    with pytest.raises(ModelMismatchError, match="2 tensors differ, b, c"):
+        begun(folder, Layout((TensorSpec("w", (2, 1), 0), TensorSpec("c", (1,), 2)), 3))
+    with pytest.raises(ModelMismatchError, match="1 tensors differ, w"):
+        begun(folder, Layout((TensorSpec("w", (2,), 0), TensorSpec("b", (1,), 2)), 3))
+    (source / "model.safetensors").write_bytes(b"no tensors")
+    with pytest.raises(StorageError) as caught:
+        keep_start(source, folder)
+    assert caught.value.code == "E303"
+    assert begun(folder, layout)[0] == 1.0  # what was kept is still there

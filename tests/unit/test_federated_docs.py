@@ -15,9 +15,11 @@ from house import ROOT
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from atoll.collectives.swarm import RunSettings
 from atoll.node.cli.runs import EXAMPLE
 from atoll.node.cli.templates import TEMPLATES
 from atoll.node.manifest import parse_manifest
+from atoll.optim import SoloSwarm, attach
 
 FEDERATED = (ROOT / "docs" / "federated.md").read_text(encoding="utf-8")
 OPERATING = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
@@ -78,6 +80,12 @@ def test_what_is_commented_out_in_templates_names_settings_that_there_are(text: 
         assert found or hasattr(table, key) or key in ("noise", "threshold", "validators"), row
 
 
+def accuracy(model: nn.Module, data: TensorDataset) -> float:
+    """Share of the samples whose class the model names."""
+    x, y = data.tensors
+    return float((model(x).argmax(1) == y).float().mean())
+
+
 def test_the_sites_and_the_simulations_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = TensorDataset(torch.eye(4)[torch.arange(80) % 4], torch.arange(80) % 4)
     (tmp_path / "site.py").write_text(
@@ -90,13 +98,22 @@ def test_the_sites_and_the_simulations_python_runs(tmp_path: Path, monkeypatch: 
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("ATOLL_DATA__FACTORY", f"{tmp_path}/site.py:make")
     monkeypatch.setenv("ATOLL_HOME", str(tmp_path / "home"))
+    torch.manual_seed(0)
     names: dict[str, Any] = {"DataLoader": torch.utils.data.DataLoader, "make_model": lambda: nn.Linear(4, 4)}
     names |= dict(zip(("x", "y"), data.tensors, strict=True)) | dict(zip(("test_x", "test_y"), data.tensors, strict=True))
+    swarm, model = SoloSwarm(RunSettings(sync_every=1)), nn.Linear(4, 4)
+    attachment = attach(model, torch.optim.SGD(model.parameters(), lr=0.1), swarm)
+    names |= {"swarm": swarm, "model": model, "attachment": attachment, "loader": torch.utils.data.DataLoader(data, batch_size=20)}
+    names |= {
+        "loss_of": lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
+        "accuracy": lambda model: accuracy(model, data),
+    }
     ran = 0
     for block in blocks(FEDERATED, "python"):
         if "def make" not in block:
             exec(compile(block.replace("rounds=50", "rounds=2"), "federated.md", "exec"), names)
             ran += 1
-    assert ran >= 2
+    assert ran >= 3
+    assert accuracy(names["own"], data) > accuracy(model, data)
     assert len(next(iter(names["loader"]))[0]) == 20
     assert names["result"].points[-1].accuracy > 0

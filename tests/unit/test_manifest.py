@@ -18,6 +18,7 @@ from atoll.collectives.seeded import BtardSettings
 from atoll.collectives.swarm import OuterSettings, PrivacySettings, RunSettings, SecureSettings, SiteSettings
 from atoll.node import manifest as m
 from atoll.node.cli.costs import describe_lines
+from atoll.node.manifest_form import as_toml
 from atoll.node.paths import find_paths
 from atoll.security.identity import Identity
 
@@ -350,6 +351,12 @@ def test_round_trip(manifest: m.Manifest) -> None:
     data = manifest.encode()
     assert m.decode_manifest(data) == manifest
     assert m.decode_manifest(data).encode() == data
+
+
+@settings(max_examples=60, deadline=None)
+@given(manifests)
+def test_a_manifest_as_text_is_the_same_manifest(manifest: m.Manifest) -> None:
+    assert m.parse_manifest(as_toml(manifest)) == manifest
 
 
 @settings(max_examples=150, deadline=None)
