@@ -228,7 +228,9 @@ def _train(terminal: Terminal, client: NodeClient, info: RunInfo, command: list[
         Child(command, environment, view.say if terminal.live else None, to_stderr=terminal.json) as child,
     ):
         _follow(terminal, info, view)
-        while child.wait(STATUS_S) is None:
+        under_way = True
+        while under_way:
+            under_way = child.wait(STATUS_S) is None  # once more when it has ended: what its last round came to
             try:
                 runs = client.status().get("runs") or ()
             except AtollError as error:
@@ -257,6 +259,7 @@ def _follow(terminal: Terminal, info: RunInfo, view: TrainingView) -> None:
 def _ended(terminal: Terminal, info: RunInfo, progress: Progress, status: int, seconds: float) -> int:
     """Say how it went."""
     from ..export import CHECKPOINT_FOLDER
+    from .views import privacy_text
 
     rounds = progress.round - info.round
     machine = {
@@ -268,6 +271,7 @@ def _ended(terminal: Terminal, info: RunInfo, progress: Progress, status: int, s
         "loss": progress.loss if progress.loss == progress.loss else None,
         "bytes_sent": progress.bytes_sent,
         "bytes_received": progress.bytes_received,
+        "privacy": progress.privacy,
         "seconds": round(seconds, 1),
         "exit": status,
     }
@@ -275,6 +279,8 @@ def _ended(terminal: Terminal, info: RunInfo, progress: Progress, status: int, s
         print(as_json(machine), flush=True)
     how = f"left {info.name} after {rounds} round{'' if rounds == 1 else 's'} and {span_text(seconds)}; {bytes_text(progress.bytes_sent)} sent"
     terminal.say(f"{how}. Back in: atoll join {info.run_id[:8]}")
+    if progress.privacy:
+        terminal.say(f"Privacy: {privacy_text(progress.privacy)}")
     if (terminal.paths.state_dirs(info.run_id, info.settings.fragments)[0] / CHECKPOINT_FOLDER).exists():
         terminal.say(f"The model: atoll export {info.run_id[:8]} DIR")
     return status

@@ -37,6 +37,7 @@ class Progress:
     loss: float = math.nan
     bytes_sent: int = 0
     bytes_received: int = 0
+    privacy: Mapping[str, Any] | None = None  # what this site has spent of it; None in a run without noise
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED_LOSSES))
 
     def take_status(self, run: Mapping[str, Any]) -> None:
@@ -45,6 +46,7 @@ class Progress:
         self.state = run_state(run)
         self.take_metrics(metrics_of(run))
         self.round = max(self.round, int(run.get("round", 0)))
+        self.privacy = run.get("privacy") or self.privacy
         self._take_traffic(run)
 
     def take_round(self, event: Mapping[str, Any]) -> None:
@@ -77,6 +79,8 @@ class Progress:
             parts.append(f"loss {self.loss:.4f}")
         if self.step:
             parts.append(f"step {self.step}")
+        if self.privacy:
+            parts.append(f"epsilon {self.privacy['epsilon']:.3g}")
         parts.append(f"{bytes_text(self.bytes_sent)} sent")
         return "  ".join(parts)
 

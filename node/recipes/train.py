@@ -139,7 +139,11 @@ class Member:
             "held_out": round(loss, 5),
             "steps": self.steps,
             "rounds": round_ - self._entered_at,
-            **{key: stats[key] for key in ("counted", "samples_counted", "bytes_sent", "bytes_received", "waiting_s") if key in stats},
+            **{
+                key: stats[key]
+                for key in ("counted", "samples_counted", "bytes_sent", "bytes_received", "waiting_s", "privacy")
+                if key in stats
+            },
         }
         self.say(record)
         return record

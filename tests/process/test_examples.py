@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from house import ROOT
 
+from atoll.node.cli.views import privacy_text
+
 EXAMPLES = {  # rounds, samples counted, loss at most: it starts at 4 to 5 (trainer: 2.8)
     "plain": (6, 6 * 10 * 32, 2.0),
     "notebook": (3, 25 * 32, 5.5),
@@ -123,14 +125,14 @@ def test_the_hospital_template_with_four_sites(tmp_path: Path) -> None:
         invite = atoll(homes[0], "new", str(tmp_path / "run.toml"))["invite"]
         sites = [
             subprocess.Popen(
-                [sys.executable, "-m", "atoll.node.cli", "join", target, "--script", script, "--data", data, "--yes"],
+                [sys.executable, "-m", "atoll.node.cli", "join", target, "--script", script, "--data", data, "--yes", *form],
                 env=around(home, SITE=home.name), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL,
             )
-            for home, target in zip(homes, ["hospitals", invite, invite, invite], strict=True)
+            for home, target, form in zip(homes, ["hospitals", invite, invite, invite], [(), ("--json",), (), ()], strict=True)
         ]  # fmt: skip
         said = [site.communicate(timeout=250) for site in sites]
         assert [site.returncode for site in sites] == [0] * 4, "\n".join(f"{out}\n{err}" for out, err in said)
-        losses = [re.search(r"round 3, \d+ samples counted, held-out loss ([\d.]+)", out) for out, _ in said]
+        losses = [re.search(r"round 3, \d+ samples counted, held-out loss ([\d.]+)", out + err) for out, err in said]
         assert all(losses), said
         assert len({found[1] for found in losses if found}) == 1  # they have the same anchor
         (run,) = atoll(homes[0], "status")["runs"]
@@ -144,5 +146,9 @@ def test_the_hospital_template_with_four_sites(tmp_path: Path) -> None:
         reported = [run["metrics"][name] for name in ("accuracy_here", "accuracy_own")]
         assert [round(value, 3) for value in reported] == [float(right[1]), float(right[2])]
         assert run["privacy"]["steps"] >= 3
+        assert f"Privacy: {privacy_text(run['privacy'])}\n" in said[0][1]
+        spent = json.loads(said[1][0])["privacy"]
+        assert spent.keys() == run["privacy"].keys()
+        assert spent["steps"] >= 3
     finally:
         atoll(homes[0], "down")

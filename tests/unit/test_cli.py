@@ -487,6 +487,9 @@ def test_progress_of_a_run() -> None:
     progress.take_status({"round": 2, "phase": "running", "script": True, "members": ["p", "q", "r"]})
     assert progress.round_line() == "round 3/9  2 of 3 members  loss 2.0000  step 30  1.0 KiB sent"
     assert list(progress.losses) == [2.0]
+    progress.take_status({"privacy": {"epsilon": 1.2567}})
+    progress.take_status({"privacy": None})  # the node has left the run
+    assert progress.round_line() == "round 3/9  2 of 0 members  loss 2.0000  step 30  epsilon 1.26  1.0 KiB sent"
 
 
 def test_child_output_and_status() -> None:
