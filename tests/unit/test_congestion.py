@@ -35,3 +35,24 @@ def test_losses_that_last(readings: tuple[tuple[int, int], ...], found: list[boo
 def test_a_deep_queue() -> None:
     assert play((10, 0), rtt_s=0.05 + DEEP_S) == [False]
     assert play((10, 0), rtt_s=0.051 + DEEP_S) == [True]
+
+
+@pytest.mark.parametrize(
+    ("readings", "found"),
+    [
+        (((473, 86), (726, 5), (455, 211), (500, 0)), [False] * 4),  # recorded on a link with a queue of 100 ms: it ran over twice in a row
+        (((427, 29), (442, 9), (500, 0)), [False] * 3),  # the same
+        (((500, 5),) * 5, [False, False, False, True, False]),  # a queue of others, and random loss
+        (((500, 1),) * 7, [False] * 5 + [True, False]),
+    ],
+)
+def test_losses_with_a_queue_on_the_way_count_half(readings: tuple[tuple[int, int], ...], found: list[bool]) -> None:
+    assert play(*readings, rtt_s=0.151) == found
+
+
+def test_a_queue_that_has_run_over_is_gone_when_its_losses_are_counted() -> None:
+    path = Path()
+    assert [
+        path.read(Reading(0, 0, 0.0, 0.0, rtt, 0.05, sent, lost))
+        for rtt, sent, lost in ((0.15, 100, 0), (0.05, 600, 90), (0.05, 1100, 120))
+    ] == [False] * 3
