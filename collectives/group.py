@@ -42,8 +42,8 @@ class Reading(msgspec.Struct, frozen=True, array_like=True):
     """What a member says of its contribution beside the vector: its own word, which the entry records. None: it does not say.
 
     ``loss``: the mean loss of the inner steps in it; ``norm``: that of the vector, without running statistics, or, of the mean
-    of a masked sum, the bound on the next vectors'; ``lag``: how many inner steps
-    its rounds last took to be decided, or, where members come in groups, how many seconds one takes it.
+    of a masked sum, the bound on the next vectors', or, where a rule goes by it, how far contributions lay from the results of rounds before;
+    ``lag``: how many inner steps its rounds last took to be decided, or, where members come in groups, how many seconds one takes it.
     """
 
     loss: Annotated[float, msgspec.Meta(ge=-1e30, le=1e30)] | None = None

@@ -81,6 +81,11 @@ class Weighing(Protocol):
     weights: tuple[float, ...]
 
     @property
+    def spread(self) -> float | None:
+        """The contributions' median distance from the result, where the reducer goes by that of rounds before; else None."""
+        ...
+
+    @property
     def factors(self) -> Factors | None:
         """The result is this sum; contributions with multiplier 0 are not in it. None: it is `reduce` that makes it."""
         ...
@@ -116,8 +121,9 @@ class TwoPhaseReducer(Protocol):
         """Why no contributions have these statistics, which a peer states of its part; None where nothing speaks against it."""
         ...
 
-    def weigh(self, statistics: Statistics, cids: Sequence[bytes]) -> Weighing:
-        """From the statistics of the whole vector, of the contributions with these ids. May take a while; always ends."""
+    def weigh(self, statistics: Statistics, cids: Sequence[bytes], norms: Sequence[float | None] = ()) -> Weighing:
+        """From the statistics of the whole vector, of the contributions with these ids, and what their members say of norms (`Reading.norm`;
+        (): nothing). May take a while; always ends."""
         ...
 
 

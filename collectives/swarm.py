@@ -149,6 +149,7 @@ class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mixing: float | None = None  # share of live parameters kept on an anchor without all of one's own progress; None: all of that
     feedback: bool = False  # carry what the codec loses into the next contribution; those of a bit or two a value always do
     feedback_kept: float = 1.0  # share of that which is still carried a round later (SparseLoCo's β)
+    worker_momentum: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0  # share of the last in a contribution, which is then a running mean
     outer: OuterSettings = OuterSettings()
     codec: str = "int8"
     codecs: dict[str, str] = {}  # shell pattern of tensor names -> their codec, where it is another; the longest that matches decides

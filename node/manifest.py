@@ -20,15 +20,15 @@ from ..collectives.group import MAX_PEER_ID, TopologyKind
 from ..collectives.identifiers import PeerId, RunId
 from ..collectives.layout import MAX_FRAGMENTS
 from ..collectives.swarm import OuterSettings, RunSettings
-from ..security.rule_names import MAX_F, CoordinateRule, GramRule, reducer_name
 from .manifest_btard import BtardTable, check_btard
-from .manifest_checks import check_exchange, check_fragments, check_places, check_robust, check_schedule, check_train
+from .manifest_checks import check_exchange, check_fragments, check_places, check_schedule, check_train
 from .manifest_federated import FederatedTable, PrivacyTable, SecureTable, check_budget, check_federated, rounds_of
 from .manifest_form import canonical, schema_of, stands_for
 from .manifest_gpt import gpt_config
 from .manifest_join import AuditTable, JoinTable, check_audit, check_join
 from .manifest_presets import take_wish, with_preset
 from .manifest_quorum import NoQuorumTable, QuorumTable, check_quorum
+from .manifest_robust import RobustTable, check_robust
 from .paths import Paths, make_private, storage_error, write_atomic
 from .strict_toml import convert, parse_toml
 
@@ -141,23 +141,6 @@ class ExchangeTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     deadline_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] | None = None  # None: from measured rates
 
 
-class RobustTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[robust]``: what a round makes of its contributions, where up to ``f`` of them may be anything. ``mean``: members are trusted.
-
-    A round needs 2 f + 1 contributors (Krum's rules: 2 f + 3), each of which counts once, whatever it trained on. ``before``: steps before the
-    rule, in their order (`security.rule_names.parse_step`).
-    """
-
-    rule: Literal["mean", CoordinateRule, GramRule] = "mean"
-    f: Annotated[int, msgspec.Meta(ge=1, le=MAX_F)] | None = None
-    before: Annotated[tuple[Annotated[str, msgspec.Meta(max_length=24)], ...], msgspec.Meta(max_length=4)] = ()
-
-    @property
-    def reducer(self) -> str:
-        """What plans call it."""
-        return self.rule if self.rule == "mean" or self.f is None else reducer_name(self.rule, self.f, self.before)
-
-
 class LanesTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``[lanes]``: the connections for bulk bytes. ``encrypt = false``: for a network whose owner may read and alter what is averaged."""
 
@@ -244,6 +227,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             max_steps=self.train.max_steps,
             feedback=self.exchange.feedback,
             feedback_kept=self.exchange.feedback_kept,
+            worker_momentum=self.robust.momentum,
             plan=self.ways,
             fragments=self.exchange.fragments,
             lying=self.quorum.lying,

@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..collectives.codecs.names import RESULTS
 from ..collectives.errors import ConfigError
-from ..collectives.group import MAX_MEMBERS
-from ..security.rule_names import MAX_F_MDA, parse_reducer, parse_step
 
 if TYPE_CHECKING:
     from .manifest import ExchangeTable, Manifest, TrainTable
@@ -160,68 +158,3 @@ def check_fragments(manifest: Manifest, name: str) -> None:
             why="Fragments end their rounds one after another, at different inner steps.",
             hint="Give fewer fragments than sync_every.",
         )
-
-
-def check_robust(manifest: Manifest, name: str) -> None:
-    """What a run with a robust rule must be: whatever one contribution says may move the result by a bounded amount only."""
-    robust, exchange, train = manifest.robust, manifest.exchange, manifest.train
-    if robust.rule == "mean":
-        if robust.f is not None or robust.before:
-            key = "$.robust.f" if robust.f is not None else "$.robust.before"
-            raise ConfigError(
-                f'{name}: {key} is given, and $.robust.rule is "mean"',
-                key=key,
-                why="A mean follows a single hostile contribution wherever it wants.",
-                hint=f'rule = "trimmed_mean", or leave {key.rsplit(".")[-1]} out',
-            )
-        return
-    if robust.f is None:
-        raise ConfigError(
-            f"{name}: $.robust.rule is {robust.rule!r}, and $.robust.f is missing",
-            key="$.robust.f",
-            why="It says how many contributions may be hostile; a round needs 2 f + 1 contributors, with krum and multi_krum 2 f + 3.",
-            hint="f = 1, for runs of at least 3 members (krum, multi_krum: 5)",
-        )
-    for step in robust.before:
-        if parse_step(step) is None or robust.before.count(step) > 1:
-            raise ConfigError(
-                f"{name}: $.robust.before has {step!r}",
-                key="$.robust.before",
-                why="It names steps before the rule, each kind once.",
-                hint="one of nnm, arc, bucketing2 (to bucketing16), clipping10 (the greatest length)",
-            )
-    parsed = parse_reducer(robust.reducer)
-    if parsed is None or parsed.least > MAX_MEMBERS:
-        raise ConfigError(
-            f"{name}: $.robust.rule is {robust.reducer}",
-            key="$.robust.rule",
-            why=f"mda looks at all ways to leave out f contributions: f is at most {MAX_F_MDA}. A kind of step is taken once. "
-            f"And a round has at most {MAX_MEMBERS} contributors.",
-            hint='before = ["nnm"] and rule = "trimmed_mean"',
-        )
-    coarse = sorted({exchange.codec, *exchange.codecs.values()} & RESULTS.keys())
-    refused: list[tuple[bool, str, str, str]] = [
-        (exchange.plan != "butterfly", "$.exchange.plan", "A partial sum does not show whose values are in it.", 'plan = "butterfly"'),
-        (
-            bool(coarse),
-            "$.exchange.codec",
-            "Most values of such a contribution are zeros or coarse: so is the middle one.",
-            'codec = "int8"',
-        ),
-        (train.outer.stretch, "$.train.outer.stretch", "It follows the lengths that members claim.", "Leave it out."),
-        (
-            train.inner.samples is not None,
-            "$.train.inner.samples",
-            "It follows the samples that members claim: one could end the schedule.",
-            "Give $.train.inner.steps instead.",
-        ),
-        (
-            manifest.no_quorum.policy == "branch",
-            "$.no_quorum.policy",
-            "A branch is taken over as it is, on the word of those few who were on it.",
-            'policy = "pause"',
-        ),
-    ]
-    for wrong, key, why, hint in refused:
-        if wrong:
-            raise ConfigError(f"{name}: {key} as it is, in a run with $.robust.rule = {robust.rule!r}", key=key, why=why, hint=hint)

@@ -176,7 +176,8 @@ class _Round:
             for chunk in range(part.first, part.stop):
                 of_part += reducer.measure(self._rows(chunk))
             total += of_part
-        return reducer.weigh(total, [contributor.cid for contributor in self._entry.contributors])
+        contributors = self._entry.contributors
+        return reducer.weigh(total, [c.cid for c in contributors], [c.reading.norm for c in contributors])
 
     def _reduce(self, chunk: int, out: Wire, weighing: Weighing | None) -> None:
         codec, reducer = self._grid.codec(chunk), self._reducer

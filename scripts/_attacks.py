@@ -22,7 +22,7 @@ from atoll.security.rules.numbers import uniform
 STEPS, BATCH, LR, BETA, HIDDEN, PIXELS = 300, 16, 0.5, 0.9, 32, 64
 RULES = (
     "mean", "median", "trimmed_mean", "meamed", "krum", "multi_krum", "mda", "monna", "geometric_median", "centred_clip", "caf", "flag",
-    "multi_krum_n_f", "nnm+trimmed_mean", "nnm+median", "nnm+krum", "arc+nnm+trimmed_mean", "bucketing+median",
+    "multi_krum/n1", "multi_krum/k2", "nnm+trimmed_mean", "nnm+median", "nnm+krum", "arc+nnm+trimmed_mean", "bucketing+median",
 )  # fmt: skip
 SEVEN = ("sign_flip", "sign_flip_1000", "ipm_0.1", "foe_10", "alie_1.5", "mimic", "label_flip")
 BESIDE = {"optimised_alie": optimised_alie, "optimised_ipm": optimised_ipm}
@@ -34,13 +34,15 @@ def rule_of(name: str, f: int, seed: int) -> Rule:
     *before, rule = name.split("+")
     if rule == "mean":
         return lambda rows: combine(rows, uniform(len(rows), list(range(len(rows)))))
-    chance, radius, called = random.Random(seed), Radius(), rule.removesuffix("_n_f")
+    chance, radius, (called, *told) = random.Random(seed), Radius(), rule.split("/")
 
     def run(rows: Tensor) -> Tensor:
         known = radius() if rule == "centred_clip" else None
         options: dict[str, float] = {"radius": known} if known is not None else {}
-        if called != rule:  # byzfl's counts, where the paper chooses n - f - 2 by as many neighbours
-            options = {"neighbours": len(rows) - f - 1, "chosen": len(rows) - f}
+        if "n1" in told:  # byzfl's count; the default is the paper's n - f - 2
+            options["neighbours"] = len(rows) - f - 1
+        if "k2" in told:
+            options["chosen"] = len(rows) - f - 2
         found = aggregate(rows, called, f, before=before, options=options, chance=chance)
         if rule == "centred_clip" and found.weights is not None:
             radius.saw(gram(rows), found.weights)

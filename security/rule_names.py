@@ -1,5 +1,5 @@
-"""Names of the rules that a plan can carry, as ``median:1`` or ``bucketing2+nnm+krum:1``: steps before the rule, the rule, and f, how many
-contributions may be anything. Loads nothing heavy.
+"""Names of the rules that a plan can carry, as ``median:1`` or ``bucketing2+nnm+multi_krum/k2:1``: steps before the rule, the rule, what it is told
+beside (`OPTIONS`), and f, how many contributions may be anything. Loads nothing heavy.
 
 The name is in plans, entries and digests, so all members of a run use the same rule with the same f. A name stands for one rule for ever.
 """
@@ -11,11 +11,16 @@ from typing import Literal, NamedTuple, get_args
 
 CoordinateRule = Literal["median", "trimmed_mean", "meamed"]
 GramRule = Literal["krum", "multi_krum", "mda", "geometric_median", "centred_clip", "caf", "flag"]
+RUNNING = "running"
+OPTIONS: dict[str, tuple[str, ...]] = {"krum": ("n1",), "multi_krum": ("k2", "n1"), "centred_clip": (RUNNING,)}
+"""What a rule can be told, in this order: ``k2``: keep n - f - 2, in place of n - f; ``n1``: score by the n - f - 1 nearest others, as byzfl, in place
+of n - f - 2; ``running``: clip at the median distance in rounds before."""
+
 BY_COORDINATE: tuple[CoordinateRule, ...] = get_args(CoordinateRule)
 BY_GRAM: tuple[GramRule, ...] = get_args(GramRule)
 MAX_F = 127  # of at most 256 members fewer than half
 MAX_F_MDA = 2  # it looks at all ways to leave out f contributions: 32,640 of two among 256
-_RULE = re.compile(rf"({'|'.join((*BY_COORDINATE, *BY_GRAM))}):(0|[1-9][0-9]{{0,2}})")
+_RULE = re.compile(rf"({'|'.join((*BY_COORDINATE, *BY_GRAM))})((?:/[a-z0-9]+)*):(0|[1-9][0-9]{{0,2}})")
 _STEP = re.compile(r"nnm|arc|bucketing([2-9]|1[0-6])|clipping((?:0|[1-9][0-9]{0,5})(?:\.[0-9]{0,5}[1-9])?)")
 
 
@@ -32,11 +37,14 @@ class RuleName(NamedTuple):
     rule: str
     f: int
     before: tuple[Step, ...] = ()
+    options: tuple[str, ...] = ()
 
     @property
     def least(self) -> int:
-        """How many contributions it needs to outvote f of them: Krum's rules 2 f + 3, the others 2 f + 1, of as many buckets."""
-        least = 2 * self.f + (3 if self.rule in ("krum", "multi_krum") else 1)
+        """How many contributions it needs to outvote f of them: Krum's rules 2 f + 3, the others, and Krum's by byzfl's neighbours, 2 f + 1; of as
+        many buckets."""
+        krum = self.rule in ("krum", "multi_krum") and self.options != ("n1",)
+        least = 2 * self.f + (3 if krum else 1)
         for step in reversed(self.before):
             if step.kind == "bucketing":
                 least = int(step.number) * (least - 1) + 1
@@ -50,9 +58,9 @@ class RuleName(NamedTuple):
         return self.rule in BY_COORDINATE and not self.before
 
 
-def reducer_name(rule: str, f: int, before: tuple[str, ...] = ()) -> str:
-    """The name of a rule with its f, after steps that are named as in a manifest."""
-    return "+".join([*before, f"{rule}:{f}"])
+def reducer_name(rule: str, f: int, before: tuple[str, ...] = (), options: tuple[str, ...] = ()) -> str:
+    """The name of a rule with its f and options, after steps that are named as in a manifest."""
+    return "+".join([*before, f"{'/'.join([rule, *options])}:{f}"])
 
 
 def parse_step(text: str) -> Step | None:
@@ -70,5 +78,8 @@ def parse_reducer(name: str) -> RuleName | None:
     kinds = [step.kind for step in steps if step is not None]
     if found is None or len(set(kinds)) < len(steps):
         return None
-    parsed = RuleName(found[1], int(found[2]), tuple(step for step in steps if step is not None))
+    options = tuple(found[2].split("/")[1:])
+    if options != tuple(option for option in OPTIONS.get(found[1], ()) if option in options):
+        return None
+    parsed = RuleName(found[1], int(found[3]), tuple(step for step in steps if step is not None), options)
     return None if parsed.f > (MAX_F_MDA if parsed.rule == "mda" else MAX_F) else parsed

@@ -49,7 +49,7 @@ def krum(x: Array, f: int) -> Array:
 
 
 def multi_krum(x: Array, f: int) -> Array:
-    return x[krum_order(x, f, len(x) - f - 2)[: len(x) - f - 2]].mean(axis=0)
+    return x[krum_order(x, f, len(x) - f - 2)[: len(x) - f]].mean(axis=0)
 
 
 def mda(x: Array, f: int) -> Array:

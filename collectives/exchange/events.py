@@ -38,6 +38,8 @@ class ResultComplete:
     """How many seconds ago the last chunk of each peer's contribution to my part, and of each owner's result, had come."""
     weights: tuple[float, ...] = ()
     """What a rule of whole vectors gave to each contributor, in the plan's order; empty with others."""
+    spread: float | None = None
+    """The contributions' median distance from the result, where the rule goes by that of rounds before."""
 
 
 @dataclass(frozen=True, slots=True)

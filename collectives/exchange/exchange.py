@@ -410,7 +410,7 @@ class Exchange:
             digests = tuple(state.part_digest(index) for index in range(len(state.plan.parts)))
             slot = state.slot
             sent, received, weights = slot.bytes_sent, slot.bytes_received, state.weights
-            self._post(ResultComplete(state.plan_id, digests, state.data, sent, received, state.since(), weights))
+            self._post(ResultComplete(state.plan_id, digests, state.data, sent, received, state.since(), weights, state.spread))
 
     def _usable(self, state: PlanState) -> Frozen | None:
         """My contribution to a plan, when it can be used."""

@@ -118,6 +118,12 @@ class PlanState:
         weighing = self.measuring.weighing if self.measuring is not None else None
         return weighing.weights if weighing is not None else ()
 
+    @property
+    def spread(self) -> float | None:
+        """See ResultComplete."""
+        weighing = self.measuring.weighing if self.measuring is not None else None
+        return weighing.spread if weighing is not None else None
+
     def job(self, chunk: int) -> Job:
         """What I add up for a chunk; it is one of `waiting`."""
         job = self.ways[self.part_of[chunk]].job

@@ -95,4 +95,5 @@ class Measuring:
         total = np.zeros(self._length)
         for index in range(len(self._stated)):
             total += np.frombuffer(self.view(index), NUMBER)
-        return self.reducer.weigh(total, [c.cid for c in self._plan.contributors])
+        contributors = self._plan.contributors
+        return self.reducer.weigh(total, [c.cid for c in contributors], [c.reading.norm for c in contributors])

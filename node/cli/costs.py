@@ -39,6 +39,7 @@ def describe(manifest: Manifest) -> dict[str, Any]:
         "codec": "masked" if settings.secure else "fp32" if settings.btard else settings.codec,
         "codecs": settings.codecs,
         "rule": manifest.robust.reducer,
+        "worker_momentum": manifest.robust.momentum,
         "lying": manifest.quorum.lying,
         "secure": msgspec.to_builtins(settings.secure),
         "btard": msgspec.to_builtins(settings.btard),
@@ -96,6 +97,33 @@ def _sample_text(sample: float) -> str:
     return f"{sample} members drawn" if isinstance(sample, int) else f"{sample:.0%} of the members drawn"
 
 
+def explain_rule(manifest: Manifest) -> list[str]:
+    """What the values of [robust] mean, for people; empty where contributions are averaged."""
+    robust, said = manifest.robust, list[str]()
+    if robust.rule == "multi_krum":
+        keep, near = robust.keep or "n-f", robust.neighbours or "n-f-2"
+        source = "the paper's score" if near == "n-f-2" else "byzfl's score"
+        said.append(
+            f"the mean of the {keep} of n contributions that lie nearest to their {near} nearest others ({source}); fewer kept are noisier"
+        )
+    if robust.rule == "krum" and robust.neighbours:
+        said.append(f"the contribution nearest to its {robust.neighbours} nearest others; the paper takes n-f-2, byzfl n-f-1")
+    if robust.rule == "centred_clip" and robust.radius != "round":
+        said.append(
+            "clips at the median, over up to 50 rounds, of how far contributions lay from the result, as members state it with theirs; until "
+            f"{2 * (robust.f or 0) + 1} of them do, at that of the same round"
+        )
+    elif robust.rule == "centred_clip":
+        said.append("clips at the median distance of the same round's contributions from where it starts")
+    if robust.momentum:
+        said.append(
+            f"each member contributes the running mean of its contributions, {robust.momentum:g} of the last and {1 - robust.momentum:.3g} of the "
+            "new: honest ones differ less. Who joins begins at zero, and is at full length after "
+            f"some {3 / (1 - robust.momentum):.0f} rounds; [train.outer] momentum comes on top"
+        )
+    return said
+
+
 def describe_lines(manifest: Manifest) -> list[str]:
     """The same for people."""
     d = describe(manifest)
@@ -109,6 +137,8 @@ def describe_lines(manifest: Manifest) -> list[str]:
     ]
     if d["rule"] != "mean":
         lines.append(f"rule     {rule_text(d['rule'])}")
+        if d["worker_momentum"]:
+            lines.append(f"{'':7}  of running means: each member's contributions with momentum {d['worker_momentum']:g}")
     if d["btard"]:
         lines.append(
             f"btard    vectors from public seeds, checked by {d['btard']['validators']} of {len(d['btard']['peers'])} peers a round"

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from ...collectives.errors import ConfigError
-from .costs import describe, describe_lines
+from .costs import describe, describe_lines, explain_rule
 from .identity import identity_of
 from .invites import addresses_in_use, check_addresses, duration_s, fresh_invite
 from .options import GIVEN, GivenPath, shared_options
@@ -57,6 +57,7 @@ codec = "int8"                     # fp32 | fp16 | bf16 | int8 | int8_fp16 | int
 #                                  # centred_clip | caf | flag
 # f = 1                            # of the contributions of a round, which needs 2 f + 1 contributors (krum, multi_krum: 2 f + 3)
 # before = ["nnm"]                 # steps before the rule: nnm | arc | bucketing2 | clipping10
+# momentum = 0.9                   # members contribute running means, so that honest ones differ less
 
 # [btard]                          # training that anybody can do again from public seeds: who gives another result is found, proven and removed;
 # validators = 1                   # needs [join] policy = "allow" with all peers, and a script with SeededTraining: docs/operating.md
@@ -83,7 +84,11 @@ reconfigure_after_s = 120.0
 
 @click.command("validate")
 @click.argument("manifest", type=GivenPath(dir_okay=False, path_type=Path), metavar="RUN.toml")
-@click.option("--explain", is_flag=True, help="Say where the outer optimizer's values come from, and how large [privacy] noise is, too.")
+@click.option(
+    "--explain",
+    is_flag=True,
+    help="Say where the outer optimizer's values come from, what those of [robust] mean, and how large [privacy] noise is, too.",
+)
 @click.option("--peers", default=4, show_default=True, type=click.IntRange(1, 100_000), help="How many peers you expect, for --explain.")
 @shared_options
 def validate_command(manifest: Path, explain: bool, peers: int) -> None:
@@ -100,6 +105,9 @@ def validate_command(manifest: Path, explain: bool, peers: int) -> None:
         outer = explain_outer(found, peers)
         lines.append(f"why      outer values: {outer}")
         described["explained"] = {"outer": outer} | ({"who_sees_what": privacy_lines(found)} if found.mode == "federated" else {})
+        if rule := explain_rule(found):
+            lines += [f"{'why' if number == 0 else '':7}  {'rule: ' if number == 0 else ''}{said}" for number, said in enumerate(rule)]
+            described["explained"]["rule"] = rule
         if (noise := noise_text(found, peers)) is not None:
             lines.append(f"noise    {noise}")
             described["explained"]["noise"] = noise

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...security.rule_names import parse_reducer
+from ...security.rule_names import RUNNING, parse_reducer
 from ..quorum import no_quorum, quorum_of
 from .alone import entry_name, entry_text
 from .output import Terminal, bytes_text, short_peer, span_text
@@ -93,15 +93,21 @@ def entry_words(run: Document) -> str:
     return "; ".join(said)
 
 
+_TOLD = {
+    "k2": "n − f − 2 are kept",
+    "n1": "scored by n − f − 1 neighbours",
+    RUNNING: "clipped at the median distance in rounds before",
+}
+
+
 def rule_text(reducer: str) -> str:
     """A robust rule in words, by the name that plans have for it."""
     parsed = parse_reducer(reducer)
     if parsed is None:
         return reducer
     steps = "".join(f"{step.kind}{f' {step.number:g}' if step.number else ''}, " for step in parsed.before)
-    return (
-        f"{steps}{parsed.rule}, f = {parsed.f}: up to {parsed.f} of a round's contributions may be hostile; it needs {parsed.least} of them"
-    )
+    told = "".join(f", {_TOLD[option]}" for option in parsed.options)
+    return f"{steps}{parsed.rule}{told}, f = {parsed.f}: up to {parsed.f} of a round's contributions may be hostile; it needs {parsed.least} of them"
 
 
 def lying_text(lying: int, members: int) -> str:

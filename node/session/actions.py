@@ -79,6 +79,7 @@ class LogActions:
         machine = self.session.machine
         if machine is not None and machine.open.plan is not None and machine.open.plan.plan_id == event.plan_id:
             self.results[event.digests], self.weights[event.digests] = event.data, event.weights
+            self.session.distances.weighed(event.digests, event.spread)
             self.timeline(machine.round).reduced(now, event.since)
             machine.on_result(now, event.digests, event.plan_id)
 

@@ -50,7 +50,7 @@ class Offering:
             session.ports.exchange.freeze(session.log, machine.round, cid, vector)
             session.admission.offered(cid, vector)
             session.retaining.offered(cid, vector)
-            machine.contribute(now, cid, samples, reading)
+            machine.contribute(now, cid, samples, session.distances.said(reading))
         return None
 
     def take(self) -> Given:

@@ -34,6 +34,7 @@ from .applying import Applying
 from .beforehand import Beforehand
 from .beginning import check_model, found, restore
 from .branching import Branching
+from .distances import Distances
 from .earlier import Earlier
 from .installing import Installing
 from .naming import shape_of
@@ -95,6 +96,7 @@ class Session:
         self.others = Others(self)
         self.admission = Admission(self, probation, per_hour)
         self.retaining = Retaining(self)
+        self.distances = Distances(self)
         self.left = False
         self.script: Layout | None = None  # layout of the attached script, if any
         self.loop: deque[m.Envelope] = deque()  # messages to oneself
@@ -461,6 +463,7 @@ class Session:
         self.earlier.decided(entry)
         self.admission.decided(now, certified)
         self.retaining.decided(entry)
+        self.distances.decided(entry)
         self.recertifying.decided(certified)
 
     def opened(self, now: float) -> None:

@@ -330,7 +330,7 @@ class Checker:
             for chunk in range(part.first, part.stop):
                 of_part += reducer.measure(self._encoded(grid, entry, chunk)[1])
             total += of_part
-        return reducer.weigh(total, [c.cid for c in entry.contributors])
+        return reducer.weigh(total, [c.cid for c in entry.contributors], [c.reading.norm for c in entry.contributors])
 
     def _reduce_chunk(self, grid: Grid, entry: Entry, chunk: int, out: memoryview, weighing: Weighing | None) -> None:
         codec, (wires, rows) = grid.codec(chunk), self._encoded(grid, entry, chunk)

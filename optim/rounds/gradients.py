@@ -67,13 +67,11 @@ class GradientReplica(Replica):
                 part.zero_()
                 if index in self._sums:
                     part.copy_(self._sums[index].reshape(-1)).div_(float(self.unsent))
-        if self.feedback is not None:
-            self.feedback.add_to(out)
+        self._carry_over(out)
         self._sums.clear()
 
     def _adopt(self, frozen: Frozen, counted: bool, new: AnchorView) -> None:
-        if self.feedback is not None:
-            self.feedback.settle(counted)
+        self._settle_carried(counted)
         self.frozen = None
         if not counted:
             self._dropped(frozen.samples, PAST)

@@ -23,6 +23,7 @@ from ...collectives.layout import Layout
 from ...collectives.swarm import AnchorView, Outcome, Pending, RunSettings
 from ..model.feedback import Feedback, has_feedback
 from ..model.flat import FlatTensor, FlatVector, Source
+from ..model.momentum import Momentum
 from ..model.pseudograd import write_pseudo_gradient
 from ..model.reconcile import LOST_SHARE, adopt, expect, mix, rebase
 from ..outer import effective_outer
@@ -93,6 +94,8 @@ class Replica:
         self.frozen: Frozen | None = None
         self.settings = settings or RunSettings()
         self.feedback = Feedback(flat.layout, self.settings) if has_feedback(self.settings) else None
+        beta = self.settings.worker_momentum
+        self.momentum = Momentum(flat.parameters, beta) if beta else None
         self.loss: float | None = None  # mean of the inner steps that are contributed next
         self.lag: float | None = None  # how many inner steps rounds take here
         self.members = 1
@@ -195,6 +198,8 @@ class Replica:
         self.own = None
         if self.feedback is not None:
             self.feedback.zero()
+        if self.momentum is not None:
+            self.momentum.settle(False)
 
     def at_base(self) -> bool:
         """Whether the live parameters are bit for bit those of ``base`` (running statistics aside)."""
@@ -236,8 +241,21 @@ class Replica:
 
     def _write(self, out: Tensor) -> None:
         write_pseudo_gradient(self.flat, self.base, out)
+        self._carry_over(out)
+
+    def _carry_over(self, out: Tensor) -> None:
+        """What contributions before leave in this one."""
+        if self.momentum is not None:
+            self.momentum.take(out)
         if self.feedback is not None:
             self.feedback.add_to(out)
+
+    def _settle_carried(self, counted: bool) -> None:
+        """The contribution is decided."""
+        if self.momentum is not None:
+            self.momentum.settle(counted)
+        if self.feedback is not None:
+            self.feedback.settle(counted)
 
     def _decided(self, frozen: Frozen, outcome: Outcome, new: AnchorView) -> None:
         total = sum(share.samples for share in outcome.contributors)
@@ -252,8 +270,7 @@ class Replica:
             self._adopt(frozen, outcome.counted, new)
 
     def _adopt(self, frozen: Frozen, counted: bool, new: AnchorView) -> None:
-        if self.feedback is not None:
-            self.feedback.settle(counted)
+        self._settle_carried(counted)
         if not counted:
             self._restore(frozen)
             self.unsent += frozen.samples

@@ -460,7 +460,7 @@ class Attachment:
     def state_dict(self) -> dict[str, Any]:
         """Where this member is: run, round and digest of its anchor, counters and what was not sent. See `load_state_dict`.
 
-        Numbers and strings; tensors with feedback (residuals) and with overlap "eager"; a `SoloSwarm` adds its anchor and momentum under
+        Numbers and strings; tensors with feedback (residuals), worker momentum and overlap "eager"; a `SoloSwarm` adds its anchor and momentum under
         "swarm". Save the model and the optimizer with it, and with overlap call `settle` before all of them.
         """
         if self._detached:

@@ -24,6 +24,8 @@ def save(swarm: Swarm, strands: list[Strand], totals: Totals) -> dict[str, Any]:
     for index, strand in enumerate(strands):
         if strand.replica.feedback is not None:
             saved["strands"][str(index)]["residual"] = strand.replica.feedback.residual.clone()
+        if strand.replica.momentum is not None:
+            saved["strands"][str(index)]["momentum"] = strand.replica.momentum.value.clone()
         if swarm.settings.overlap == "eager":
             own, numel = strand.replica.own, strand.replica.flat.numel
             saved["strands"][str(index)]["own"] = torch.zeros(numel, device="cpu") if own is None else own.clone()
@@ -70,6 +72,7 @@ class Resume:
         for index, (strand, old, view) in enumerate(zip(strands, saved.strands, views, strict=True)):
             tensors = state["strands"][str(index)]
             self._take(strand, old, view, current[index], tensors.get("residual"), tensors.get("own"))
+            self._go_on(strand, tensors.get("momentum"))
 
     def _take(
         self, strand: Strand, old: SavedStrand, view: AnchorView, current: bool, residual: torch.Tensor | None, own: torch.Tensor | None
@@ -93,6 +96,14 @@ class Resume:
         else:
             strand.since.clear()
             self._left.append((strand, old.progress + old.frozen, (UNDECIDED if replica.resumes else BEGINS) if current else MOVED))
+
+    def _go_on(self, strand: Strand, momentum: torch.Tensor | None) -> None:
+        """Worker momentum is of no one anchor: it goes on wherever the run is."""
+        own = strand.replica.momentum
+        if own is not None and momentum is not None:
+            if momentum.shape != own.value.shape:
+                raise StateError(f"a momentum of {momentum.numel()} elements, for {own.value.numel()}")
+            own.restore(momentum)
 
     def finish(self, drop: Callable[[int, str], None]) -> None:
         """The part that needs the model."""

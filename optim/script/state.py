@@ -1,8 +1,8 @@
 """What a checkpoint of an attachment holds, and how an old one relates to the run as it is now.
 
 Numbers and strings: the anchor and the outer state are in the run's log, unsent progress is in the model. Tensors only where they are
-nowhere else: the residuals of a run with feedback, the momentum of what eager members expect, and the own state of swarms without a log
-(`SoloSwarm`). The keys never vary in one run, as torch.distributed.checkpoint needs it.
+nowhere else: the residuals of a run with feedback, worker momentum, the momentum of what eager members expect, and the own state of swarms
+without a log (`SoloSwarm`). The keys never vary in one run, as torch.distributed.checkpoint needs it.
 """
 
 from __future__ import annotations

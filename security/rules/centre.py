@@ -6,8 +6,9 @@ f < n / 2 rows can drag away: the mean of the majority nearest to the row that h
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -59,7 +60,10 @@ def clip_once(norms: Vector, f: int, *, radius: float) -> Vector:
 
 
 class Radius:
-    """The radius of centred clipping: the median over the last rounds of the median distance of the rows from the aggregate."""
+    """The radius of centred clipping: the median over the last rounds of the median distance of the rows from the aggregate.
+
+    Members of a run that goes by it keep one each (`node/session/`), and state what it comes to with their contributions (`common_radius`).
+    """
 
     def __init__(self, rounds: int = 50) -> None:
         self._seen: deque[float] = deque(maxlen=rounds)
@@ -70,9 +74,24 @@ class Radius:
 
     def saw(self, products: Matrix, weights: Vector) -> None:
         """A round's Gram matrix, and the weights of its aggregate."""
-        found = lower_median(np.sqrt(from_point(products, weights)))
-        if found > 0:
-            self._seen.append(found)
+        self.add(spread(products, weights))
+
+    def add(self, distance: float) -> None:
+        """A round's median distance (`spread`). 0, and what is no number, is no radius: it is left out."""
+        if 0 < distance < math.inf:
+            self._seen.append(distance)
+
+
+def spread(products: Matrix, weights: Vector) -> float:
+    """The lower median of the rows' distances from the weighted sum."""
+    return lower_median(np.sqrt(from_point(products, weights)))
+
+
+def common_radius(told: Sequence[float | None], f: int) -> float | None:
+    """The radius that members come to who know what each of them says it is: the lower median. None where fewer than 2f + 1 say so, of whom f could
+    decide it, or it is none."""
+    said = [value for value in told if value is not None and 0 < value < math.inf]
+    return lower_median(np.array(said)) if len(said) >= 2 * f + 1 else None
 
 
 def robust_start(products: Matrix) -> Vector:

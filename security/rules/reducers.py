@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -16,9 +16,10 @@ from blake3 import blake3
 from torch import Tensor
 
 from ...collectives.reduce import REDUCERS, Factors, Reducer, Statistics, to_float32
-from ..rule_names import RuleName, Step, parse_reducer, reducer_name
+from ..rule_names import RUNNING, RuleName, Step, parse_reducer, reducer_name
 from .aggregate import BY_COORDINATE, BY_GRAM
 from .before import arc, buckets, clipping, nnm
+from .centre import common_radius, spread
 from .gram import combine, mixed_gram
 from .numbers import Matrix, product, total
 from .triangle import diagonal, impossible, pairs, square, triangle
@@ -42,7 +43,8 @@ class ByCoordinate:
 class WeightedSum:
     """What a rule of whole rows comes to. A Weighing."""
 
-    def __init__(self, weights: Sequence[float]) -> None:
+    def __init__(self, weights: Sequence[float], spread: float | None = None) -> None:
+        self.spread = spread
         self.weights = tuple(to_float32(weight) if math.isfinite(weight) else 0.0 for weight in weights)  # no vectors have such a matrix
         self.factors = Factors(self.weights, 1.0)
 
@@ -55,6 +57,7 @@ class OfMixtures:
     """A rule by coordinate of rows that steps have mixed. A Weighing; ``weights``: the share that a contribution has in all mixtures."""
 
     factors = None
+    spread = None
 
     def __init__(self, rule: str, f: int, mixing: Matrix) -> None:
         self.weights = tuple((total(mixing.T) / len(mixing)).tolist())
@@ -96,20 +99,34 @@ class ByGram:
         """See TwoPhaseReducer."""
         return impossible(statistics, contributors)
 
-    def weigh(self, statistics: Statistics, cids: Sequence[bytes]) -> WeightedSum | OfMixtures:
+    def weigh(self, statistics: Statistics, cids: Sequence[bytes], norms: Sequence[float | None] = ()) -> WeightedSum | OfMixtures:
         """See TwoPhaseReducer."""
         with np.errstate(all="ignore"):  # owners may state what no vectors have: then any weights will do, the same at all
-            return self._weigh(square(statistics, len(cids)), cids)
+            return self._weigh(square(statistics, len(cids)), cids, norms)
 
-    def _weigh(self, products: Matrix, cids: Sequence[bytes]) -> WeightedSum | OfMixtures:
-        rule, f, before = self._parsed
+    def _weigh(self, products: Matrix, cids: Sequence[bytes], norms: Sequence[float | None]) -> WeightedSum | OfMixtures:
+        rule, f, before, options = self._parsed
         mixing = np.eye(len(cids))
         for step in before:
             one = _mixing(step, products, f, cids)
             mixing, products = product(one, mixing), mixed_gram(products, one)
         if rule in BY_COORDINATE:
             return OfMixtures(rule, f, mixing)
-        return WeightedSum(product(BY_GRAM[rule](products, f)[None], mixing)[0].tolist())
+        weights = BY_GRAM[rule](products, f, **_told(options, len(products), f, norms))
+        of_rows = product(weights[None], mixing)[0].tolist()
+        return WeightedSum(of_rows, spread(products, weights) if RUNNING in options else None)
+
+
+def _told(options: Sequence[str], n: int, f: int, norms: Sequence[float | None]) -> dict[str, Any]:
+    """A rule's options as its function takes them; ``norms``: what members say that the radius of centred clipping is."""
+    told: dict[str, Any] = {}
+    if "n1" in options:
+        told["neighbours"] = n - f - 1
+    if "k2" in options:
+        told["chosen"] = n - f - 2
+    if RUNNING in options:
+        told["radius"] = common_radius(norms, f)
+    return told
 
 
 def _mixing(step: Step, products: Matrix, f: int, cids: Sequence[bytes]) -> Matrix:

@@ -23,10 +23,13 @@ def krum(products: Matrix, f: int, *, neighbours: int | None = None) -> Vector:
 
 
 def multi_krum(products: Matrix, f: int, *, neighbours: int | None = None, chosen: int | None = None) -> Vector:
-    """The mean of the ``chosen`` rows that Krum likes best (arXiv 1703.02757): n - f - 2, the most the paper allows; byzfl takes n - f."""
+    """The mean of the ``chosen`` rows that Krum likes best (arXiv 1703.02757), 1 to n - f of them.
+
+    chosen: n - f, as byzfl; the paper leaves it open (1 is Krum, n the mean). neighbours: as Krum's.
+    """
     n = len(products)
     scores = _scores("Multi-Krum", products, f, neighbours)
-    count = n - f - 2 if chosen is None else chosen
+    count = n - f if chosen is None else chosen
     if not 1 <= count <= n - f:
         raise ConfigError(f"Multi-Krum: {count} rows chosen of {n}, f = {f}", key="chosen", why="it must be 1 to n - f")
     return uniform(n, nearest(scores, count))

@@ -26,7 +26,7 @@ def test_three_peers_with_a_rule(tmp_path: Path, before: str) -> None:
         with NodeClient.connect(find_paths(swarm.all[0].home)) as client:
             (run,) = client.status()["runs"]
         assert (run["rule"], run["quorum"]["needed"], run["quorum"]["held"]) == (
-            "arc+nnm+centred_clip:1" if before else "median:1",
+            "arc+nnm+centred_clip/running:1" if before else "median:1",
             3,
             True,
         )

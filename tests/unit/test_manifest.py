@@ -17,7 +17,7 @@ from atoll.collectives.errors import BadSignatureError, ConfigError, StorageErro
 from atoll.collectives.seeded import BtardSettings
 from atoll.collectives.swarm import OuterSettings, PrivacySettings, RunSettings, SecureSettings, SiteSettings
 from atoll.node import manifest as m
-from atoll.node.cli.costs import describe_lines
+from atoll.node.cli.costs import describe_lines, explain_rule
 from atoll.node.manifest_form import as_toml
 from atoll.node.paths import find_paths
 from atoll.security.identity import Identity
@@ -173,6 +173,15 @@ def test_an_exchange_that_cannot_be(text: str, key: str) -> None:
     ("robust = { rule = 'krum', f = 1, before = ['nnm', 'mean'] }", "$.robust.before"),
     ("robust = { rule = 'krum', f = 1, before = ['nnm', 'nnm'] }", "$.robust.before"),
     ("robust = { rule = 'krum', f = 1, before = ['bucketing2', 'bucketing3'] }", "$.robust.rule"),
+    ("robust = { momentum = 0.9 }", "$.robust.momentum"),
+    ("robust = { rule = 'median', f = 1, momentum = 1.0 }", "$.robust.momentum"),
+    ("robust = { rule = 'median', f = 1, momentum = 0.9 }\ntrain = { overlap = 'eager' }", "$.robust.momentum"),
+    ("mode = 'federated'\nmodel = { entry = 'local:x' }\nrobust = { rule = 'median', f = 1, momentum = 0.9 }", "$.robust.momentum"),
+    ("robust = { rule = 'krum', f = 1, keep = 'n-f' }", "$.robust.keep"),
+    ("robust = { rule = 'multi_krum', f = 1, keep = '3' }", "$.robust.keep"),
+    ("robust = { rule = 'median', f = 1, neighbours = 'n-f-1' }", "$.robust.neighbours"),
+    ("robust = { rule = 'geometric_median', f = 1, radius = 'running' }", "$.robust.radius"),
+    ("robust = { radius = 'running' }", "$.robust.radius"),
     ("robust = { rule = 'median', f = 1 }\nexchange = { plan = 'ring' }", "$.exchange.plan"),
     ("robust = { rule = 'median', f = 1 }\nexchange = { codecs = { x = 'sparse64' } }", "$.exchange.codec"),
     ("robust = { rule = 'meamed', f = 1 }\ntrain = { outer = { stretch = true } }", "$.train.outer.stretch"),
@@ -211,6 +220,36 @@ def test_a_robust_rule_names_the_runs_reducer_and_leaves_other_runs_as_they_are(
     assert steps.settings().reducer == "bucketing2+arc+krum:1"
     assert m.decode_manifest(steps.encode()) == steps
     assert any("bucketing 2, arc, krum, f = 1" in line and "needs 9" in line for line in describe_lines(steps))
+
+
+def test_what_a_rule_is_told_beside_f() -> None:
+    def found(text: str) -> m.Manifest:
+        manifest = m.parse_manifest(f'schema = 1\nname = "x"\nrobust = {{ f = 1, {text} }}')
+        assert m.decode_manifest(manifest.encode()) == manifest
+        return manifest
+
+    names = {
+        "rule = 'multi_krum'": "multi_krum:1",
+        "rule = 'multi_krum', keep = 'n-f', neighbours = 'n-f-2'": "multi_krum:1",
+        "rule = 'multi_krum', keep = 'n-f-2'": "multi_krum/k2:1",
+        "rule = 'multi_krum', neighbours = 'n-f-1'": "multi_krum/n1:1",
+        "rule = 'krum', neighbours = 'n-f-1'": "krum/n1:1",
+        "rule = 'centred_clip', before = ['nnm']": "nnm+centred_clip/running:1",
+        "rule = 'centred_clip', radius = 'round'": "centred_clip:1",
+        "rule = 'median', momentum = 0.9": "median:1",
+    }
+    assert {text: found(text).settings().reducer for text in names} == names
+    assert [found(text).settings().worker_momentum for text in names] == [0.0] * 7 + [0.9]
+    byzfl = found("rule = 'multi_krum', neighbours = 'n-f-1'")
+    assert any("multi_krum, scored by n − f − 1 neighbours, f = 1" in line and "needs 3" in line for line in describe_lines(byzfl))
+    assert "byzfl's score" in explain_rule(byzfl)[0]
+    assert explain_rule(found("rule = 'krum'")) == []
+    running = found("rule = 'centred_clip', momentum = 0.8")
+    assert ["until 3 of them do" in explain_rule(running)[0], "0.8 of the last and 0.2 of the new" in explain_rule(running)[1]] == [
+        True,
+        True,
+    ]
+    assert any("of running means" in line for line in describe_lines(running))
 
 
 def test_what_members_do_beside_plain_steps_is_the_manifests() -> None:

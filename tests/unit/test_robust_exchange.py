@@ -13,6 +13,7 @@ from atoll.collectives.exchange import header as wire_header
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.reduce import REDUCERS, least_of
 from atoll.collectives.round.state import Shape
+from atoll.collectives.swarm import MAX_REDUCER
 from atoll.security.rule_names import BY_COORDINATE, MAX_F, parse_reducer
 from atoll.security.rules import aggregate
 from atoll.security.rules.reducers import find_reducer
@@ -82,12 +83,21 @@ def test_names() -> None:
             reducer = find_reducer(f"{rule}:{f}")
             assert reducer is not None
             assert (reducer.name, reducer.form, least_of(reducer)) == (f"{rule}:{f}", "rows", 2 * f + 1)
-            assert parse_reducer(reducer.name) == (rule, f, ())
+            assert parse_reducer(reducer.name) == (rule, f, (), ())
     for name, least in {"krum:1": 5, "mda:2": 5, "nnm+median:1": 3, "bucketing2+krum:1": 9, "bucketing2+arc+nnm+meamed:2": 9}.items():
         reducer = find_reducer(name)
         assert reducer is not None
         assert (reducer.name, reducer.form, least_of(reducer)) == (name, "two-phase", least)
-    assert parse_reducer("clipping0.5+flag:1") == ("flag", 1, (("clipping", 0.5),))
+    told = {"krum/n1:1": 3, "multi_krum/n1:1": 3, "multi_krum/k2:1": 5, "nnm+multi_krum/k2/n1:2": 7, "centred_clip/running:1": 3}
+    for name, least in told.items():
+        reducer = find_reducer(name)
+        assert reducer is not None
+        assert (reducer.name, reducer.form, least_of(reducer)) == (name, "two-phase", least)
+    assert parse_reducer("multi_krum/k2/n1:2") == ("multi_krum", 2, (), ("k2", "n1"))
+    longest = parse_reducer("bucketing2+clipping999999.99999+arc+nnm+centred_clip/running:63")  # more is not for 256 contributors
+    assert longest is not None
+    assert (longest.least, len("bucketing2+clipping999999.99999+arc+nnm+centred_clip/running:63") <= MAX_REDUCER) == (253, True)
+    assert parse_reducer("clipping0.5+flag:1") == ("flag", 1, (("clipping", 0.5),), ())
     wrong = (
         "median",
         "median:",
@@ -110,6 +120,11 @@ def test_names() -> None:
         "bucketing17+krum:1",
         "+krum:1",
         "nnm:1",
+        "krum/k2:1",
+        "multi_krum/n1/k2:1",
+        "multi_krum/k2/k2:1",
+        "multi_krum/:1",
+        "median/running:1",
     ):
         assert find_reducer(name) is None
     assert all(find_reducer(name) is reducer for name, reducer in REDUCERS.items())

@@ -1,0 +1,149 @@
+"""``[robust]`` of a manifest: what a round makes of its contributions, where some of them may be anything; and what such a run must be."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import msgspec
+
+from ..collectives.codecs.names import RESULTS
+from ..collectives.errors import ConfigError
+from ..collectives.group import MAX_MEMBERS
+from ..security.rule_names import MAX_F, MAX_F_MDA, RUNNING, CoordinateRule, GramRule, parse_reducer, parse_step, reducer_name
+
+if TYPE_CHECKING:
+    from .manifest import Manifest
+
+
+class RobustTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[robust]``: what a round makes of its contributions, where up to ``f`` of them may be anything. ``mean``: members are trusted.
+
+    A round needs 2 f + 1 contributors (Krum's rules: 2 f + 3), each of which counts once, whatever it trained on. ``before``: steps before the
+    rule, in their order (`security.rule_names.parse_step`). ``keep``: of how many contributions Multi-Krum is the mean; ``neighbours``: by how many
+    others Krum's rules score one, "n-f-1" as byzfl; ``radius``: where centred clipping clips, at the median distance in rounds before, or in the
+    same round. ``momentum``: what a member contributes is the running mean of what it would have, with this share of the last (worker momentum);
+    0: none.
+    """
+
+    rule: Literal["mean", CoordinateRule, GramRule] = "mean"
+    f: Annotated[int, msgspec.Meta(ge=1, le=MAX_F)] | None = None
+    before: Annotated[tuple[Annotated[str, msgspec.Meta(max_length=24)], ...], msgspec.Meta(max_length=4)] = ()
+    keep: Literal["n-f", "n-f-2"] | None = None  # None: "n-f"
+    neighbours: Literal["n-f-2", "n-f-1"] | None = None  # None: "n-f-2"
+    radius: Literal["running", "round"] | None = None  # None: "running"
+    momentum: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
+
+    @property
+    def reducer(self) -> str:
+        """What plans call it."""
+        if self.rule == "mean" or self.f is None:
+            return self.rule
+        told = {
+            "k2": self.keep == "n-f-2",
+            "n1": self.neighbours == "n-f-1",
+            RUNNING: self.rule == "centred_clip" and self.radius != "round",
+        }
+        return reducer_name(self.rule, self.f, self.before, tuple(option for option, given in told.items() if given))
+
+
+def check_robust(manifest: Manifest, name: str) -> None:
+    """What a run with a robust rule must be: whatever one contribution says may move the result by a bounded amount only."""
+    robust, exchange, train = manifest.robust, manifest.exchange, manifest.train
+    if robust.rule == "mean":
+        given = [key for key in ("f", "before", "keep", "neighbours", "radius", "momentum") if getattr(robust, key)]
+        if given:
+            key = f"$.robust.{given[0]}"
+            raise ConfigError(
+                f'{name}: {key} is given, and $.robust.rule is "mean"',
+                key=key,
+                why="A mean follows a single hostile contribution wherever it wants.",
+                hint=f'rule = "trimmed_mean", or leave {key.rsplit(".")[-1]} out',
+            )
+        return
+    if robust.f is None:
+        raise ConfigError(
+            f"{name}: $.robust.rule is {robust.rule!r}, and $.robust.f is missing",
+            key="$.robust.f",
+            why="It says how many contributions may be hostile; a round needs 2 f + 1 contributors, with krum and multi_krum 2 f + 3.",
+            hint="f = 1, for runs of at least 3 members (krum, multi_krum: 5)",
+        )
+    for step in robust.before:
+        if parse_step(step) is None or robust.before.count(step) > 1:
+            raise ConfigError(
+                f"{name}: $.robust.before has {step!r}",
+                key="$.robust.before",
+                why="It names steps before the rule, each kind once.",
+                hint="one of nnm, arc, bucketing2 (to bucketing16), clipping10 (the greatest length)",
+            )
+    _check_told(manifest, name)
+    parsed = parse_reducer(robust.reducer)
+    if parsed is None or parsed.least > MAX_MEMBERS:
+        raise ConfigError(
+            f"{name}: $.robust.rule is {robust.reducer}",
+            key="$.robust.rule",
+            why=f"mda looks at all ways to leave out f contributions: f is at most {MAX_F_MDA}. A kind of step is taken once. "
+            f"And a round has at most {MAX_MEMBERS} contributors.",
+            hint='before = ["nnm"] and rule = "trimmed_mean"',
+        )
+    coarse = sorted({exchange.codec, *exchange.codecs.values()} & RESULTS.keys())
+    refused: list[tuple[bool, str, str, str]] = [
+        (exchange.plan != "butterfly", "$.exchange.plan", "A partial sum does not show whose values are in it.", 'plan = "butterfly"'),
+        (
+            bool(coarse),
+            "$.exchange.codec",
+            "Most values of such a contribution are zeros or coarse: so is the middle one.",
+            'codec = "int8"',
+        ),
+        (train.outer.stretch, "$.train.outer.stretch", "It follows the lengths that members claim.", "Leave it out."),
+        (
+            train.inner.samples is not None,
+            "$.train.inner.samples",
+            "It follows the samples that members claim: one could end the schedule.",
+            "Give $.train.inner.steps instead.",
+        ),
+        (
+            manifest.no_quorum.policy == "branch",
+            "$.no_quorum.policy",
+            "A branch is taken over as it is, on the word of those few who were on it.",
+            'policy = "pause"',
+        ),
+    ]
+    for wrong, key, why, hint in refused:
+        if wrong:
+            raise ConfigError(f"{name}: {key} as it is, in a run with $.robust.rule = {robust.rule!r}", key=key, why=why, hint=hint)
+
+
+def _check_told(manifest: Manifest, name: str) -> None:
+    """What a rule is told beside f, and the momentum of its contributions."""
+    robust, krums = manifest.robust, ("krum", "multi_krum")
+    eager = "Members train on from what they expect of the contribution they made; what they send is another, its running mean."
+    refused: list[tuple[bool, str, str, str]] = [
+        (
+            robust.keep is not None and robust.rule != "multi_krum",
+            "$.robust.keep",
+            "Multi-Krum alone is the mean of those it keeps.",
+            'rule = "multi_krum"',
+        ),
+        (
+            robust.neighbours is not None and robust.rule not in krums,
+            "$.robust.neighbours",
+            "Krum's rules alone score by neighbours.",
+            'rule = "multi_krum"',
+        ),
+        (
+            robust.radius is not None and robust.rule != "centred_clip",
+            "$.robust.radius",
+            "Centred clipping alone has one.",
+            'rule = "centred_clip"',
+        ),
+        (
+            robust.momentum > 0 and manifest.mode == "federated",
+            "$.robust.momentum",
+            "Sites that take part now and then would send old directions again; and methods have momentum of their own.",
+            'Leave it out, or [federated] method = "fedavg_m".',
+        ),
+        (robust.momentum > 0 and manifest.train.overlap == "eager", "$.robust.momentum", eager, 'overlap = "late"'),
+    ]
+    for wrong, key, why, hint in refused:
+        if wrong:
+            raise ConfigError(f"{name}: {key} as it is, in a run with $.robust.rule = {robust.rule!r}", key=key, why=why, hint=hint)
