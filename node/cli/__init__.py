@@ -22,7 +22,7 @@
     templates          manifests to start from
     runs               new, validate, export
     planning           plan
-    curves, simulating  pictures of runs; simulate
+    curves, simulating, simulating_btard   pictures of runs; simulate, attacks on [btard] too
     join               join
 
 A command's module is imported when the command runs, and heavy packages inside its functions: ``atoll --help`` loads click and

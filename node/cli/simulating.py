@@ -18,6 +18,7 @@ from ...collectives.errors import ConfigError, StorageError
 from ..manifest_methods import READS, fading_of
 from .options import GIVEN, GivenPath, shared_options
 from .output import Terminal, bytes_text, current
+from .simulating_btard import attacked, plays
 
 if TYPE_CHECKING:
     from ...optim.federated.member import Knobs
@@ -50,7 +51,12 @@ MAX_CLIENTS = 10_000
 @click.option(
     "--trace", type=GivenPath(dir_okay=False, path_type=Path), metavar="FILE", help="When clients are there, as JSON (docs/federated.md)."
 )
-@click.option("--attack", type=GIVEN, metavar="NAME", help="What hostile clients send: sign_flip, optimised_alie, label_flip, delayed …")
+@click.option(
+    "--attack",
+    type=GIVEN,
+    metavar="NAME",
+    help="What hostile clients do: sign_flip, optimised_alie, label_flip, delayed …; with [btard] equivocation, withheld_parts …",
+)
 @click.option("--hostile", type=click.IntRange(0, MAX_CLIENTS), default=0, show_default=True, help="How many clients are hostile.")
 @click.option(
     "--personal", type=click.Choice(["tuned", "ditto", "clusters"]), help="Models of one's own for each site, too (synchronous methods)."
@@ -63,13 +69,16 @@ def simulate_command(manifest: Path, out: Path | None, task: str | None, **given
     """Try federated methods on many clients with uneven data, in virtual time.
 
     The classes of a real run do the work; no network is used. The server's step is the manifest's, [federated], where it has this method, robust
-    rules are those of [robust], and what [secure] and [privacy] do to contributions is done to them, noise included.
+    rules are those of [robust] with its f, and what [secure] and [privacy] do to contributions is done to them, noise included. With --attack a run
+    that has [btard] plays its protocol instead, on a small task, with hostile peers among those that the manifest names.
     """
     from ..manifest import load_manifest
     from ..recipes.simulated import load_task
 
     terminal = current()
     recipe = load_manifest(manifest)
+    if plays(recipe, given["attack"]):
+        return attacked(terminal, recipe, given | {"task": task, "out": out})
     document = _run(terminal, recipe, load_task(recipe, task), given)
     lines = _table(document["table"])
     for name, sites in document["sites"].items():
@@ -85,7 +94,7 @@ def simulate_command(manifest: Path, out: Path | None, task: str | None, **given
     ]
     if out is not None:
         lines += _write(out, document)
-    terminal.data("\n".join(lines), document)
+    return terminal.data("\n".join(lines), document)
 
 
 def _run(terminal: Terminal, recipe: Manifest, task: Any, given: dict[str, Any]) -> dict[str, Any]:
@@ -105,6 +114,9 @@ def _run(terminal: Terminal, recipe: Manifest, task: Any, given: dict[str, Any])
     curves: dict[str, Any] = {}
     sites: dict[str, Any] = {}
     by_site: dict[str, Any] = {}
+    beside = [key for key in ("before", "keep", "neighbours", "radius", "momentum") if getattr(recipe.robust, key)]
+    if beside:
+        terminal.say(f"of [robust] the rule and f are simulated, not {', '.join(beside)}")
     for name in names:
         results: list[Any] = []
         for seed in range(given["seeds"]):

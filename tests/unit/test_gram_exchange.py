@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -16,9 +18,11 @@ from atoll.security.rule_names import BY_GRAM
 from atoll.security.rules import aggregate
 from atoll.security.rules.aggregate import BY_GRAM as WEIGHTS
 from atoll.security.rules.before import arc, nnm
-from atoll.security.rules.gram import mixed_gram
+from atoll.security.rules.centre import centred_clip, spread
+from atoll.security.rules.gram import gram, mixed_gram
 from atoll.security.rules.numbers import product
 from atoll.security.rules.reducers import find_reducer
+from atoll.security.rules.selection import krum, multi_krum
 from atoll.security.rules.triangle import diagonal, impossible, pairs, square, triangle
 
 NUMEL, CHUNK = 1_500, 128
@@ -226,3 +230,34 @@ def test_any_statement_comes_to_weights(rule: str, before: str) -> None:
             found = reducer.weigh(values, cids)
             assert np.isfinite(found.weights).all()
             assert reducer.weigh(values, cids).weights == found.weights
+
+
+def test_what_a_rule_is_told_reaches_it() -> None:
+    """By the name that a plan has for it, and by what contributors state; the spread goes back to who weighed."""
+    products, cids = gram(torch.stack(list(hostile(9).values()))), [cid_of(i) for i in range(9)]
+    values = products[np.triu_indices(9)]
+
+    def weighed(name: str, norms: list[float | None]) -> Any:
+        reducer = find_reducer(name)
+        assert reducer is not None
+        assert reducer.form == "two-phase"
+        return reducer.weigh(values, cids, norms)
+
+    def weights(name: str) -> list[float]:
+        return list(weighed(name, []).weights)
+
+    assert weights("multi_krum:2") == pytest.approx(multi_krum(products, 2).tolist())
+    assert sum(weight > 0 for weight in weights("multi_krum:2")) == 7
+    assert weights("multi_krum/k2:2") == pytest.approx(multi_krum(products, 2, chosen=5).tolist())
+    assert weights("multi_krum/k2/n1:2") == pytest.approx(multi_krum(products, 2, neighbours=6, chosen=5).tolist())
+    assert weights("krum/n1:2") == pytest.approx(krum(products, 2, neighbours=6).tolist())
+    own = centred_clip(products, 2)
+    clipped = centred_clip(products, 2, radius=3.0)
+    assert np.abs(own - clipped).max() > 1e-3
+    told: list[float | None] = [3.0, 1e-9, 1e9, None, 3.0, 3.0, None, None, None]
+    found = weighed("centred_clip/running:2", told)
+    assert list(found.weights) == pytest.approx(clipped.tolist(), rel=1e-6)
+    assert found.spread == spread(products, clipped)
+    assert list(weighed("centred_clip/running:2", told[:4]).weights) == pytest.approx(own.tolist(), rel=1e-6)
+    assert weighed("centred_clip:2", told).spread is None
+    assert list(weighed("centred_clip:2", told).weights) == pytest.approx(own.tolist(), rel=1e-6)
