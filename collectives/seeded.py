@@ -29,15 +29,18 @@ class BtardSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tolerance: float = 1e-2
     timeout_s: float = 10.0
     compute_s: float = 120.0
+    intervals: int = 0
 
 
 class Work(NamedTuple):
     """A vector to compute: what comes of training from the anchor of ``round``, with ``seed`` (32 bytes) for all that is random. ``number``: of
-    the request."""
+    the request. In a run whose work is in intervals: all states after these; with ``interval`` (counted from 0; else -1) the state after that one
+    alone, which begins at another state than the anchor (`Seeded.begin`)."""
 
     number: int
     round: int
     seed: bytes
+    interval: int = -1
 
 
 @runtime_checkable
@@ -48,6 +51,12 @@ class Seeded(Protocol):
         """The oldest request that is not answered; waits for one. None: ``until()``, or the time is up. Raises SwarmClosedError without a node."""
         ...
 
-    def answer(self, work: Work, write: Callable[[Tensor], None]) -> None:
-        """``write`` fills a float32 tensor of shape (numel,): the vector. Raises SwarmClosedError without a node."""
+    def begin(self, work: Work, read: Callable[[Tensor], None]) -> bool:
+        """``read`` is given the state that an interval begins at, float32 (numel,), to be copied before it returns. False: nobody wants this work any
+        more. Raises SwarmClosedError without a node."""
+        ...
+
+    def answer(self, work: Work, write: Callable[[Tensor], None], part: int = 0) -> None:
+        """``write`` fills a float32 tensor of shape (numel,): the vector, or the state after an interval; ``part``: of all intervals, which one, in
+        order. Raises SwarmClosedError without a node."""
         ...

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .manifest import Manifest
 
 LEAST_PEERS = 4  # of fewer none can be removed and the rest go on, of which more than half are honest
+MOST_INTERVALS = 63  # whose states' hashes one message holds
 Times = Annotated[float, msgspec.Meta(ge=0.1, le=86_400)]
 
 
@@ -24,6 +25,7 @@ class BtardTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``radius``: about the distance of one peer's vector from the mean of all, in the first step. ``validators``: how many peers of a step look into
     another's last vector instead of computing one. ``tolerance``: relative difference between two machines' vectors of one seed above which one of
     them lied. ``timeout_s``: a peer that owes a message for more than twice as long is removed; ``compute_s``: where a vector is computed.
+    ``intervals``: into how many parts a peer's work is cut, whose states it commits to: a validator computes one of them again; 0: the whole work.
     """
 
     radius: Annotated[float, msgspec.Meta(gt=0, le=1e9)] = 1.0
@@ -31,11 +33,12 @@ class BtardTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tolerance: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 1e-2
     timeout_s: Times = 10.0
     compute_s: Times = 120.0
+    intervals: Annotated[int, msgspec.Meta(ge=0, le=MOST_INTERVALS)] = 0
 
     def settings(self, manifest: Manifest) -> dict[str, object]:
         """Fields of RunSettings that follow: vectors are the log's word by word."""
         peers = tuple(sorted(PeerId(peer) for peer in manifest.join.allow))
-        terms = BtardSettings(peers, self.radius, self.validators, self.tolerance, self.timeout_s, self.compute_s)
+        terms = BtardSettings(peers, self.radius, self.validators, self.tolerance, self.timeout_s, self.compute_s, self.intervals)
         return {"codec": MASKED_CODEC, "reducer": "copy", "outer": manifest.train.outer.settings(), "btard": terms}
 
 
@@ -58,6 +61,12 @@ def check_btard(manifest: Manifest, name: str) -> None:
             "$.model.entry",
             "What follows from a seed is for each member's script to say.",
             'entry = "local:NAME"',
+        ),
+        (
+            manifest.btard.intervals == 1,
+            "$.btard.intervals",
+            "One interval is all of the work, which is looked at without states, too.",
+            "intervals = 4, or leave it out.",
         ),
         (exchange != plain, "$.exchange", "Vectors travel as they are, part by part.", "Leave it out."),
         (manifest.robust.rule != "mean", "$.robust.rule", "BTARD has a rule of its own, centred clipping.", "Leave [robust] out."),

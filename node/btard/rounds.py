@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from blake3 import blake3
 from torch import Tensor
@@ -27,7 +28,8 @@ from ...collectives.round import KIN_BYTES
 from ...collectives.seeded import BtardSettings
 from ...security.btard import Bundle, Peer, Settings, Task
 from ...security.btard.finished import Finished
-from ...security.btard.messages import Frame, Piece
+from ...security.btard.messages import Frame, Piece, Vector
+from ...security.btard.trail import Trail
 from ...security.identity import verify
 from ..evidence import removal
 from ..session import events as ev
@@ -86,6 +88,7 @@ class BtardRounds(Beforehand):
         self._removals: list[Output] = []  # after those: who is removed is told on what evidence before it is banned
         self._busy = False
         self._tasks: dict[int, Task] = {}
+        self._states: list[Vector] = []  # of the own work, from the anchor on, where it is in intervals
         self._number = 1 + random.SystemRandom().getrandbits(40)  # no answer to an earlier life is one to this
         self._ticked_at = -1e9
         self._said: list[tuple[list[PeerId], bytes]] = []  # in the step, and to whom
@@ -120,7 +123,7 @@ class BtardRounds(Beforehand):
         self.given = first
         if again:  # another script than the one that was asked
             for number, task in self._tasks.items():
-                session.ports.emit(ev.WorkAsked(number, task.step, task.seed))
+                session.ports.emit(ev.WorkAsked(number, task.step, task.seed, task.interval))
         self._begin(now)
         self._give(now)
 
@@ -144,9 +147,9 @@ class BtardRounds(Beforehand):
         if self.step < 0:
             session.ports.storage.spend(BEGUN)
         self.step, self._said = step, []
-        state = self._state()
+        state, start = self._state(), self._start()
         self._forget_steps(step)
-        self._input(lambda peer: peer.begin(now, step, state))
+        self._input(lambda peer: peer.begin(now, step, state, start))
 
     def _forget_steps(self, step: int) -> None:
         self._tasks = {number: task for number, task in self._tasks.items() if task.step >= step - 1}
@@ -162,21 +165,46 @@ class BtardRounds(Beforehand):
             at -= 1
         return entries[at].entry.hash()
 
+    def _start(self) -> Vector | None:
+        """Where trails begin: a copy of the anchor, which is what scripts begin at."""
+        replica, machine = self.session.replica, self.session.machine
+        assert replica is not None
+        assert machine is not None
+        self._states = [replica.anchor[: machine.shape.numel].clone().numpy()] if self.terms.intervals else []
+        return self._states[0] if self._states else None
+
     def _made(self) -> Peer | None:
         session, terms = self.session, self.terms
         if self._peer is None and session.machine is not None and not self._why_barred():
-            settings = Settings(terms.radius, terms.validators, terms.tolerance, terms.timeout_s, terms.compute_s)
+            settings = Settings(
+                terms.radius, terms.validators, terms.tolerance, terms.timeout_s, terms.compute_s, intervals=terms.intervals
+            )
             numel = session.machine.shape.numel
             self._vectors = Vectors(session, numel, min(2.0, terms.timeout_s / LOOKS))
             self._peer = Peer(session.run, self.identity, verify, terms.peers, numel, settings, self, self.chance)  # type: ignore[arg-type]
         return self._peer
 
-    def computed(self, now: float, number: int, vector: Tensor) -> None:
+    def computed(self, now: float, number: int, vector: Tensor, part: int = 0) -> None:
         """See Beforehand."""
-        task = self._tasks.pop(number, None)
-        if task is not None:
-            values = vector.clone().numpy()
-            self._input(lambda peer: peer.computed(now, task, values))
+        task = self._tasks.get(number)
+        if task is None:
+            return
+        values, trail = vector.clone().numpy(), None
+        if self.terms.intervals and task.interval < 0:
+            if task.step != self.step or not self._states or part > len(self._states) - 1:
+                return  # of a step that is over; or another script's, that was asked again, and is not there yet
+            self._states[part + 1 :] = [values]
+            if len(self._states) <= self.terms.intervals:
+                return
+            values, trail = np.subtract(self._states[0], self._states[-1]), Trail(self._states)
+            self._states = []
+        del self._tasks[number]
+        self._input(lambda peer: peer.computed(now, task, values, trail))
+
+    def starts(self, number: int) -> Tensor | None:
+        """See Beforehand."""
+        task = self._tasks.get(number)
+        return None if task is None or task.start is None else torch.from_numpy(task.start)
 
     # ---- the peer's inputs, and what comes of them
     def _input(self, act: Callable[[Peer], None], sender: PeerId | None = None, nbytes: int = 0) -> None:
@@ -255,9 +283,12 @@ class BtardRounds(Beforehand):
             self.session.ports.send(peer, data)
 
     def _ask(self, task: Task) -> None:
+        if task.start is not None and not np.isfinite(task.start).all():
+            nothing = np.full_like(task.start, np.nan)  # no script is given what another peer says is a state and cannot be one
+            return self._input(lambda peer: peer.computed(self.session.clock(), task, nothing))
         self._number += 1
         self._tasks[self._number] = task
-        self.session.ports.emit(ev.WorkAsked(self._number, task.step, task.seed))
+        self.session.ports.emit(ev.WorkAsked(self._number, task.step, task.seed, task.interval))
 
     def _end(self, now: float, found: Found, kin: bytes) -> None:
         self.found, self._kin = found, kin

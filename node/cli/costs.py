@@ -142,6 +142,7 @@ def describe_lines(manifest: Manifest) -> list[str]:
     if d["btard"]:
         lines.append(
             f"btard    vectors from public seeds, checked by {d['btard']['validators']} of {len(d['btard']['peers'])} peers a round"
+            + (f", one of {d['btard']['intervals']} intervals of each" if d["btard"]["intervals"] else "")
         )
     lines += _entry_lines(manifest)
     if d["lying"]:

@@ -43,7 +43,7 @@ def _options(recipe: Manifest, given: dict[str, Any]) -> Options:
     from ...security.btard.simulation.hostile import ATTACKS
 
     attack, hostile, terms = given["attack"], given["hostile"], recipe.settings().btard
-    possible = [name for name, found in ATTACKS.items() if not found.intervals]
+    possible = [name for name, found in ATTACKS.items() if not found.intervals or (terms is not None and terms.intervals)]
     if terms is None:
         raise ConfigError(
             f"{attack} is an attack on the messages of BTARD, and {recipe.name} has no [btard]", key="attack",
@@ -51,7 +51,7 @@ def _options(recipe: Manifest, given: dict[str, Any]) -> Options:
             hint="An attack on contributions, such as --attack sign_flip; or [btard] in the manifest (docs/operating.md)",
         )  # fmt: skip
     if attack not in possible:
-        why = "It is one on the states between local steps, which nodes do not keep." if attack in ATTACKS else ""
+        why = "It is one on the states between intervals of work, and this run has no [btard] intervals." if attack in ATTACKS else ""
         raise ConfigError(f"no attack {attack!r} in a run with [btard]", key="attack", why=why, hint=f"one of: {', '.join(possible)}")
     n = len(terms.peers)
     if not 0 < 2 * hostile < n:
@@ -61,7 +61,7 @@ def _options(recipe: Manifest, given: dict[str, Any]) -> Options:
         why = "The peers of a run with [btard] play the protocol on a small task of its own: no data, no speeds, no federated method."
         raise ConfigError(f"--{unfit[0]} with an attack on a run with [btard]", key=unfit[0], why=why, hint="Leave it out.")
     settings = Settings(
-        Options().settings.radius, terms.validators, terms.tolerance, terms.timeout_s, terms.compute_s
+        Options().settings.radius, terms.validators, terms.tolerance, terms.timeout_s, terms.compute_s, intervals=terms.intervals
     )  # the first step's radius is the task's
     return Options(n, hostile, attack, given["rounds"] or recipe.train.rounds or STEPS, messages=True, settings=settings)
 

@@ -32,9 +32,17 @@ class SeededWork:
         self.wait_until(lambda: bool(self._asked) or until(), timeout_s)
         return self._asked.popleft() if self._asked else None
 
-    def answer(self, work: Work, write: Callable[[Tensor], None]) -> None:
+    def begin(self, work: Work, read: Callable[[Tensor], None]) -> bool:
+        """See Seeded."""
+        at = self._ready()
+        begun: p.Begun = self._ask(at, lambda id_: p.Begin(id_, work.number), p.Begun)
+        if begun.wanted:
+            read(at.memory.contribution.tensor())
+        return begun.wanted
+
+    def answer(self, work: Work, write: Callable[[Tensor], None], part: int = 0) -> None:
         """See Seeded. An exception in ``write`` leaves the request unanswered."""
         at = self._ready()
         with eager():
             write(at.memory.contribution.tensor())
-        self._ask(at, lambda id_: p.Computed(id_, work.number), p.Done)
+        self._ask(at, lambda id_: p.Computed(id_, work.number, part), p.Done)

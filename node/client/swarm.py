@@ -436,7 +436,7 @@ class RunSwarm(Manners, SeededWork):
         elif isinstance(push, p.Closing):
             self._closing[push.fragment] = max(self._closing.get(push.fragment, 0), push.round)
         elif isinstance(push, p.Asked):
-            self._asked.append(Work(push.number, push.round, push.seed))
+            self._asked.append(Work(push.number, push.round, push.seed, push.interval))
         elif isinstance(push, p.Reduced) and push.op_id in self._reductions:
             self._reductions[push.op_id].resolve(push.outcome, push.number, fds)
             return

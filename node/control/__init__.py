@@ -1,7 +1,8 @@
 """The control socket: how scripts and the command line talk to the node of this machine.
 
 * failures     errors as messages
-* protocol     messages and frames, sans I/O; shared by both sides
+* frames       bytes to messages, sans I/O
+* protocol     messages, and their frames; shared by both sides
 * service      what the node implements and the server calls
 * address      credentials of the other end of a unix socket
 * connection   one accepted connection: requests in order, pushes beside them (trio)

@@ -11,21 +11,20 @@ Script:  Hello → Welcome · Join | FindRun → Joined · Open → (Progress…
 
 from __future__ import annotations
 
-import struct
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 
-from ...collectives.errors import LocalProtocolError, RemoteProtocolError
+from ...collectives.errors import LocalProtocolError
 from ...collectives.group import MAX_MEMBERS, NO_READING, Cid, Peer, Reading
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import MAX_FRAGMENTS, Layout
 from ...collectives.swarm import Call, Outcome, PeerView, RunSettings, Spent, Tally
 from ..shared_memory import SLOTS
 from .failures import Failure, Id
+from .frames import LENGTH, MAX_FRAME_BYTES, Frames
 
 VERSION = 1
-MAX_FRAME_BYTES = 1 << 20
 REDUCE_FDS = 1
 
 
@@ -35,7 +34,6 @@ def opened_fds(fragments: int) -> int:
 
 
 MAX_FDS = opened_fds(MAX_FRAGMENTS)
-_LENGTH = struct.Struct(">I")
 
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
 Name = Annotated[str, msgspec.Meta(max_length=256)]
@@ -200,7 +198,16 @@ class Contribute(msgspec.Struct, frozen=True, tag="contribute"):
 
 
 class Computed(msgspec.Struct, frozen=True, tag="computed"):
-    """→ Done. The contribution buffer holds the vector that Asked ``number`` was for; it is free again with the answer."""
+    """→ Done. The contribution buffer holds the vector that Asked ``number`` was for, or its state after interval ``part``; it is free again with the
+    answer."""
+
+    id: Id
+    number: Positive
+    part: Annotated[int, msgspec.Meta(ge=0, le=255)] = 0
+
+
+class Begin(msgspec.Struct, frozen=True, tag="begin"):
+    """→ Begun. The contribution buffer is to hold the state that the interval of Asked ``number`` begins at, until the next request."""
 
     id: Id
     number: Positive
@@ -287,7 +294,7 @@ class ReduceClose(msgspec.Struct, frozen=True, tag="reduce_close"):
 
 Request = (
     Hello | Status | Runs | Peers | Ping | Check | Join | FindRun | Leave | Recertify | ReadBans | Down | Subscribe | Open | Found | Lease | Release
-    | Contribute | Computed | Resume | Members | Tallies | Report | Depart | BufferOpen | BufferClose
+    | Contribute | Computed | Begin | Resume | Members | Tallies | Report | Depart | BufferOpen | BufferClose
     | ReduceOpen | ReduceStart | ReduceCancel | ReduceClose
 )  # fmt: skip
 
@@ -309,6 +316,13 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
     """It is done."""
 
     id: Id
+
+
+class Begun(msgspec.Struct, frozen=True, tag="begun"):
+    """``wanted``: whether the buffer holds it; else nobody wants this work any more."""
+
+    id: Id
+    wanted: bool
 
 
 class Document(msgspec.Struct, frozen=True, tag="document"):
@@ -415,6 +429,7 @@ class Asked(msgspec.Struct, frozen=True, tag="asked"):
     number: Positive
     round: int
     seed: bytes
+    interval: int = -1
 
 
 class Reduced(msgspec.Struct, frozen=True, tag="reduced"):
@@ -439,14 +454,13 @@ class Ending(msgspec.Struct, frozen=True, tag="ending"):
     reason: str
 
 
-Reply = Welcome | Done | Document | Joined | Opened | Leased | MemberList | TallyList | BufferOpened | ReduceOpened | Failure
+Reply = Welcome | Done | Begun | Document | Joined | Opened | Leased | MemberList | TallyList | BufferOpened | ReduceOpened | Failure
 Push = Progress | Decided | Closing | Asked | Reduced | Event | Ending
 Answer = Reply | Push
 
 # ── frames ────────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 _encoder = msgspec.msgpack.Encoder()
-T = TypeVar("T")
 
 
 def frame(message: Request | Answer) -> bytes:
@@ -454,38 +468,7 @@ def frame(message: Request | Answer) -> bytes:
     body = _encoder.encode(message)
     if len(body) > MAX_FRAME_BYTES:
         raise LocalProtocolError(f"{type(message).__name__} of {len(body)} bytes; a control frame holds {MAX_FRAME_BYTES}")
-    return _LENGTH.pack(len(body)) + body
-
-
-class Frames(Generic[T]):
-    """Bytes in, messages out. Holds at most one incomplete frame; refuses a length before any of it is stored."""
-
-    def __init__(self, decoder: msgspec.msgpack.Decoder[T]) -> None:
-        self._decoder = decoder
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> list[T]:
-        """The messages that ``data`` completes. Raises RemoteProtocolError; the connection is then of no more use."""
-        self._buffer += data
-        messages: list[T] = []
-        at = 0
-        while len(self._buffer) - at >= _LENGTH.size:
-            (size,) = _LENGTH.unpack_from(self._buffer, at)
-            if size > MAX_FRAME_BYTES:
-                raise RemoteProtocolError(f"control frame of {size} bytes, limit {MAX_FRAME_BYTES}")
-            stop = at + _LENGTH.size + size
-            if len(self._buffer) < stop:
-                break
-            messages.append(self._decode(bytes(self._buffer[at + _LENGTH.size : stop])))
-            at = stop
-        del self._buffer[:at]
-        return messages
-
-    def _decode(self, body: bytes) -> T:
-        try:
-            return self._decoder.decode(body)
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise RemoteProtocolError(f"malformed control message: {error}") from None
+    return LENGTH.pack(len(body)) + body
 
 
 def request_frames() -> Frames[Request]:

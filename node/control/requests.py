@@ -51,6 +51,7 @@ class Requests:
             p.Release: self._release,
             p.Contribute: self._contribute,
             p.Computed: self._computed,
+            p.Begin: self._begin,
             p.Resume: self._resume,
             p.Members: self._members,
             p.Tallies: self._tallies,
@@ -107,9 +108,9 @@ class Requests:
         """See ScriptEvents."""
         self._push(p.Closing(round_, fragment))
 
-    def asked(self, number: int, round_: int, seed: bytes) -> None:
+    def asked(self, number: int, round_: int, seed: bytes, interval: int = -1) -> None:
         """See ScriptEvents."""
-        self._push(p.Asked(number, round_, seed))
+        self._push(p.Asked(number, round_, seed, interval))
 
     def reduced(self, op_id: str, outcome: Outcome, result: NumberedBuffer | None = None) -> None:
         """See ScriptEvents."""
@@ -220,8 +221,11 @@ class Requests:
         self._done(request.id)
 
     async def _computed(self, request: p.Computed) -> None:
-        self._attached().computed(request.number)
+        self._attached().computed(request.number, request.part)
         self._done(request.id)
+
+    async def _begin(self, request: p.Begin) -> None:
+        self._post(p.Begun(request.id, self._attached().begin(request.number)), ())
 
     async def _resume(self, request: p.Resume) -> None:
         self._of(request.fragment).resume(request.cid, request.fragment)

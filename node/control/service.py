@@ -39,8 +39,8 @@ class ScriptEvents(Protocol):
         """Another member has finished ``round_`` of a fragment, to which this script has contributed nothing yet."""
         ...
 
-    def asked(self, number: int, round_: int, seed: bytes) -> None:
-        """The script is to compute a vector (`ScriptSession.computed`)."""
+    def asked(self, number: int, round_: int, seed: bytes, interval: int = -1) -> None:
+        """The script is to compute a vector, or one interval (`ScriptSession.computed`)."""
         ...
 
     def reduced(self, op_id: str, outcome: Outcome, result: NumberedBuffer | None = None) -> None:
@@ -125,8 +125,13 @@ class ScriptSession(Protocol):
         """
         ...
 
-    def computed(self, number: int) -> None:
-        """``contribution`` holds the vector that `ScriptEvents.asked` was for: copy it before returning. An unknown number is none."""
+    def computed(self, number: int, part: int = 0) -> None:
+        """``contribution`` holds the vector that `ScriptEvents.asked` was for, or its state after interval ``part``: copy it before returning. An
+        unknown number is none."""
+        ...
+
+    def begin(self, number: int) -> bool:
+        """Write the state that an interval begins at to ``contribution``. False: nobody wants it any more."""
         ...
 
     def resume(self, cid: bytes, fragment: int = 0) -> None:

@@ -100,12 +100,20 @@ class AttachedScript:
             raise
         self.run.wake()
 
-    def computed(self, number: int) -> None:
+    def computed(self, number: int, part: int = 0) -> None:
         """Take what the script computed by seed."""
         session = self.whole.sessions[0]
         if session.beforehand is not None:
-            session.beforehand.computed(trio.current_time(), number, self.contribution.tensor())
+            session.beforehand.computed(trio.current_time(), number, self.contribution.tensor(), part)
             self.run.wake()
+
+    def begin(self, number: int) -> bool:
+        """Give the script what an interval begins at."""
+        beforehand = self.whole.sessions[0].beforehand
+        start = beforehand.starts(number) if beforehand is not None else None
+        if start is not None:
+            self.contribution.tensor().copy_(start)
+        return start is not None
 
     def resume(self, cid: bytes, fragment: int = 0) -> None:
         """Say what became of an earlier contribution."""
@@ -201,7 +209,7 @@ class AttachedScript:
             case ev.RoundClosing():
                 self.events.closing(event.round, fragment)
             case ev.WorkAsked():
-                self.events.asked(event.number, event.round, event.seed)
+                self.events.asked(event.number, event.round, event.seed, event.interval)
             case ev.ContributionRefused():
                 self._reductions.refused(event.cid)
             case ev.OperationDone():

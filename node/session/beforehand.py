@@ -58,8 +58,12 @@ class Beforehand(Protocol):
         """Content on its way; whether it is one of those asked for here."""
         return False
 
-    def computed(self, now: float, number: int, vector: Tensor) -> None:
-        """The script has computed what it was asked for; ``vector``, float32 (numel,), is copied."""
+    def computed(self, now: float, number: int, vector: Tensor, part: int = 0) -> None:
+        """The script has computed what it was asked for, or ``part`` of it; ``vector``, float32 (numel,), is copied."""
+
+    def starts(self, number: int) -> Tensor | None:
+        """What the work begins at that the script was asked for, where that is no anchor; None: nobody wants it any more."""
+        return None
 
     def drop_all(self) -> None:
         """The end of the session: the data plane lets go of what it holds."""

@@ -252,11 +252,12 @@ class RoundClosing:
 
 @dataclass(frozen=True, slots=True)
 class WorkAsked:
-    """The script is to compute a vector: what follows from the anchor of ``round`` and ``seed``."""
+    """The script is to compute a vector: what follows from the anchor of ``round`` and ``seed``; ``interval``: see `collectives.seeded.Work`."""
 
     number: int
     round: int
     seed: bytes
+    interval: int = -1
 
 
 @dataclass(frozen=True, slots=True)

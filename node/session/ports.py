@@ -89,6 +89,11 @@ class Replica(Protocol):
     applied: int
     """The round whose entry was applied last."""
 
+    @property
+    def anchor(self) -> Tensor:
+        """The newest applied anchor, float32 (numel,)."""
+        ...
+
     def initialise(self, values: Tensor) -> None:
         """Set the initial parameters, float32 (numel,)."""
         ...

@@ -11,7 +11,8 @@
     while not training.done:                # [train] rounds
         training.step()
 
-The same work, with the seed of another peer and from the anchor before, is done where that peer is looked into.
+The same work, with the seed of another peer and from the anchor before, is done where that peer is looked into. In a run with ``[btard] intervals``
+one interval of it is: then work is a function of seed and interval.
 """
 
 from __future__ import annotations
@@ -38,9 +39,11 @@ class SeededTraining:
     part in the run with it (SwarmClosedError): it cannot know what it has said before.
     """
 
-    def __init__(self, model: nn.Module, swarm: Swarm, work: Callable[[int], None]) -> None:
+    def __init__(self, model: nn.Module, swarm: Swarm, work: Callable[..., None]) -> None:
         """Enter the run; the model becomes its anchor. ``work(seed)`` trains ``model`` in place from the parameters it finds; what it does must
-        follow from these and the seed, an int of 63 bits. Raises ConfigError in a run without BTARD, and what `Swarm.open` raises."""
+        follow from these and the seed, an int of 63 bits. In a run with ``[btard] intervals`` it is ``work(seed, interval)``: one of so many parts,
+        which begins where the one before ended and takes nothing else from it. Raises ConfigError in a run without BTARD, and what `Swarm.open`
+        raises."""
         if swarm.settings.btard is None or not isinstance(swarm, Seeded):
             raise ConfigError(
                 "this run has no [btard]", key="swarm", why="Its nodes ask for nothing by seed.", hint="attach(model, opt, swarm)"
@@ -48,6 +51,7 @@ class SeededTraining:
         self.flat = FlatVector(model, swarm.settings)
         self.round = 0
         self._swarm, self._seeded, self._work = swarm, swarm, work
+        self._intervals = swarm.settings.btard.intervals
         self._anchors: dict[int, Tensor] = {}
         self._take(swarm.open(self.flat.layout, self.flat.write_to))
 
@@ -93,11 +97,29 @@ class SeededTraining:
         anchor = self._anchors.get(work.round)
         if anchor is None:
             return  # of a round that this script was not there in: the others decide
-        self.flat.read_from(FlatTensor(anchor))
-        self._work(int.from_bytes(work.seed[:8], "big") >> 1)
+        if work.interval < 0:
+            self.flat.read_from(FlatTensor(anchor))
+        elif not self._seeded.begin(work, lambda start: self.flat.read_from(FlatTensor(start))):
+            return
+        if not self._intervals:
+            self._train(work.seed)
+            self._seeded.answer(work, lambda out: write_pseudo_gradient(self.flat, FlatTensor(anchor), out))
+        elif work.interval >= 0:  # from what another peer has shown: whatever comes of it, NaN too, is the answer
+            self._work(_number(work.seed), work.interval)
+            self._seeded.answer(work, self.flat.write_to)
+        else:
+            for interval in range(self._intervals):
+                self._train(work.seed, interval)
+                self._seeded.answer(work, self.flat.write_to, interval)
+
+    def _train(self, seed: bytes, *interval: int) -> None:
+        self._work(_number(seed), *interval)
         if bad := self.flat.not_finite():
             raise StateError(f"after work by seed {bad} holds NaN or infinity", hint="A smaller learning rate, or clipped gradients.")
-        self._seeded.answer(work, lambda out: write_pseudo_gradient(self.flat, FlatTensor(anchor), out))
+
+
+def _number(seed: bytes) -> int:
+    return int.from_bytes(seed[:8], "big") >> 1
 
 
 def _nothing(out: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""One peer of a run with BTARD, whose script trains a quadratic by seeds. Commands and answers are JSON lines.
+"""One peer of a run with BTARD, whose script trains a quadratic by seeds, in intervals. Commands and answers are JSON lines.
 
 {"do": "steps", "rounds": 5, "lie": false} → {"event": "outcome", "round", "counted", "digest", "away"} for each of so many rounds: the anchor, and its
 distance from the optimum; {"event": "out", "why"} in place of one where it takes no part any more. ``lie``: to its own seeds it answers with another
@@ -41,9 +41,9 @@ def main() -> None:
     optimum = torch.linspace(-1, 1, numel)
 
     @torch.no_grad()
-    def work(seed: int) -> None:
-        noise = torch.randn(numel, generator=torch.Generator().manual_seed(seed))
-        way = 0.2 * (model["w"] - optimum) + 0.1 * noise / numel**0.5
+    def work(seed: int, interval: int) -> None:
+        noise = torch.randn(numel, generator=torch.Generator().manual_seed(seed + interval))
+        way = 0.1 * (model["w"] - optimum) + 0.05 * noise / numel**0.5
         model["w"] -= -30 * way if training.lie else way
 
     training = Training(model, swarm, work)

@@ -28,19 +28,21 @@ from atoll.security.identity import Identity
 OPTIMUM = torch.linspace(-1, 1, LAYOUT.numel)
 
 
-def settings(count: int, validators: int, lying: int) -> RunSettings:
+def settings(count: int, validators: int, lying: int, intervals: int = 0) -> RunSettings:
     """Of so many peers, with short times."""
     peers = tuple(sorted(Identity(bytes([index]) * 32).peer for index in range(count)))
     outer = OuterSettings(kind="sgd", lr=1.0, momentum=0.0)
-    btard = BtardSettings(peers, validators=validators, timeout_s=1.0, compute_s=2.0)
+    btard = BtardSettings(peers, validators=validators, timeout_s=1.0, compute_s=2.0, intervals=intervals)
     return RunSettings(sync_every=1, codec="bits", reducer="copy", outer=outer, btard=btard, lying=lying)
 
 
 class Seeds:
     """Peers whose scripts train a quadratic by seeds; those in ``liars`` answer with another vector for themselves."""
 
-    def __init__(self, count: int, liars: int = 0, validators: int = 1, lying: int = 0) -> None:
-        self.table = Table(count, settings(count, validators, lying))
+    def __init__(self, count: int, liars: int = 0, validators: int = 1, lying: int = 0, intervals: int = 0) -> None:
+        self.table = Table(count, settings(count, validators, lying, intervals))
+        self.intervals, self.again = intervals, dict[int, int]()
+        self.jump = 2.0  # of liars, in one interval; another is only said, and in no last one
         self.peers = self.table.all_in()
         self.liars = {peer.name for peer in self.peers[count - liars :]}
         self.anchors: dict[int, Tensor] = {0: torch.zeros(LAYOUT.numel)}
@@ -52,6 +54,8 @@ class Seeds:
 
     def _hear(self, peer: Peer, event: object) -> None:
         match event:
+            case ev.WorkAsked() if self.intervals:
+                peer.do(lambda session, now: self._walk(peer, session.beforehand, now, event))
             case ev.WorkAsked():
                 vector = self.vector(event.round, event.seed)
                 if peer.name in self.liars and event.round == peer.session.completed:
@@ -73,6 +77,28 @@ class Seeds:
                 raise AssertionError(event)
             case _:
                 pass
+
+    def _walk(self, peer: Peer, rounds: Any, now: float, event: ev.WorkAsked) -> None:
+        """All intervals of a peer's own work, in one of which a liar jumps; or one of another's, from the state that it has shown."""
+        if event.interval >= 0:
+            self.again[event.interval] = self.again.get(event.interval, 0) + 1
+            start = rounds.starts(event.number)
+            assert torch.isfinite(start).all()
+            return rounds.computed(now, event.number, self.state_after(start, event.seed, event.interval))
+        state = self.anchors[event.round]
+        for interval in range(self.intervals):
+            state = self.state_after(state, event.seed, interval)
+            said = state
+            if peer.name in self.liars and interval == event.seed[0] % self.intervals and interval < self.intervals - (self.jump != 2.0):
+                said = state + self.jump
+            state = said if self.jump == 2.0 else state
+            rounds.computed(now, event.number, said, interval)
+        return None
+
+    def state_after(self, state: Tensor, seed: bytes, interval: int) -> Tensor:
+        """One interval of local steps."""
+        noise = torch.randn(LAYOUT.numel, generator=torch.Generator().manual_seed(int.from_bytes(seed[:6], "big") + interval))
+        return state - (0.1 * (state - OPTIMUM) + 0.02 * noise)
 
     def vector(self, round_: int, seed: bytes) -> Tensor:
         """What follows from an anchor and a seed."""
@@ -122,6 +148,23 @@ def test_who_lies_is_removed_with_evidence_and_the_others_go_on_through_loss(los
         assert seeds.proven(liar).startswith("its vector is not what follows from its seed")
     seeds.until(seeds.rounds(len(seeds.anchors) + 3))
     assert seeds.refused.keys() <= seeds.liars
+    seeds.table.end()
+
+
+@pytest.mark.parametrize("jump", [2.0, float("nan")])
+def test_of_work_in_intervals_one_is_computed_again_and_who_jumps_in_it_is_removed(jump: float) -> None:
+    """The liar jumps in one of two intervals a round, so a look finds it in one of two; validators compute no more than that interval, and
+    nothing from what is no number, which the liar says it has passed through."""
+    seeds = Seeds(5, liars=1, intervals=2)
+    seeds.jump = jump
+    seeds.until(lambda: seeds.liars <= seeds.proofs.keys())
+    assert seeds.proofs.keys() == seeds.liars
+    for liar in seeds.liars:
+        assert seeds.proven(liar).startswith("its vector is not what follows from its seed")
+    seeds.until(seeds.rounds(len(seeds.anchors) + 3))
+    assert seeds.refused.keys() <= seeds.liars
+    assert seeds.again.keys() <= {0, 1}
+    assert seeds.again
     seeds.table.end()
 
 

@@ -40,6 +40,8 @@ REQUESTS = [
     p.Release(3, 1),
     p.Contribute(13, CID, 64, None, 2),
     p.Computed(13, 4),
+    p.Computed(13, 4, 62),
+    p.Begin(24, 4),
     p.Resume(14, CID, 3),
     p.Members(15),
     p.Tallies(23, 5),
@@ -56,6 +58,7 @@ OUTCOME = Outcome("committed", 3, (Share(PeerId("a"), 5),), True, (PeerId("b"),)
 ANSWERS = [
     p.Welcome(1, 1, 99, PeerId("me"), True, 98),
     p.Done(2),
+    p.Begun(24, True),
     p.Document(3, {"runs": [{"a": 1}]}),
     p.Joined(4, p.RunInfo(RUN, "tide", PeerId("me"), RunSettings(rounds=7), 3)),
     p.Opened(5, 16, True, 5),

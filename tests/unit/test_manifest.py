@@ -126,6 +126,9 @@ SEEDS = f"model = {{ entry = 'local:x' }}\nbtard = {{}}\njoin = {{ policy = 'all
 def test_a_run_with_btard_has_the_peers_that_it_names_and_whole_vectors() -> None:
     settings = m.parse_manifest(f'schema = 1\nname = "x"\n{SEEDS}').settings()
     assert settings.btard == BtardSettings(tuple(sorted(PEERS)))
+    cut = m.parse_manifest(f'schema = 1\nname = "x"\n{SEEDS.replace("btard = {}", "btard = { intervals = 4 }")}')
+    assert cut.settings().btard == BtardSettings(tuple(sorted(PEERS)), intervals=4)
+    assert any("peers a round, one of 4 intervals of each" in line for line in describe_lines(cut))
     assert (settings.codec, settings.reducer) == ("bits", "copy")
 
 
@@ -135,6 +138,8 @@ def test_a_run_with_btard_has_the_peers_that_it_names_and_whole_vectors() -> Non
     (SEEDS.replace("local:x", "builtin:gpt"), "$.model.entry"),
     (f"{SEEDS}exchange = {{ codec = 'fp16' }}", "$.exchange"),
     (f"{SEEDS}robust = {{ rule = 'median', f = 1 }}", "$.robust.rule"),
+    (SEEDS.replace("btard = {}", "btard = { intervals = 1 }"), "$.btard.intervals"),
+    (SEEDS.replace("btard = {}", "btard = { intervals = 64 }"), "$.btard.intervals"),
     (f"{SEEDS}mode = 'federated'", "$.mode"),
     (f"{SEEDS}no_quorum = {{ policy = 'branch' }}", "$.no_quorum.policy"),
     (f"{SEEDS}train = {{ overlap = 'late' }}", "$.train.overlap"),

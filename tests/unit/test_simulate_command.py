@@ -163,12 +163,13 @@ BTARD = RUN.replace("[train]", f"[join]\npolicy = 'allow'\nallow = {PEERS}\n[bta
 
 @pytest.mark.parametrize(("attack", "fault"), [
     ("equivocation", "equivocation"), ("withheld_parts", "withheld"), ("wrong_aggregate", "aggregate"), ("false_accusation", "accusation"),
-    ("abort_abuse", "withheld"), ("copied_commitments", "withheld"), ("sign_flip", "gradient"),
+    ("abort_abuse", "withheld"), ("copied_commitments", "withheld"), ("sign_flip", "gradient"), ("hidden_states", "withheld"),
 ])  # fmt: skip
 def test_attacks_on_a_run_with_btard_end_with_the_attackers(
     folder: Path, capsys: pytest.CaptureFixture[str], attack: str, fault: str
 ) -> None:
-    (folder / "run.toml").write_text(BTARD)
+    intervals = 3 if attack == "hidden_states" else 0
+    (folder / "run.toml").write_text(BTARD.replace("[btard]", f"[btard]\nintervals = {intervals}"))
     found = simulated(capsys, "--attack", attack, "--hostile", "2", "--rounds", "60")
     (played,) = found["runs"]
     assert (found["attack"], found["peers"], found["hostile"], played["problems"]) == (attack, 7, 2, [])
