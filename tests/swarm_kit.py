@@ -130,8 +130,9 @@ class Peer:
         node = read_node_file(find_paths(self.home))
         self.node_pid = node.pid if node else self.node_pid
         for pid in {"node": [self.node_pid], "script": [self.process.pid], "both": [self.process.pid, self.node_pid]}[what]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
+            if pid:  # 0, of a node that has not begun, would be this process and all of its group
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
 
     def log(self) -> str:
         """The end of the script's stderr and of its node's log."""
