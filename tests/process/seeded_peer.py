@@ -57,7 +57,13 @@ def main() -> None:
             for _ in range(command["rounds"]):
                 counted = training.step().counted
                 digest = blake3(memoryview(model["w"].detach().numpy()).cast("B")).hexdigest()
-                say(event="outcome", round=training.round, counted=counted, digest=digest, away=float((model["w"].detach() - optimum).norm()))
+                say(
+                    event="outcome",
+                    round=training.round,
+                    counted=counted,
+                    digest=digest,
+                    away=float((model["w"].detach() - optimum).norm()),
+                )
         except AtollError as error:
             say(event="out", why=error.message)
     swarm.close()

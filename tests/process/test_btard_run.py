@@ -87,6 +87,6 @@ def test_two_of_eight_lie_and_are_banned_with_evidence(tmp_path: Path) -> None:
         assert banned[vector.peer].startswith("its vector is not what follows from its seed")
         assert banned[aggregate.peer].startswith("its aggregate is not that of the vectors")
         assert away[-1] < away[0]
-    told = json.loads(atoll(honest[-1].home, "audit", honest[0].run, "--json").out)  # another member's evidence; there is nobody left to ask
+    told = json.loads(atoll(honest[-1].home, "audit", honest[0].run, "--json").out)  # another member's evidence; nobody is left to ask
     assert told["proven"]
     assert {ban["peer"]: ban["proves"] for ban in told["bans"]} == banned
