@@ -27,7 +27,14 @@ from atoll.collectives.codec import Grid
 from atoll.collectives.codecs.mixtures import ranges_of
 from atoll.collectives.codecs.names import CODECS
 from atoll.collectives.engine.packing import full_length, unpack
-from atoll.collectives.errors import BadSignatureError, ConfigError, NotAdmittedError, RemoteProtocolError, StorageError
+from atoll.collectives.errors import (
+    BadSignatureError,
+    ConfigError,
+    NotAdmittedError,
+    RemoteProtocolError,
+    StorageError,
+    VersionMismatchError,
+)
 from atoll.collectives.exchange import header
 from atoll.collectives.group import Certified, Contributor, Entry, Member, Part, Vote
 from atoll.collectives.identifiers import RunId
@@ -172,7 +179,7 @@ def manifests(data: bytes) -> None:
         lambda: SignedManifest(data, ME.peer, ME.sign(MANIFEST, data)).open(),
         lambda: parse_manifest(data.decode("utf-8", "replace")),
     ):
-        with contextlib.suppress(ConfigError, BadSignatureError):  # a version mismatch is a ConfigError
+        with contextlib.suppress(ConfigError, BadSignatureError, VersionMismatchError):
             read()
 
 
