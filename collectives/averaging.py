@@ -61,7 +61,8 @@ class Averaged:
     exact: bool
     """Whether it is proven to be the mean of all members of the configuration, but for rounding by the codec. Never proven with weights."""
     residual: float | None
-    """The expected distance from the mean of all members' values, in standard deviations of these. None where it cannot be known."""
+    """The expected distance from the mean of all members' values, in standard deviations of these. None where it cannot be known: with weights,
+    or of pairs that were drawn, where this member's stayed without the other. (Of losses in others' pairs nobody hears.)"""
 
 
 def average(
@@ -83,6 +84,7 @@ def average(
         )
     if weight is not None and not 1 <= whole(weight, "weight") < MAX_WEIGHT:
         raise LocalProtocolError(f"average of weight {weight}: at least 1, below {MAX_WEIGHT}")
+    deadline_s = call_of(op_id, "mean", deadline_s, everyone).deadline_s
     members = len(swarm.members())
     groups = _lines(dims, members) if plan == "grid" else _pairs(rounds, members)
     tag, own = ("mean" if weight is None else "weighted"), (weight or 1) * (1 if plan == "grid" else HALVED)
@@ -95,17 +97,18 @@ def average(
 
 def _lines(dims: int | Sequence[int] | None, members: int) -> list[str]:
     """Names of the groups of a grid, the last coordinate first: then what stands in a row that is not full is in the others' columns."""
-    count = 2 if dims is None else dims if isinstance(dims, int) else len(dims)
-    name = f"d{count}" if dims is None or isinstance(dims, int) else "x".join(map(str, dims))
+    sizes = [whole(size, "a size of dims") for size in dims] if isinstance(dims, Sequence) else None
+    count = len(sizes) if sizes is not None else 2 if dims is None else whole(dims, "dims")
+    name = f"d{count}" if sizes is None else "x".join(map(str, sizes))
     if not 1 <= count <= MAX_DIMENSIONS:
         raise LocalProtocolError(f"a grid of {count} dimensions; 1 to {MAX_DIMENSIONS}")
-    if not (dims is None or isinstance(dims, int)) and (min(dims) < 1 or prod(dims) < members):
+    if sizes is not None and (min(sizes) < 1 or prod(sizes) < members):
         raise LocalProtocolError(f"{members} members on a grid of {name}", hint="leave dims out: it is made for the members there are")
     return [f"{name}.{axis}" for axis in reversed(range(count))]
 
 
 def _pairs(rounds: int | None, members: int) -> list[str]:
-    count = max(1, ceil(log2(max(1, members)))) if rounds is None else rounds
+    count = max(1, ceil(log2(max(1, members)))) if rounds is None else whole(rounds, "rounds")
     if not 1 <= count <= MAX_STEPS:
         raise LocalProtocolError(f"{count} rounds of pairs; 1 to {MAX_STEPS}")
     return [f"p{number}" for number in range(count)]
@@ -118,7 +121,7 @@ class Averaging:
         self._swarm, self._target, self._value = swarm, target, flat_of(target.clone(), devices=DEVICES)
         self._calls, self._plan, self._weight, self._plain = calls, plan, weight, plain
         self._steps: list[Outcome] = []
-        self._cancelled = False
+        self._cancelled = self._missed = False
         self._operating: Operating | None = self._begin()
 
     def done(self) -> bool:
@@ -164,6 +167,7 @@ class Averaging:
             with plainly():
                 operating.copy_into(self._value)
             total, step = sum(share.samples for share in outcome.contributors), len(self._steps)
+            self._missed |= len(outcome.contributors) < len(operating.members)
             self._weight = total if self._disjoint(outcome.members, step) else total // len(outcome.contributors)
         operating.release()
         self._steps.append(outcome)
@@ -187,7 +191,7 @@ class Averaging:
         return Averaged(status, tuple(self._steps), members, weight, exact, self._residual(decided, members, weight))
 
     def _standing(self, decided: Sequence[Outcome], members: int) -> int | None:
-        distinct = self._covers(members) if self._plan == "grid" else self._disjoint(members, len(self._steps) - 1)
+        distinct = self._covers(members) if self._plan == "grid" else members == 1 or self._disjoint(members, len(self._steps) - 1)
         if not distinct or len({outcome.config for outcome in decided}) > 1:
             return None
         return self._weight // (1 if self._plan == "grid" else HALVED)
@@ -202,8 +206,10 @@ class Averaging:
             return None
         if weight is not None:
             return drawn_error(weight, members)
+        if self._plan == "grid" or self._missed:
+            return None
         groups = (members + 1) // 2
-        return sqrt(((groups - 1) / (members - 1)) ** len(decided)) if self._plan == "pairwise" else None
+        return sqrt(((groups - 1) / (members - 1)) ** len(decided))
 
 
 def drawn_error(drawn: float, members: int) -> float:

@@ -16,7 +16,7 @@ import msgspec
 
 from .arrivals import Arrivals
 from .errors import ConfigError
-from .group import MAX_CODEC_NAME, Config, Count, Member, TopologyKind
+from .group import Config, Count, Member, TopologyKind
 from .groups import MAX_GROUP_NAME
 from .identifiers import PeerId, RunId
 from .layout import MAX_FRAGMENTS, Layout
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Status = Literal["committed", "open", "uncertified"]
+MAX_OP_ID = 64  # characters
 MAX_TAG = 16
 MAX_REDUCER = 64  # characters of its name
 T = TypeVar("T", covariant=True)
@@ -235,7 +236,7 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``durable``: votes and result survive the processes of those who voted.
     """
 
-    op_id: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_CODEC_NAME)]
+    op_id: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_OP_ID)]
     reducer: Annotated[str, msgspec.Meta(max_length=MAX_REDUCER)] = "mean"
     codec: Annotated[str, msgspec.Meta(max_length=16)] = ""
     weight: Annotated[int, msgspec.Meta(ge=0, lt=1 << 48)] = 1

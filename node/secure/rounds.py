@@ -19,7 +19,7 @@ from ...collectives.errors import GroupError, LocalProtocolError, RemoteProtocol
 from ...collectives.group import CID_BYTES, Entry, Reading
 from ...collectives.identifiers import PeerId
 from ...collectives.round import KIN_BYTES
-from ...collectives.swarm import Call, SecureSettings
+from ...collectives.swarm import MAX_OP_ID, Call, SecureSettings
 from ...security.masking import Binding, Memory, Unmasking
 from ...security.masking.binding import LEAST_MEMBERS
 from ...security.masking.keys import Words
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ...security.identity import Identity
     from ..session.session import Session
 
-OPERATION = "masking/"  # how the operations of secure rounds are called
+OPERATION = "masking/"  # how the operations of secure rounds are called, at greater length than any script's
 BEGUN, GIVEN = "begun/", "given/"  # in what storage remembers: attempts, and vectors that were handed over masked
 MOST_AHEAD = 1 << 16  # attempts at a round that are followed at once: to the last that can be said, one member could lead all
 REPEAT_S = 0.4
@@ -220,7 +220,7 @@ class SecureRounds(Beforehand):
 
     def _op_id(self, masking: Masking) -> str:
         assert masking.digest is not None
-        return OPERATION + masking.digest.hex()[:32]
+        return OPERATION + masking.digest.hex()
 
     # ---- messages
     def on_message(self, now: float, peer: PeerId, data: bytes) -> None:
@@ -408,7 +408,7 @@ class SecureRounds(Beforehand):
 
     def takes(self, event: ev.OperationDone | ev.OperationRefused) -> bool:
         """Whether an operation that is over was a sum of a secure round."""
-        if not event.op_id.startswith(OPERATION):
+        if not event.op_id.startswith(OPERATION) or len(event.op_id) <= MAX_OP_ID:
             return False
         masking, now = self.masking, self.session.clock()
         if masking is None or masking.digest is None or event.op_id != self._op_id(masking) or masking.survivors is not None:

@@ -48,6 +48,7 @@ def callers(averaged: Averaged) -> list[list[int]]:
 
 @pytest.mark.parametrize(("count", "options", "steps"), [
     (1, {}, 2), (4, {}, 2), (6, {}, 2), (6, {"dims": (3, 2)}, 2), (8, {"dims": 3}, 3), (8, {"plan": "pairwise"}, 3), (4, {"plan": "pairwise"}, 2),
+    (1, {"plan": "pairwise", "rounds": 2}, 2),
 ])  # fmt: skip
 def test_a_full_grid_gives_everybody_the_mean_of_all(count: int, options: dict[str, Any], steps: int) -> None:
     def body(member: LocalMember) -> tuple[Averaged, torch.Tensor]:
@@ -199,6 +200,17 @@ def test_random_pairs_come_as_near_as_they_say() -> None:
     assert (held - given.mean(0)).square().mean().sqrt() < 0.5 * given.std()
 
 
+def test_pairs_that_miss_somebody_do_not_say_how_near_they_come() -> None:
+    """Two members, more rounds than a hypercube has: p1 never calls, and what p0 holds is its own."""
+
+    def body(member: LocalMember) -> Averaged | None:
+        return average(member, torch.ones(3), op_id="a", plan="pairwise", rounds=2).wait() if member.index == 0 else None
+
+    averaged = play(2, body)[0]
+    assert callers(averaged) == [[0], [0]]
+    assert (averaged.status, averaged.weight, averaged.exact, averaged.residual) == ("committed", None, False, None)
+
+
 def test_handles_look_wait_and_cancel() -> None:
     def body(member: LocalMember) -> None:
         flat = torch.full((3,), float(member.index))
@@ -224,7 +236,9 @@ def test_arguments_that_cannot_be_are_typed_errors() -> None:
     def body(member: LocalMember) -> None:
         flat = torch.ones(4)
         for options in ({"plan": "ring"}, {"dims": 0}, {"dims": 9}, {"dims": (1, 1)}, {"dims": 2, "plan": "pairwise"}, {"rounds": 2},
-                        {"plan": "pairwise", "rounds": 17}, {"weight": 0}, {"weight": 1 << 24}, {"op_id": "x" * 63}):  # fmt: skip
+                        {"plan": "pairwise", "rounds": 17}, {"weight": 0}, {"weight": 1 << 24}, {"op_id": "x" * 63}, {"op_id": None},
+                        {"dims": 2.0}, {"dims": (1.5, 2)}, {"dims": "ab"}, {"plan": "pairwise", "rounds": 1.5}, {"deadline_s": "soon"},
+                        {"deadline_s": None}):  # fmt: skip
             with pytest.raises(LocalProtocolError):
                 average(member, flat, **{"op_id": "x", **options})
         with pytest.raises(LocalProtocolError, match="non-empty float32"):

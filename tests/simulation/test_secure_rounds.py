@@ -13,9 +13,12 @@ from msgspec import structs
 from secure_kit import SECURE, TERMS, Sites
 from session_table import Peer, Table
 
+from atoll.collectives.api import enter
 from atoll.collectives.errors import LocalProtocolError
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.swarm import PrivacySettings, Sample
+from atoll.node.local import LocalSwarm
+from atoll.node.local_member import LocalMember
 from atoll.node.secure.budget import epsilon_after, most_rounds
 from atoll.node.secure.vectors import Vectors, threshold_of
 from atoll.node.secure.wire import Said, Talk, encode
@@ -227,3 +230,22 @@ def test_what_a_round_needs_is_of_those_that_were_drawn_for_it() -> None:
         table = Table(7, structs.replace(SECURE, sample=sample))
         assert {peer.session.secure.needed for peer in table.all_in() if peer.session.secure is not None} == {needed}
         table.end()
+
+
+def test_an_operation_of_a_script_is_none_of_the_sums_whatever_its_name() -> None:
+    """Also named as sums are, as far as a script can: its handle hears of the decision."""
+
+    def script(member: LocalMember) -> list[tuple[str, list[float]]]:
+        enter(member)
+        while len(member.members()) < 3:
+            member.sleep(0.1)
+        results = list[tuple[str, list[float]]]()
+        for op_id in ("masking/1", "masking/" + 56 * "0"):
+            flat = torch.full((3,), 2.0**member.index)
+            outcome = member.all_reduce(flat, op_id=op_id, op="sum", codec="fp32", deadline_s=20.0, everyone=True).wait()
+            results.append((outcome.status, flat.tolist()))
+        member.sleep(5.0)
+        return results
+
+    for results in LocalSwarm(3, settings=SECURE).run(script, limit_s=100.0):
+        assert results == [("committed", [7.0] * 3)] * 2
