@@ -89,7 +89,7 @@ class Operations:
             config = self._recent(call.under) if call.under else main.config
             if config is None:
                 raise LocalProtocolError(f"operation {op_id!r} is called under a configuration that is no longer known")
-            known = self._make(now, spec, key, config)
+            known = self._make(now, spec, key, config, ours=True)
             if known is None:
                 raise LocalProtocolError(f"{MAX_OPERATIONS} operations are under way", hint="wait() for some of them first")
         called = known is None or known.op_id is not None or known.machine.contribution is not None
@@ -244,17 +244,28 @@ class Operations:
             elif vote.accepted is not None:
                 operation.recall(vote.accepted[1], data)
 
-    def _make(self, now: float, spec: Spec, key: str, config: Config, kept: KeptVote | None = None) -> Operation | None:
+    def _make(
+        self, now: float, spec: Spec, key: str, config: Config, kept: KeptVote | None = None, *, ours: bool = False
+    ) -> Operation | None:
+        """None when too many are under way. ``ours``: our script is about to call it."""
         if len(self.by_key) >= MAX_OPERATIONS:
-            over = next((operation for operation in self.by_key.values() if operation.done), None)
-            if over is None:
+            if (least := self._least(ours)) is None:
                 return None
-            self._forget(over)
+            self._forget(least)
         operation = Operation(self.session, spec, key, config, now, kept)
         self.by_key[operation.key] = self.undone[operation.key] = operation
         if self.session.script is None or operation.key in self._refused or self._watches(spec):
             operation.machine.set_idle(now, True)  # nobody here who could call: the others need not wait
         return operation
+
+    def _least(self, ours: bool) -> Operation | None:
+        """The oldest that may give its place to another: decided; or only heard of; or, for a call of our script, one that it waits for no
+        longer (what was promised there is spent)."""
+        known = self.by_key.values()
+        over = [operation for operation in known if operation.done] or [operation for operation in known if not operation.bound]
+        if not over and ours:
+            over = sorted((operation for operation in known if operation.op_id is None), key=lambda operation: operation.spec.durable)
+        return next(iter(over), None)
 
     def _watches(self, spec: Spec) -> bool:
         """Whether this is a masked sum for a round in which this member takes no part."""

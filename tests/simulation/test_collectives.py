@@ -18,6 +18,7 @@ from atoll.collectives.swarm import Outcome, RunSettings, Share
 from atoll.node.local import LocalSwarm
 from atoll.node.local_member import LocalMember
 from atoll.node.session.naming import config_key, operation_key
+from atoll.node.session.operations import MAX_OPERATIONS
 
 SETTINGS = RunSettings(codec="fp32")
 P = [PeerId(f"p{index}") for index in range(8)]
@@ -463,6 +464,34 @@ def test_what_was_given_is_let_go_when_it_is_decided_or_withdrawn() -> None:
         assert [operation.given for operation in operations] == [None] * len(operations)
 
     play(2, body)
+
+
+def test_calls_that_ended_open_take_nobodys_place() -> None:
+    """p1 asks again and again whether the others are there; more often than there is room for at once, here and at the others."""
+
+    def body(member: LocalMember) -> None:
+        if member.index == 1:
+            for turn in range(MAX_OPERATIONS + 6):
+                assert api.barrier(member, op_id=f"there? {turn}", deadline_s=0.1).wait().status == "open"
+        member.sleep(20.0 - member.clock())
+        assert len(member._node().session.operations.by_key) == MAX_OPERATIONS
+        survivors(member, "barriers")
+
+    play(3, body)
+
+
+def test_who_waits_for_too_many_at_once_is_told() -> None:
+    def body(member: LocalMember) -> None:
+        if member.index == 1:
+            handles = [api.barrier(member, op_id=f"{turn}", deadline_s=5.0) for turn in range(MAX_OPERATIONS)]
+            with pytest.raises(LocalProtocolError, match=f"{MAX_OPERATIONS} operations are under way"):
+                member.all_reduce(torch.ones(3), op_id="after many", op="sum")
+            handles[7].cancel()
+        survivors(member, "many")
+        if member.index == 1:
+            assert {handle.wait().status for handle in handles} == {"open"}
+
+    play(3, body)
 
 
 def test_one_member_alone_gets_its_own_values() -> None:
