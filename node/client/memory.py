@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ...collectives.encoded import EncodedVector
+    from .link import Link
 
 MAPPED = 8  # mappings kept: contribution and result of a few operations at once
 
@@ -72,6 +74,19 @@ class ReductionMemory:
         while len(self._mapped) > MAPPED:
             del self._mapped[next(iter(self._mapped))]
         return vector
+
+
+class Attached:
+    """A connection with an open session, and its memory.
+
+    Attributes: ``dropped``: operations of it that the script has let go of without waiting for them, which the node does not know yet.
+    """
+
+    def __init__(self, link: Link, memory: RunMemory) -> None:
+        self.link = link
+        self.memory = memory
+        self.reductions = ReductionMemory()
+        self.dropped = deque[str]()  # single operations on a deque are atomic
 
 
 def copy_range(vector: EncodedVector, destination: Tensor, start: int) -> None:

@@ -45,6 +45,8 @@ class Hooks(NamedTuple):
     cancel: Callable[[], None]
     settled: Callable[[bool], None] = lambda committed: None
     """Before its caller hears that the operation is over, or gives it up: what was given is the caller's again."""
+    dropped: Callable[[], None] = lambda: None
+    """In place of ``close``, where the caller has let go of the ticket: called in whatever thread and moment, it must not talk to the node."""
 
 
 class Ticket:
@@ -158,3 +160,5 @@ class ReduceTicket:
     def __del__(self) -> None:
         if self._fd is not None:  # nobody waited for it
             os.close(self._fd[1])
+        if self._open:
+            self._hooks.dropped()

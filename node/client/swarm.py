@@ -27,6 +27,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeVar
+from weakref import WeakValueDictionary
 
 from ...collectives.api import Handle, all_reduce
 from ...collectives.errors import AtollError, DeadlineExceededError, LocalProtocolError, SwarmClosedError
@@ -38,7 +39,7 @@ from ..shared_memory import AnchorSlot, received
 from .eager import eager
 from .link import Link, closed
 from .manners import Manners
-from .memory import Grid, ReductionMemory, RunMemory, SlotView, WholeView
+from .memory import Attached, Grid, SlotView, WholeView
 from .pending import Hooks, ReduceTicket, Ticket
 from .reattach import Entry, Reattach, open_session
 from .seeded import SeededWork, Work
@@ -53,15 +54,6 @@ LEAVE_S = 120.0
 REPORT_S = 0.1  # reports between are merged
 MAX_METRICS = 64
 A = TypeVar("A")
-
-
-class _Attached:
-    """A connection with an open session, and its memory."""
-
-    def __init__(self, link: Link, memory: RunMemory) -> None:
-        self.link = link
-        self.memory = memory
-        self.reductions = ReductionMemory()
 
 
 def _resume(cid: bytes, fragment: int, id_: int) -> p.Resume:
@@ -91,13 +83,13 @@ class RunSwarm(Manners, SeededWork):
         self._gone: SwarmClosedError | None = None  # why there is no node, while there is none
         self._entry = entry
         self._link: Link | None = link  # before `open`
-        self._at: _Attached | None = None  # after it, while there is a node
+        self._at: Attached | None = None  # after it, while there is a node
         self._layout: Layout | None = None  # of the first `open` that succeeded
         self._round = 0
         self._closing: dict[int, int] = {}  # by fragment
         self._progress = progress
         self._tickets: dict[int, Ticket] = {}  # the newest of each fragment
-        self._reductions: dict[str, ReduceTicket] = {}
+        self._reductions = WeakValueDictionary[str, ReduceTicket]()  # those that somebody holds
         self._buffers = Buffers()
         self._views: set[SlotView] = set()  # not yet released, of this node or an earlier one
         self._members: tuple[PeerView, ...] = ()
@@ -149,7 +141,7 @@ class RunSwarm(Manners, SeededWork):
                 for fragment, ticket in self._tickets.items():
                     if not ticket.resolved():
                         ticket.call = link.submit(partial(_resume, ticket.cid, fragment))
-                self._at, self._layout = _Attached(link, memory), layout
+                self._at, self._layout = Attached(link, memory), layout
                 self.reattached += again
                 self._gone = None
         except BaseException:
@@ -206,7 +198,7 @@ class RunSwarm(Manners, SeededWork):
         self._views.add(view)
         return view
 
-    def _ask(self, at: _Attached, make: Callable[[int], p.Request], kind: type[A]) -> A:
+    def _ask(self, at: Attached, make: Callable[[int], p.Request], kind: type[A]) -> A:
         """An answer in ANSWER_S, or the node is lost."""
         try:
             return at.link.ask(make, kind, timeout_s=ANSWER_S)
@@ -272,8 +264,10 @@ class RunSwarm(Manners, SeededWork):
         with eager():
             return self._operate(self._ready(), call, flat_of(source, torch.float32, devices=DEVICES))
 
-    def _operate(self, at: _Attached, call: Call, values: Tensor) -> ReduceTicket:
+    def _operate(self, at: Attached, call: Call, values: Tensor) -> ReduceTicket:
         try:
+            while at.dropped:
+                self._end_reduction(at, at.dropped.popleft())
             shared = self._shared(at, call, values)
             number = shared.number if shared is not None else 0
             asked = at.link.submit(lambda id_: p.ReduceOpen(id_, call, values.numel(), number))
@@ -284,6 +278,7 @@ class RunSwarm(Manners, SeededWork):
                 lambda: self._end_reduction(at, call.op_id),
                 lambda: self._tell(at, lambda id_: p.ReduceCancel(id_, call.op_id)),
                 lambda committed: self._settled(at, shared, committed),
+                lambda: at.dropped.append(call.op_id),
             )
             ticket = ReduceTicket(self, at.reductions, grid, opened.members, hooks)
             try:
@@ -302,7 +297,7 @@ class RunSwarm(Manners, SeededWork):
             raise self._lose(at, closed(error.message)) from None
         return ticket
 
-    def _shared(self, at: _Attached, call: Call, values: Tensor) -> SharedFloats | None:
+    def _shared(self, at: Attached, call: Call, values: Tensor) -> SharedFloats | None:
         """The buffer that a call's values are all of, in memory of the present node. Raises LocalProtocolError when it is in use."""
         for home, number in self._buffers.ended():
             self._close_buffer(home, number)
@@ -313,7 +308,7 @@ class RunSwarm(Manners, SeededWork):
             shared.move_to(at, opened.number, received(asked.fds, p.REDUCE_FDS)[0])
         return shared
 
-    def _settled(self, at: _Attached, shared: SharedFloats | None, committed: bool) -> None:
+    def _settled(self, at: Attached, shared: SharedFloats | None, committed: bool) -> None:
         """An operation is over, as far as the script is concerned. One that is open may still read what it was given."""
         if shared is not None:
             number, shared.ticket = shared.number, None
@@ -336,13 +331,13 @@ class RunSwarm(Manners, SeededWork):
                 self, flat, op_id=op_id, op=op, weight=weight, deadline_s=deadline_s, codec=codec, everyone=everyone, durable=durable
             )
 
-    def _tell(self, at: _Attached, make: Callable[[int], p.Request]) -> None:
+    def _tell(self, at: Attached, make: Callable[[int], p.Request]) -> None:
         """A request whose answer nobody waits for."""
         if at.link.lost is None:
             with contextlib.suppress(SwarmClosedError):  # and with the connection goes what it was about
                 at.link.submit(make).abandoned = True
 
-    def _end_reduction(self, at: _Attached, op_id: str) -> None:
+    def _end_reduction(self, at: Attached, op_id: str) -> None:
         self._reductions.pop(op_id, None)
         self._tell(at, lambda id_: p.ReduceClose(id_, op_id))
 
@@ -373,7 +368,7 @@ class RunSwarm(Manners, SeededWork):
         if at is not None and time.monotonic() - self._reported_s >= REPORT_S:
             self._flush_report(at)
 
-    def _flush_report(self, at: _Attached) -> None:
+    def _flush_report(self, at: Attached) -> None:
         if self._metrics:
             metrics, self._metrics = self._metrics, {}
             self._reported_s = time.monotonic()
@@ -437,8 +432,8 @@ class RunSwarm(Manners, SeededWork):
             self._closing[push.fragment] = max(self._closing.get(push.fragment, 0), push.round)
         elif isinstance(push, p.Asked):
             self._asked.append(Work(push.number, push.round, push.seed, push.interval))
-        elif isinstance(push, p.Reduced) and push.op_id in self._reductions:
-            self._reductions[push.op_id].resolve(push.outcome, push.number, fds)
+        elif isinstance(push, p.Reduced) and (reduction := self._reductions.get(push.op_id)) is not None:
+            reduction.resolve(push.outcome, push.number, fds)
             return
         for fd in fds:
             os.close(fd)
@@ -452,7 +447,7 @@ class RunSwarm(Manners, SeededWork):
                 hint="Use it in the process that joined; data loader workers need no swarm.",
             )
 
-    def _ready(self, fragment: int = 0) -> _Attached:
+    def _ready(self, fragment: int = 0) -> Attached:
         """The session. Raises SwarmClosedError while the node is lost, LocalProtocolError before `open` or for a fragment that is none."""
         self._check_open()
         if not 0 <= fragment < self.fragments:
@@ -465,7 +460,7 @@ class RunSwarm(Manners, SeededWork):
             raise self._gone.with_traceback(None)
         return self._at
 
-    def _lose(self, at: _Attached, error: SwarmClosedError) -> SwarmClosedError:
+    def _lose(self, at: Attached, error: SwarmClosedError) -> SwarmClosedError:
         """The connection is of no more use, for the reason that is also returned: enter the run again."""
         at.link.close(error.message)
         with self._lock:

@@ -181,6 +181,24 @@ def test_all_reduce(node: Node, swarm: RunSwarm) -> None:
     assert node.service.run.session.reductions == {}
 
 
+@pytest.mark.parametrize("decided", [True, False])
+def test_operations_whose_handles_are_dropped_leave_nothing_behind(node: Node, swarm: RunSwarm, decided: bool) -> None:
+    swarm.open(LAYOUT, fill(0.0))
+    node.service.run.hold = not decided
+    for number in range(20):
+        handle = swarm.all_reduce(torch.ones(5), op_id=f"dropped {number}")
+        if number % 2:
+            assert handle.wait(0.0 if not decided else 60).status == ("committed" if decided else "open")
+        del handle
+    node.service.run.hold = False
+    flat, held = torch.ones(5), swarm.all_reduce(torch.ones(5), op_id="held")
+    assert swarm.all_reduce(flat, op_id="last", op="sum").wait(60).counted
+    swarm.members()  # the node has handled the closing
+    assert node.service.run.session is not None
+    assert node.service.run.session.reductions.keys() == {"held"}
+    assert held.wait(60).counted
+
+
 def test_report_leave_and_reopen(node: Node, swarm: RunSwarm) -> None:
     swarm.open(LAYOUT, fill(0.0)).release()
     swarm.report({"step": 3, "loss": 2.5, "x" * 100: 1.0})
