@@ -92,8 +92,13 @@ class Operations:
             known = self._make(now, spec, key, config, ours=True)
             if known is None:
                 raise LocalProtocolError(f"{MAX_OPERATIONS} operations are under way", hint="wait() for some of them first")
-        called = known is None or known.op_id is not None or known.machine.contribution is not None
-        if known is None or called or known.served or (known.done and not known.results):
+        if known is None:
+            raise LocalProtocolError(
+                f"operation {op_id!r} was called already, or long ago without this peer",
+                why="This peer has voted in it, perhaps in an earlier life, and its result is no longer kept.",
+                hint="give every operation its own op_id",
+            )
+        if known.op_id is not None or known.machine.contribution is not None or known.served or (known.done and not known.results):
             raise LocalProtocolError(f"operation {op_id!r} was called already", hint="give every operation its own op_id")
         if known.spec != spec:
             raise LocalProtocolError(f"operation {op_id!r} is of {known.spec} at other members, of {spec} here")

@@ -466,6 +466,21 @@ def test_what_was_given_is_let_go_when_it_is_decided_or_withdrawn() -> None:
     play(2, body)
 
 
+@pytest.mark.parametrize(("late_s", "gone"), [(100.0, False), (130.0, True)])
+def test_who_calls_late_gets_the_result_as_long_as_it_is_kept(late_s: float, gone: bool) -> None:
+    def body(member: LocalMember) -> None:
+        member.sleep(late_s if member.index == 2 else 0.0)
+        flat = torch.full((3,), 2.0**member.index)
+        if gone and member.index == 2:
+            with pytest.raises(LocalProtocolError, match="was called already, or long ago without this peer"):
+                member.all_reduce(flat, op_id="late", op="sum")
+            return
+        outcome = member.all_reduce(flat, op_id="late", op="sum").wait()
+        assert (names(outcome), outcome.counted, flat.tolist()) == (P[:2], member.index < 2, [3.0] * 3)
+
+    play(3, body)
+
+
 def test_calls_that_ended_open_take_nobodys_place() -> None:
     """p1 asks again and again whether the others are there; more often than there is room for at once, here and at the others."""
 
