@@ -118,7 +118,7 @@ class Worker:
         self.load(outliers=False)
         if self.options["gloo"]:
             os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-            dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{self.options['gloo']}", rank=self.rank, world_size=self.peers)
+            dist.init_process_group("gloo", init_method=f"file://{self.options['gloo']}", rank=self.rank, world_size=self.peers)
             as_lanes_do()
         if self.rounds:
             self.before = torch.empty(self.elements)

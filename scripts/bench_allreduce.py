@@ -108,7 +108,7 @@ class Bench:
             "elements": options.elements,
             "tensor": options.tensor,
             "sync": options.sync,
-            "gloo": _free_port() if "gloo" in options.against else 0,
+            "gloo": str(folder / "gloo") if "gloo" in options.against else "",
         }
         home, port = folder / "p0", _free_port()
         paths = find_paths(home)
