@@ -22,7 +22,7 @@ from ...collectives.digest import chunk_hash, part_digest
 from ...collectives.encoded import EncodedVector
 from ...collectives.errors import StorageError
 from ...collectives.exchange import BlobProgress
-from ...collectives.group import CID_BYTES, Entry, Plan
+from ...collectives.group import CID_BYTES, Config, Entry, Plan
 from ...collectives.identifiers import PeerId
 from ...collectives.round import KIN_BYTES
 from ...collectives.seeded import BtardSettings
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from ..session.session import Session
 
 BEGUN = "btard/begun"  # in what storage remembers: this member has spoken in the run's steps
+AGAIN = "this node began again in the midst of the run: it cannot know what it has said before"
 MOST_INPUTS = 1 << 22  # bytes of one peer's messages that wait for the peer's work, beside two vectors
 
 MOST_SAID = 256  # messages of a step that are said again
@@ -131,19 +132,34 @@ class BtardRounds(Beforehand):
         session = self.session
         if not self._barred and session.me not in self.terms.peers:
             self._barred = "this node is none of the peers that the run's manifest names"
-        elif not self._barred and self._peer is None and (session.completed > 0 or BEGUN in session.ports.storage.spent()):
-            self._barred = "this node began again in the midst of the run: it cannot know what it has said before"
+        elif not self._barred and self.step < 0 and (session.completed > 0 or BEGUN in session.ports.storage.spent()):
+            self._barred = AGAIN
         return self._barred
+
+    def _all_in(self) -> bool:
+        """Whether the run's first step can begin: none of its peers is missing. If so it was before, when this one was an earlier life on a disk that
+        is lost, it may have spoken in that step, and is barred."""
+        machine = self.session.machine
+        assert machine is not None
+
+        def full(config: Config) -> bool:
+            return set(self.terms.peers) <= {member.peer for member in config}
+
+        if not machine.is_member or not full(machine.config):
+            return False
+        configs = (certified.entry.next_config for certified in machine.journal.entries)
+        self._barred = AGAIN if any(full(config) and machine.me not in config for config in configs) else ""
+        return not self._barred
 
     def _begin(self, now: float) -> None:
         """Begin the open round's step once all are there, and the step before is over."""
         session, step = self.session, self.session.completed
         if self.step >= step or (self.step >= 0 and (self.found is None or self.found.step < self.step)):
             return
-        if self._made() is None or self._barred:
+        if self._made() is None:
             return
-        if self.step < 0 and not set(self.terms.peers) <= set(session.config_peers()):
-            return  # no step can be without one of them
+        if self.step < 0 and not self._all_in():
+            return
         if self.step < 0:
             session.ports.storage.spend(BEGUN)
         self.step, self._said = step, []
@@ -175,7 +191,9 @@ class BtardRounds(Beforehand):
 
     def _made(self) -> Peer | None:
         session, terms = self.session, self.terms
-        if self._peer is None and session.machine is not None and not self._why_barred():
+        if self._why_barred():
+            return None
+        if self._peer is None and session.machine is not None:
             settings = Settings(
                 terms.radius, terms.validators, terms.tolerance, terms.timeout_s, terms.compute_s, intervals=terms.intervals
             )

@@ -21,7 +21,9 @@ from atoll.node.btard.rounds import BtardRounds, Found
 from atoll.node.btard.wire import MOST_SPANS, Offered, Taken, decode, encode
 from atoll.node.evidence import check
 from atoll.node.session import events as ev
+from atoll.node.session.memory_storage import MemoryStorage
 from atoll.security.btard.messages import Kind
+from atoll.security.btard.stages import Stage
 from atoll.security.btard.wire import Header
 from atoll.security.identity import Identity
 
@@ -222,6 +224,44 @@ def test_who_stops_in_a_step_is_removed_and_takes_no_part_when_it_is_back() -> N
     gone.contribute("again")
     seeds.until(lambda: gone.name in seeds.refused)
     assert "began again in the midst of the run" in seeds.refused[gone.name]
+    seeds.table.end()
+
+
+@pytest.mark.parametrize("stage", [Stage.COMMITS, Stage.PARTS, Stage.RESULTS, Stage.REVEALS, Stage.RESIDUALS, Stage.CHECKS])
+def test_who_dies_in_any_stage_of_a_step_is_the_only_one_removed(stage: Stage) -> None:
+    seeds = Seeds(4)
+    gone = seeds.peers[-1]
+
+    def reached() -> bool:
+        machine = gone.session.beforehand._peer  # type: ignore[union-attr]
+        attempt = machine and machine.attempt
+        return attempt is not None and attempt.context.step >= 2 and attempt.stage == stage
+
+    seeds.until(reached)
+    gone.kill()
+    seeds.until(lambda: all(peer.session.completed >= 6 for peer in seeds.peers[:-1]))
+    assert seeds.proofs.keys() == {gone.name}
+    assert seeds.proven(gone.name).startswith("it has withheld what it owes")
+    seeds.table.end()
+
+
+@pytest.mark.parametrize("rounds", [0, 3])
+def test_who_has_lost_its_disk_says_nothing_of_steps_in_which_it_may_have_spoken(rounds: int) -> None:
+    """Also of the first step, of which the log has nothing yet but that all were members; and though the others talk to it of steps while it has no
+    more of the log than its beginning."""
+    seeds = Seeds(5)
+    seeds.until(lambda: seeds.rounds(rounds)() and all(peer.session.beforehand.step == rounds for peer in seeds.peers))  # type: ignore[union-attr]
+    gone = seeds.peers[-1]
+    gone.kill()
+    gone.storage = MemoryStorage(seeds.table.place.settings.outer, incarnation=1)
+    gone.start().attach()
+    seeds.until(lambda: gone.session.machine is not None and gone.session.phase == "running")
+    gone.contribute("again")
+    seeds.until(lambda: gone.name in seeds.refused)
+    assert "began again in the midst of the run" in seeds.refused[gone.name]
+    seeds.until(lambda: gone.name in seeds.proofs)
+    assert seeds.proven(gone.name).startswith("it has withheld what it owes")
+    seeds.until(lambda: all(peer.session.completed >= rounds + 3 for peer in seeds.peers[:-1]))
     seeds.table.end()
 
 
