@@ -17,6 +17,7 @@ one interval of it is: then work is a function of seed and interval.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import torch
@@ -28,6 +29,7 @@ from ...collectives.swarm import AnchorView, Outcome, Swarm
 from ..model.flat import FlatTensor, FlatVector
 from ..model.pseudograd import write_pseudo_gradient
 
+logger = logging.getLogger("atoll")
 LOOK_S = 1.0  # how often a wait looks whether the node is there
 KEPT = 2  # anchors: work is asked for from the newest and from the one before
 
@@ -104,13 +106,22 @@ class SeededTraining:
         if not self._intervals:
             self._train(work.seed)
             self._seeded.answer(work, lambda out: write_pseudo_gradient(self.flat, FlatTensor(anchor), out))
-        elif work.interval >= 0:  # from what another peer has shown: whatever comes of it, NaN too, is the answer
-            self._work(_number(work.seed), work.interval)
-            self._seeded.answer(work, self.flat.write_to)
+        elif work.interval >= 0:
+            self._seeded.answer(work, self._looked(work))
         else:
             for interval in range(self._intervals):
                 self._train(work.seed, interval)
                 self._seeded.answer(work, self.flat.write_to, interval)
+
+    def _looked(self, work: Work) -> Callable[[Tensor], None]:
+        """Compute an interval from what another peer has shown; what writes the answer. Whatever comes of it is one, NaN too; and where the work fails
+        on that, which may be its aim, it is taken for wrong: on what an honest peer has passed through, work does not fail."""
+        try:
+            self._work(_number(work.seed), work.interval)
+        except Exception as error:
+            logger.warning("atoll: work from a state that another peer says it was in has failed; it is taken for wrong: %r", error)
+            return _wrong
+        return self.flat.write_to
 
     def _train(self, seed: bytes, *interval: int) -> None:
         self._work(_number(seed), *interval)
@@ -120,6 +131,10 @@ class SeededTraining:
 
 def _number(seed: bytes) -> int:
     return int.from_bytes(seed[:8], "big") >> 1
+
+
+def _wrong(out: Tensor) -> None:
+    out.fill_(torch.nan)
 
 
 def _nothing(out: Tensor) -> None:

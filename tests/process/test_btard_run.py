@@ -37,7 +37,7 @@ policy = "allow"
 allow = {allow}
 [btard]
 validators = 2
-intervals = 2
+intervals = 4
 """
 
 
