@@ -47,6 +47,7 @@ class Operation(BesideRun):
         self.timeline = Timeline()
         self.results: dict[tuple[bytes, ...], memoryview] = {}
         self.weights: dict[tuple[bytes, ...], tuple[float, ...]] = {}  # what contributions were weighed with, by the same
+        self.storing: set[tuple[bytes, ...]] = set()  # what is here, and being written before it is voted for
         self.holders: set[PeerId] = set()  # who voted, and so has all bytes
         self.offered: m.Ready | None = None  # what this member said when it called
         self.given: Given | None = None  # and what it called with
@@ -218,6 +219,11 @@ class Operation(BesideRun):
         self.timeline.planned(self.session.clock(), plan)
         self.session.ports.emit(ev.PlanTaken(plan, self.machine.convener_of(plan.ballot).peer, self.op_id or ""))
         self.session.ports.exchange.execute(plan, audience)
+
+    def fetch_result(self, entry: Entry, holders: Sequence[PeerId]) -> None:
+        """Fetch result bytes, unless they only wait for the disk."""
+        if entry.part_digests not in self.storing:
+            super().fetch_result(entry, holders)
 
     def apply(self, entry: Entry) -> None:
         """Deliver the result."""

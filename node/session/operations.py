@@ -291,6 +291,7 @@ class Operations:
         """A vote says that the bytes are here: where it is durable, they are, too."""
 
         def held(now: float, error: StorageError | None = None) -> None:
+            operation.storing.discard(digests)
             if error is not None:
                 raise error
             if self.by_key.get(operation.key) is operation and not operation.done:
@@ -307,6 +308,7 @@ class Operations:
             return None
 
         if operation.spec.durable:
+            operation.storing.add(digests)
             self.session.ports.offload(store, held)
         else:
             held(now)

@@ -3,6 +3,7 @@ disk as long as somebody may still need them."""
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,29 @@ def test_a_result_is_kept_no_longer_than_until_the_last_has_it(slow: float) -> N
         assert {name: len(operation.results) for name, operation in operations.items()} == dict.fromkeys(operations, 0)
         assert all(operation.holders == set(operations) for operation in operations.values())
         table.network.link(leader, last).latency_s = 0.001
+    table.end()
+
+
+def test_a_durable_result_that_waits_for_the_disk_is_not_fetched_from_others() -> None:
+    """One member's disk takes seconds; the others have decided long before it has written what it holds."""
+    table, gets = Table(3), list[PeerId]()
+    table.all_in()
+    slow = table.peers[2]
+    assert slow.node is not None
+    slow.node.place = dataclasses.replace(table.place, work_s=4.0)
+
+    def look(sender: PeerId, receiver: PeerId, channel: str, payload: object) -> bool:
+        if isinstance(payload, bytes) and payload[:1] == ROUND_PREFIX and isinstance(m.decode(payload[1:], sender).body, m.Get):
+            gets.append(sender)
+        return False
+
+    table.network.tap = look
+    mine = called(table, "op", durable=True)[slow.name]
+    table.until(lambda: all(served(peer, "op") for peer in table.peers[:2]))
+    assert not served(slow, "op")
+    assert mine.storing
+    table.until(lambda: served(slow, "op"))
+    assert (gets, mine.storing) == ([], set())
     table.end()
 
 
