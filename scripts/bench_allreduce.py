@@ -16,6 +16,7 @@ engine_memory_mib    peak resident memory of a node over what it had before the 
                      until the decision: contribution (encoded, or the script's own tensor where that is shared), result, and the parts
                      received, encoded; the largest of all nodes
 node_cpu_seconds     the nodes' share of cpu_seconds; the rest is the training processes'
+incomplete           how many operations were measured that did not count everybody: they are in no other figure
 bytes_sent           by all nodes for one operation: lanes with headers and encryption, and control messages
 idle_cpu             CPU seconds a second of all nodes together while nothing is asked of them; it is part of cpu_seconds
 """

@@ -14,9 +14,11 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from atoll.collectives.errors import AtollError
 from atoll.node.client.commands import NodeClient
 from atoll.node.paths import find_paths
 
@@ -58,15 +60,15 @@ def read(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
 def record(home: str | None, count: int, save: Path | None) -> list[dict[str, Any]]:
     """The next ``count`` reductions of a running node."""
     found = list[dict[str, Any]]()
-    with NodeClient.connect(find_paths(home)) as client:
+    with NodeClient.connect(find_paths(home)) as client, save.open("w", encoding="utf-8") if save else nullcontext() as file:
         for event in client.events():
             if event.get("event") == EVENT:
                 found.append(event)
                 print(describe(event), flush=True)
+                if file is not None:
+                    print(json.dumps(event), file=file, flush=True)  # what was seen is kept, whatever ends this
                 if len(found) == count:
                     break
-    if save is not None:
-        save.write_text("".join(json.dumps(event) + "\n" for event in found), encoding="utf-8")
     return found
 
 
@@ -136,12 +138,15 @@ def draw(events: list[dict[str, Any]], output: Path) -> None:
 def main(argv: list[str] | None = None) -> None:
     """Record or read, then draw."""
     options = arguments(argv)
-    if options.record is not None:
-        events = record(options.home, options.record, options.save)
-    elif options.events == "-":
-        events = list(read(sys.stdin))
-    else:
-        events = list(read(Path(options.events).read_text(encoding="utf-8").splitlines()))
+    try:
+        if options.record is not None:
+            events = record(options.home, options.record, options.save)
+        elif options.events == "-":
+            events = list(read(sys.stdin))
+        else:
+            events = list(read(Path(options.events).read_text(encoding="utf-8").splitlines()))
+    except (OSError, AtollError) as error:
+        raise SystemExit(str(error)) from None
     if not events:
         raise SystemExit(f"no {EVENT} event in there")
     draw(events[-options.last :], options.output)

@@ -28,6 +28,7 @@ def test_all_reduce_beside_gloo() -> None:
     assert 0 < result["relative_error_outliers"] < 0.2  # few elements: a whole block stands beside the outlier
     keys = ["seconds", "cpu_seconds", "ratio_to_gloo", "cpu_ratio_to_gloo", "engine_memory_mib", "decision_ms", "bytes_sent"]
     assert all(result[key] is not None for key in keys)
+    assert result["incomplete"] == sum(not run["ok"] for run in result["runs"])
 
 
 def test_python_work_beside_a_reduction() -> None:

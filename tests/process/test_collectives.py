@@ -186,6 +186,9 @@ def test_time_is_told_by_phase_and_drawn(swarm: Peers, tmp_path: Path) -> None:
     module.main([str(lines), "-o", str(picture)])
     assert picture.read_bytes().startswith(b"\x89PNG\r\n")
     assert "plot_round" not in sys.modules
+    for wrong in ([str(tmp_path / "missing")], ["--record", "1", "--home", str(tmp_path)]):
+        with pytest.raises(SystemExit, match=r"No such file|no node"):
+            module.main(wrong)
 
 
 @pytest.mark.parametrize("what", ["script", "both"])
