@@ -47,3 +47,18 @@ def test_without_a_limit_everything_passes() -> None:
     bucket.take(10**12)
     assert bucket.wait_s(5.0) == 0.0
     assert bucket.room(5.0, 7) == 7
+
+
+@pytest.mark.parametrize("most", [100, 20_000, 1_000_000])
+def test_what_becomes_due_byte_by_byte_passes_in_pieces(most: int) -> None:
+    """Somebody who asks every 20 µs, as a thread does that has nothing else to wait for, is given as much as who waits, and seldom."""
+    rate = 1_000_000
+    bucket, passed, given = Bucket(rate), 0, 0
+    size = max(LEAST_BURST, rate * BURST_S)
+    for turn in range(50_000):
+        room = bucket.room(100.0 + turn / 50_000, most)
+        bucket.take(room)
+        passed += room
+        given += room > 0
+    assert size + 0.97 * rate < passed <= size + rate
+    assert given <= 1 + passed / min(most, size / 2)
