@@ -406,10 +406,11 @@ class Swarm(Protocol):
         """Freeze a contribution and offer it to the open round.
 
         ``write`` fills a float32 tensor of shape (numel,) with the pseudo-gradient (anchor - parameters), weighted by
-        ``samples`` (an integer > 0) in the mean; it may keep the tensor, which stays as written until the next contribution. With
-        ``base``, the round of the anchor it was made on, it is refused (committed, not counted, with the reason) when that anchor is no longer
-        the newest. ``loss``: the mean loss of the inner steps in it, for a run with a governor; ``lag``: how many inner steps rounds take here,
-        for one that is planned again, or seconds a step takes, for one with `Groups`. At most one contribution is frozen at a time: a second call
+        ``samples`` (an integer > 0; 0 only to wait for the end of a round that this member was not drawn for) in the mean; it may keep the
+        tensor, which stays as written until the next contribution. With ``base``, the round of the anchor it was made on, it is refused
+        (committed, not counted, with the reason) when that anchor is no longer the newest. ``loss``: the mean loss of the inner steps in it, for a
+        run with a governor; ``lag``: how many inner steps rounds take here, for one that is planned again, or seconds a step takes, for one with
+        `Groups`. At most one contribution is frozen at a time: a second call
         while one is undecided raises LocalProtocolError.
         """
         ...

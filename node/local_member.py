@@ -274,7 +274,7 @@ class LocalMember:
             raise LocalProtocolError("open() the run first")
         if fragment in self._pending:
             raise LocalProtocolError("a contribution is still undecided", hint="wait() for it, or try again when it is done()")
-        if (samples := sample_count(samples)) < 1:
+        if (samples := sample_count(samples)) < (1 if self.settings.sample is None else 0):
             raise LocalProtocolError(f"a contribution of {samples} samples")
         vector = torch.zeros(session.machine.shape.numel, dtype=torch.float32, device="cpu")
         write(vector)

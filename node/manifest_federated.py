@@ -284,8 +284,8 @@ def _check_privacy(manifest: Manifest, name: str) -> None:
 
 def check_budget(manifest: Manifest, name: str) -> None:
     """Raises ConfigError for a new run whose rounds would spend more than it allows. (Not asked of a run that is there: logarithms differ in
-    the last digit between machines, and each site counts for itself.) Also of a run that draws some of its members: a round for which too many are
-    drawn who may not take part any more would wait for ever."""
+    the last digit between machines, and each site counts for itself.) Also of a run that draws some of its members: rounds for which too many are
+    drawn who may not take part any more would be drawn again and again."""
     rounds = manifest.train.rounds
     if manifest.privacy is None or rounds is None:
         return

@@ -391,7 +391,7 @@ class Convening:
         """Whether an entry that only changes the configuration is wanted, as far as this member knows."""
         machine, ready = self.machine, self.machine.open.ready
         leaves = len(machine.config) > 1 and any(offer.leave for offer in ready.values())
-        settle = any(offer.settle for who, offer in ready.items() if who in machine.draw.members or machine.draw.hopeless)
+        settle = (machine.draw.whole or machine.draw.hopeless) and any(offer.settle for offer in ready.values())
         return leaves or settle or bool(self._joiners(now))
 
     def _next_config(self, now: float, contributing: set[Member]) -> Config:

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 def look(machine: RoundMachine, now: float) -> None:
-    """Note whether the open round has what it waits for: `OpenRound.ripe_at`. Nothing, where it waits for all."""
+    """Note whether the open round has what it waits for: `OpenRound.ripe_at`. Nothing, where it waits for all; and
+    whether those that were drawn had their time."""
+    machine.draw.look(now)
     arrivals, opened = machine.shape.arrivals, machine.open
     if arrivals is None or (opened.ripe_at is not None and machine.grouping is None):
         return

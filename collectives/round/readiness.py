@@ -36,20 +36,21 @@ def send_ready(machine: RoundMachine) -> None:
 
 
 def repeat_ready(machine: RoundMachine, now: float) -> None:
-    """Tell the convener again; and all others now and then while a plan needs more contributions than are known here: each counts them."""
+    """Tell the convener again; and all others now and then while a plan needs more contributions than are known here, or fewer than were drawn
+    give any: each counts them."""
     opened = machine.open
     if not waits(machine):
         send_ready(machine)
-    if machine.waits_for_offers and now - opened.told_at > machine.timing.detect_s:
+    if (machine.waits_for_offers or machine.draw.declines) and now - opened.told_at > machine.timing.detect_s:
         opened.told_at = now
         close_round(machine)
 
 
 def close_round(machine: RoundMachine) -> None:
-    """Say to all that a contribution is there: whoever has something contributes it now."""
+    """Say to all that a contribution is there: whoever has something contributes it now. So does who was drawn, and has none."""
     send_ready(machine)
     ready = my_ready(machine)
-    if ready and machine.contribution and machine.is_member:
+    if ready and (machine.contribution or machine.draw.declines) and machine.is_member:
         for peer in machine.others:
             machine.tell(peer, ready)
 

@@ -3,6 +3,9 @@
 The draw of a round is ordered by ``blake3(run, hash of the entry before, peer)``: nobody knows it before that entry is decided, and a member's place in
 it hangs on nobody else. The first of the order take part: a share of the configuration, or a number. Who convenes an entry can choose among the
 contributions that it names, and so among a few draws of the next round: this is chance for everybody else, not a lottery against its organisers.
+
+Where those that were drawn give too little, an entry without contributors ends their round, and by its hash there is another draw. It is for the log to
+say that, not for whoever convenes: nobody votes for such an entry who does not see by itself that too few can contribute, or that they had their time.
 """
 
 from __future__ import annotations
@@ -12,12 +15,15 @@ from typing import TYPE_CHECKING
 import msgspec
 from blake3 import blake3
 
-from ..group import Config, Member
+from ..group import Config, Entry, Member
 from ..swarm import Sample
-from .readiness import send_ready
+from .readiness import my_ready, send_ready
 
 if TYPE_CHECKING:
     from .machine import RoundMachine
+
+TURNS = 8  # times the last round: so long those that were drawn have for theirs
+AGAIN = 2  # times the round that was ended without them: slower ones get there after some draws
 
 
 def drawn(run: str, base: bytes, config: Config, sample: Sample | None) -> Config:
@@ -40,6 +46,9 @@ class Draw:
         self.machine = machine
         self.members = drawn(machine.run, machine.base, machine.config, machine.shape.sample)
         self.waiting = False  # a script waits for the end of this round, in which this member takes no part
+        often = TURNS if machine.journal.entries[-1].entry.contributors else AGAIN
+        self.patience_s = max(machine.timing.redraw_s, often * (machine.round_s or 0.0))
+        self._late = self._half = False  # whether that has passed, and half of it: clocks differ
 
     @property
     def takes_part(self) -> bool:
@@ -47,22 +56,49 @@ class Draw:
         return self.machine.shape.sample is None or self.machine.me in self.members
 
     @property
+    def declines(self) -> bool:
+        """Whether this member was drawn, others were not, and it has offered nothing: if it will not, all are told."""
+        return not self.whole and self.machine.me in self.members and self.machine.contribution is None
+
+    @property
+    def whole(self) -> bool:
+        """Whether all members take part."""
+        return len(self.members) == len(self.machine.config)
+
+    @property
     def hopeless(self) -> bool:
-        """Whether too few of those that were drawn can still contribute."""
-        machine, sample = self.machine, self.machine.shape.sample
-        if sample is None:
-            return False
-        ready = machine.open.ready
-        able = [who for who in self.members if not machine.silent(who) and not (who in ready and ready[who].cid is None)]
-        return len(able) < max(machine.shape.least, sample.least)
+        """Whether too few of those that were drawn can still contribute, or have done so in time."""
+        return self._too_few(self._late)
 
     @property
     def again(self) -> bool:
         """Whether there must be another draw: somebody waits here, and too few can contribute."""
         return self.waiting and self.hopeless
 
+    def look(self, now: float) -> None:
+        """Note how long those that were drawn have had."""
+        had_s = now - self.machine.open.born
+        self._late, self._half = had_s > self.patience_s, 2 * had_s > self.patience_s
+
     def wait(self, waiting: bool) -> None:
         """Say whether a script waits for the round's end."""
         self.waiting = waiting
         if waiting:
             send_ready(self.machine)
+
+    def allows(self, entry: Entry) -> bool:
+        """Whether an entry may be voted for here. One that does nothing but end the round, and so draw again, only if this member sees why."""
+        ends = not entry.contributors and entry.next_config == self.machine.config
+        return not ends or self.whole or self._too_few(self._half)
+
+    def _too_few(self, late: bool) -> bool:
+        machine = self.machine
+        if self.whole:
+            return False
+        least = max(machine.shape.least, machine.shape.sample.least if machine.shape.sample is not None else 1)
+        return sum(self._gives(who, late) for who in self.members) < least
+
+    def _gives(self, who: Member, late: bool) -> bool:
+        """Whether a member has contributed, or may still; ``late``: it may not."""
+        offer = my_ready(self.machine) if who == self.machine.me else self.machine.open.ready.get(who)
+        return not self.machine.silent(who) and (not late if offer is None else offer.cid is not None)

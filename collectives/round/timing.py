@@ -19,6 +19,7 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ready_grace_s: float = 5.0  # upper bound of the wait after the first Ready; a quarter of a round below it
     fetch_s: float = 0.25  # how often a lagging or joining member asks for what was decided
     quiet_s: float = 2.0  # how often a member to which nothing happens asks whether it missed a decision
+    redraw_s: float = 120.0  # a draw is not over sooner, though nobody that was drawn has contributed: scripts start, models compile
     keep_rounds: int = 8  # result bytes kept for laggards
 
     def grace(self, round_s: float | None, ballot: int = 0) -> float:

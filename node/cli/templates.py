@@ -31,8 +31,9 @@ topology = "serverless"            # or "coordinator": one site adds up (masked)
 threshold = 4                      # nobody, the organiser included, sees more than a sum of so many sites; fewer, and the round waits
 
 [privacy]                          # bounds what all data of one site can show through; with few sites its noise drowns what they learn:
-                                   # atoll validate --explain --peers N says how large it is, atoll simulate what can be learnt. Without
-                                   # [privacy] contributions are masked all the same
+                                   # atoll validate --explain --peers N says how large it is, and
+                                   # atoll simulate run.toml --task task.py:hospitals --clients 20 what can be learnt under it
+                                   # (scripts/examples/hospital). Without [privacy] contributions are masked all the same
 noise = 5.0
 clip = 1.0                         # largest norm of a site's contribution; look at usual norms in a trial on public data
 delta = 1e-5

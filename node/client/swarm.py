@@ -221,7 +221,7 @@ class RunSwarm(Manners, SeededWork):
         lag: float | None = None,
     ) -> Ticket:  # fmt: skip
         """See FragmentSwarm. Waits and raises as `contribute` does."""
-        if not 1 <= (samples := sample_count(samples)) < 1 << 48:
+        if not (1 if self.settings.sample is None else 0) <= (samples := sample_count(samples)) < 1 << 48:
             raise LocalProtocolError(f"a contribution of {samples} samples")
         from ...optim.outer import effective_outer, reading_of  # they load torch, which the caller has
 

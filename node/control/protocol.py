@@ -191,7 +191,7 @@ class Contribute(msgspec.Struct, frozen=True, tag="contribute"):
 
     id: Id
     cid: Cid
-    samples: Positive
+    samples: Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]  # 0: it waits for the end of a round that it was not drawn for
     base: int | None = None  # the round of the anchor it was made on; refused when that is no longer the newest
     fragment: Fragment = 0
     reading: Reading = NO_READING

@@ -24,7 +24,7 @@ def load_task(manifest: Manifest, where: str | None) -> Task:
     if manifest.model.entry != "builtin:gpt":
         raise ConfigError(
             f"the model of {manifest.name} is {manifest.model.entry}", key="task", why="It is made by each member's own script, not by the manifest.",
-            hint="Say what is trained: --task FILE.py:NAME, a function that returns a Task (docs/federated.md)",
+            hint="Say what is trained: --task FILE.py:NAME, a function that returns a Task (docs/federated.md; scripts/examples/hospital/task.py)",
         )  # fmt: skip
     context = gpt_config(manifest.model).context
     corpus = load_corpus(BUILTIN, context)

@@ -23,11 +23,11 @@ class Offering:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self._waiting: deque[tuple[Given, int | None, bool]] = deque()
+        self._waiting: deque[tuple[Given, int | None]] = deque()
 
     def put(self, given: Given, base: int | None) -> None:
-        """The script offers another one, made on the anchor of round ``base`` if it says so."""
-        self._waiting.append((given, base, self._takes_part))
+        """The script offers another one, made on the anchor of round ``base`` if it says so. One of no samples only waits for the round's end."""
+        self._waiting.append((given, base))
 
     @property
     def _takes_part(self) -> bool:
@@ -66,14 +66,14 @@ class Offering:
         waits until that is over."""
         if not self._waiting:
             return None
-        (given, base, took_part), session, why = self._waiting[0], self.session, ""
+        (given, base), session, why = self._waiting[0], self.session, ""
         at, rounds = session.completed, session.settings.rounds
         if base is not None and base != at:
             why = f"it was made on the anchor of round {base}, the run is at {at}"
         elif rounds is not None and at >= rounds:
             why = f"the run is complete after {rounds} rounds"
-        elif self._takes_part and not took_part:
-            why = "it was made to wait for a round in which this member now takes part"
+        elif self._takes_part and not given[1]:
+            why = "it was made to wait for a round in which this member takes part"
         if not why:
             return given if self._takes_part else None
         self._waiting.popleft()

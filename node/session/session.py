@@ -251,7 +251,8 @@ class Session:
     ) -> None:  # fmt: skip
         """Offer ``vector`` (float32, (numel,), untouched until RoundCommitted) to the open round, or to the next one.
 
-        With ``base``, the rounds in the anchor it was made on, it is refused (ContributionRefused) once that anchor is no longer current.
+        With ``base``, the rounds in the anchor it was made on, it is refused (ContributionRefused) once that anchor is no longer current. Of no samples
+        it waits for the end of a round that this member was not drawn for.
         """
         self._now = now
         self.admission.may_contribute()
@@ -259,6 +260,8 @@ class Session:
             raise OutOfDateError("the run's state is not here yet")
         if vector.numel() != self.machine.shape.numel:
             raise LocalProtocolError(f"contribution of {vector.numel()} elements to a run of {self.machine.shape.numel}")
+        if samples < 1 and self.machine.shape.sample is None:
+            raise LocalProtocolError("a contribution of no samples to a run in which all members take part")
         self.offering.put((cid, samples, vector, reading), base)
         self.offering.offer(now)
         self._drain(now)

@@ -220,7 +220,7 @@ class Replica:
 
     def _offer(self, deadline_s: float, decidable: Callable[[], bool]) -> Turn:
         started, samples, base = self._clock(), self.unsent, self._offered_on()
-        pending = self.swarm.contribute(samples=samples, write=self._write, base=base, loss=self.loss, lag=self.lag)
+        pending = self.swarm.contribute(samples=samples if self.drawn else 0, write=self._write, base=base, loss=self.loss, lag=self.lag)
         frozen = self.frozen = Frozen(pending, samples)
         self.unsent = 0
         decided = False

@@ -31,7 +31,7 @@ EXAMPLE = str(ROOT / "scripts/examples/{}.py")
 def test_all_are_here() -> None:
     folder = ROOT / "scripts/examples"
     there = {path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.py")}
-    assert there == {*EXAMPLES, "hospital/site"}  # the data of the one beside it
+    assert there == {*EXAMPLES, "hospital/site", "hospital/task"}  # data of the one beside them, in a run and in a simulation
 
 
 @pytest.mark.slow

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,10 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from atoll.collectives import messages as m
-from atoll.collectives.errors import ConfigError, RemoteProtocolError, StateError, StorageError
+from atoll.collectives.errors import ConfigError, LocalProtocolError, RemoteProtocolError, StateError, StorageError
+from atoll.collectives.group import Entry
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.layout import make_layout
 from atoll.collectives.round import drawn
+from atoll.collectives.round.timing import Timing
 from atoll.collectives.swarm import Outcome, OuterSettings, RunSettings, Sample, SecureSettings, SiteSettings
 from atoll.node.client.shelf import FileShelf
 from atoll.node.local import LocalSwarm
@@ -63,8 +66,11 @@ def settings(name: str, rounds: int = 8, **more: float) -> RunSettings:
     return RunSettings(sync_every=K, rounds=rounds, codec="fp32", codecs=exact, outer=outer, site=site)
 
 
-def play(swarm: LocalSwarm, seen: dict[int, Seen], step_s: Sequence[float] | float = (0.1, 0.11, 0.12, 0.1)) -> None:
-    """Every site trains to the end of the run. A slower one makes fewer steps a round."""
+def play(
+    swarm: LocalSwarm, seen: dict[int, Seen], step_s: Sequence[float] | float = (0.1, 0.11, 0.12, 0.1),
+    after: Callable[[LocalMember, Outcome], None] = lambda member, outcome: None,
+) -> None:  # fmt: skip
+    """Every site trains to the end of the run. A slower one makes fewer steps a round. ``after`` is called after each round at each."""
 
     def script(member: LocalMember) -> None:
         found, model = seen.setdefault(member.index, Seen()), Model()
@@ -72,6 +78,7 @@ def play(swarm: LocalSwarm, seen: dict[int, Seen], step_s: Sequence[float] | flo
 
         def heard(outcome: Outcome) -> None:
             found.outcomes.append(outcome)
+            after(member, outcome)
             replica = attachment._strands[0].replica
             kept: Kept = replica.kept  # type: ignore[attr-defined]
             anchor = torch.zeros(replica.flat.numel)
@@ -227,6 +234,15 @@ def test_whoever_was_not_drawn_is_refused_by_name() -> None:
     assert len(refused) == 1
 
 
+def test_nobody_waits_in_a_run_in_which_all_take_part() -> None:
+    def script(member: LocalMember) -> None:
+        member.open(make_layout([("w", (D,))]), lambda flat: None)
+        with pytest.raises(LocalProtocolError, match="no samples"):
+            member._node().session.contribute(member.clock(), b"c" * 16, 0, torch.zeros(D))
+
+    LocalSwarm(1, settings=settings("fedavg")).run(script)
+
+
 def test_rounds_go_on_where_all_that_were_drawn_are_dead() -> None:
     """One of four a round, and one is gone for good: when it is drawn, the log draws again without it."""
     run, seen = msgspec.structs.replace(settings("fedavg", 12), sample=Sample(count=1)), dict[int, Seen]()
@@ -236,6 +252,77 @@ def test_rounds_go_on_where_all_that_were_drawn_are_dead() -> None:
     assert all(len(peers) == 1 for peers in given.values())
     assert "p2" not in set().union(*(peers for round_, peers in given.items() if round_ > 5))
     assert all(torch.equal(found.anchor, seen[0].anchor) for site, found in seen.items() if site != 2)
+
+
+def entries_of(swarm: LocalSwarm, index: int) -> list[Entry]:
+    """What was decided, the genesis first."""
+    process = swarm.peers[index].process
+    assert process is not None
+    assert process.session.machine is not None
+    return [certified.entry for certified in process.session.machine.journal.entries.since(0)]
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_the_log_draws_again_where_too_few_of_those_that_were_drawn_train(secure: bool) -> None:
+    """From the fourth round on the script of a site hangs; its node lives. Whoever waits in vain for it has another draw, and what those do who were
+    not drawn at first is a turn of theirs, not what they waited with."""
+    sample, seen = Sample(count=1), dict[int, Seen]()
+    run = msgspec.structs.replace(settings("fedavg", 12), sample=sample)
+    if secure:
+        sample = Sample(0.6, least=3)
+        run = msgspec.structs.replace(run, codec="bits", reducer="copy", codecs={}, secure=SecureSettings(3), sample=sample, rounds=7)
+
+    def hang(member: LocalMember, outcome: Outcome) -> None:
+        while member.index == 2 and outcome.round >= 4 and any(not len(found.anchor) for site, found in seen.items() if site != 2):
+            member.sleep(5.0)
+
+    swarm = LocalSwarm(N, settings=run, latency_s=0.03, timing=Timing(redraw_s=8.0))
+    play(swarm, seen, 0.1, hang)
+    assert run.rounds is not None
+    assert sorted(rounds_of(seen)) == list(range(1, run.rounds + 1))
+    entries = entries_of(swarm, 0)
+    again = [
+        entry.round for before, entry in itertools.pairwise(entries) if not entry.contributors and entry.next_config == before.next_config
+    ]
+    assert again
+    for before, entry in itertools.pairwise(entries):
+        assert {c.member for c in entry.contributors} <= set(drawn("local", entry.base, before.next_config, sample))
+        assert secure or all(c.weight == K for c in entry.contributors)
+    counted = {o.round for o in seen[2].outcomes if o.counted}
+    assert counted <= {1, 2, 3, 4}
+    if secure:
+        assert all(sum(o.round == round_ and o.counted for found in seen.values() for o in found.outcomes) == 3 for round_ in range(5, 8))
+    assert all(torch.equal(found.anchor, seen[0].anchor) for found in seen.values())
+
+
+def test_nobody_draws_again_for_the_others() -> None:
+    """A convener that ends a round of its own accord, to have another draw, gets no votes before those that were drawn had their time."""
+    told: list[tuple[bool, bool]] = []
+
+    def script(member: LocalMember) -> None:
+        member.open(make_layout([("w", (D,))]), lambda flat: None)
+        member.sleep(2.0)
+        machine = member._node().session.machine
+        assert machine is not None
+        if member.index != 0 or len(machine.config) < N:
+            return
+        round_ = machine.round
+        entry = Entry(
+            machine.log, round_, machine.base, machine.root or b"", (), (), (), machine.shape.numel, machine.shape.chunk_elements,
+            machine.shape.codec, machine.shape.reducer, machine.config,
+        )  # fmt: skip
+        for wait_s in (0.0, 40.0, 30.0):
+            member.sleep(wait_s)
+            assert machine.round == round_
+            ballot = max(machine.ballot, machine.journal.promised)
+            ballot += machine.convener_of(ballot) == machine.me
+            convener = machine.convener_of(ballot)
+            machine.on_message(member.clock(), convener.peer, convener.incarnation, round_, m.Accept(ballot, entry))
+            told.append((machine.open.pending is not None, machine.journal.accepted is not None))
+
+    run = msgspec.structs.replace(settings("fedavg"), sample=Sample(0.5))
+    LocalSwarm(N, settings=run, latency_s=0.02).run(script)
+    assert told == [(True, False), (True, False), (False, True)]
 
 
 def test_secure_sums_are_of_those_that_were_drawn() -> None:

@@ -467,6 +467,9 @@ def test_views_take_documents_that_lack_things() -> None:
         "training",
     ):
         assert words in text
+    masked = {**run_, "secure": {"threshold": 4}}
+    assert "training; no sum yet: 2 more sites must join\n" in status_text(terminal, {"runs": [masked]})
+    assert "no sum yet" not in status_text(terminal, {"runs": [{**masked, "members": list("pqrs")}]})
     assert "–" in runs_table(terminal, [{"run_id": "b" * 26, "name": "x", "phase": "stored"}])
     cut = {**run_, "round": -1, "fragments": [4, -1, 5], "last_round": {"round": 5, "fragment": 2, "contributors": {"p": 8}}}
     assert "  4+–+5/9  " in runs_table(terminal, [cut])

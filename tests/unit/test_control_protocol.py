@@ -120,7 +120,7 @@ def test_oversized_frames_are_refused_by_their_length(size: int) -> None:
     "body",
     [
         {"type": "contribute", "id": 1, "cid": b"short", "samples": 1},
-        {"type": "contribute", "id": 1, "cid": CID, "samples": 0},
+        {"type": "contribute", "id": 1, "cid": CID, "samples": -1},
         {"type": "release", "slot": 4},
         {"type": "report", "metrics": {f"m{n}": 0.0 for n in range(65)}},
         {"type": "report", "metrics": {"m" * 65: 0.0}},

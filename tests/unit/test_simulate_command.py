@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from house import ROOT
 
 from atoll.node.cli import run
+from atoll.node.cli.templates import TEMPLATES
 from atoll.security.identity import Identity
 
 RUN = 'schema = 1\nname = "tide"\n[model]\nentry = "local:blobs"\n[train]\nsync_every = 4\n[train.inner]\nbatch = 8\n'
@@ -128,6 +130,17 @@ def test_contributions_are_bounded_and_have_the_noise_that_the_manifest_says(fol
     assert "epsilon" not in found["masked"]["table"]["fedavg"]
     assert "epsilon" not in found["loud"]["table"]["scaffold"]  # with which it does not go, which is said
     assert found["loud"]["table"]["scaffold"]["accuracy"] > 0.9
+
+
+def test_the_hospitals_example_is_simulated_with_its_template(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "run.toml").write_text(TEMPLATES["federated-hospital"])
+    found = simulated(
+        capsys, "--task", f"{ROOT / 'scripts/examples/hospital/task.py'}:hospitals", "--clients", "20", "--rounds", "3", "--steps", "5"
+    )
+    assert found["run"] == "hospitals"
+    assert found["table"]["fedavg"]["rounds"] == 3
+    assert 0 < found["table"]["fedavg"]["epsilon"] < 12
+    assert found["table"]["fedavg"]["accuracy"] > 0.5
 
 
 def test_buckets_are_compared_and_too_few_sites_make_no_round(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

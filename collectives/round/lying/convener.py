@@ -127,7 +127,7 @@ class Accountable(Convening):
     def wants_entry(self, now: float) -> bool:
         """Whether an entry that only changes the configuration is wanted, and would change it."""
         machine = self.machine
-        settle = any(ready.settle for ready in machine.open.ready.values())
+        settle = (machine.draw.whole or machine.draw.hopeless) and any(ready.settle for ready in machine.open.ready.values())
         late = now - machine.open.born > SETTLE * machine.timing.detect_s
         return (settle and late) or self._next_config(now, set(machine.config)) != machine.config
 
