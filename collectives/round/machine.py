@@ -400,7 +400,7 @@ class RoundMachine:
     def _open(self, now: float) -> None:
         self.open = OpenRound(born=now, progress_at=now)
         self.base = self.journal.entries[-1].entry.hash()
-        self.draw = Draw(self)
+        self.draw = Draw(self, getattr(self, "draw", None))
         if self.grouping is not None:
             self.grouping.follow(now)
         self.ballot = max(0, self.journal.promised)

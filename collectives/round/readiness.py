@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def my_ready(machine: RoundMachine) -> m.Ready | None:
     """The own contribution, or that none will come; None where there is nothing to say yet."""
     aside = machine.open.aside == machine.ballot
-    if machine.contribution and not aside:
+    if machine.contribution and not aside and machine.draw.takes_part:  # else it is kept: a later draw may want it
         pace, (cid, weight, reading) = machine.actions.pace(), machine.contribution
         return m.Ready(
             machine.base, cid, weight, machine.leaving, site=machine.site, up=pace.up, down=pace.down, proven=pace.proven, reading=reading,

@@ -22,8 +22,9 @@ from .readiness import my_ready, send_ready
 if TYPE_CHECKING:
     from .machine import RoundMachine
 
-TURNS = 8  # times the last round: so long those that were drawn have for theirs
-AGAIN = 2  # times the round that was ended without them: slower ones get there after some draws
+TURNS = 8  # times the last round with contributors: so long those that were drawn have for theirs
+AGAIN = 1.1  # times the draw before: also members that have become that much slower get there
+UNKNOWN = 2.0  # the same, where no round was seen here: nobody knows how long one takes
 
 
 def drawn(run: str, base: bytes, config: Config, sample: Sample | None) -> Config:
@@ -42,12 +43,15 @@ def drawn(run: str, base: bytes, config: Config, sample: Sample | None) -> Confi
 class Draw:
     """Who takes part in the open round, as one member sees it."""
 
-    def __init__(self, machine: RoundMachine) -> None:
+    def __init__(self, machine: RoundMachine, before: Draw | None) -> None:
+        """``before``: of the round before, None where this member has just been started."""
         self.machine = machine
         self.members = drawn(machine.run, machine.base, machine.config, machine.shape.sample)
         self.waiting = False  # a script waits for the end of this round, in which this member takes no part
-        often = TURNS if machine.journal.entries[-1].entry.contributors else AGAIN
-        self.patience_s = max(machine.timing.redraw_s, often * (machine.round_s or 0.0))
+        last_s, counted = machine.round_s or 0.0, bool(machine.journal.entries[-1].entry.contributors)
+        self.turn_s: float = last_s if counted else before.turn_s if before is not None else 0.0  # of the last round with contributors
+        more = 0.0 if counted else (AGAIN if self.turn_s else UNKNOWN) * last_s
+        self.patience_s = max(machine.timing.redraw_s, TURNS * self.turn_s, more)
         self._late = self._half = False  # whether that has passed, and half of it: clocks differ
 
     @property

@@ -104,8 +104,8 @@ def draw_all() -> None:
     """Let it contribute to every round, and plan with whoever offers something."""
     honest = Draw.__init__
 
-    def everybody(self: Draw, machine: Any) -> None:
-        honest(self, machine)
+    def everybody(self: Draw, machine: Any, before: Draw | None) -> None:
+        honest(self, machine, before)
         self.members = machine.config
 
     Draw.__init__ = everybody  # type: ignore[method-assign]

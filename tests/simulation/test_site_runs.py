@@ -23,6 +23,7 @@ from atoll.collectives.swarm import Outcome, OuterSettings, RunSettings, Sample,
 from atoll.node.client.shelf import FileShelf
 from atoll.node.local import LocalSwarm
 from atoll.node.local_member import LocalMember
+from atoll.node.session.events import PeerMisbehaved
 from atoll.optim import SoloSwarm, attach
 from atoll.optim.federated.member import Turn, first_control
 from atoll.optim.federated.methods import SUMS
@@ -262,17 +263,26 @@ def entries_of(swarm: LocalSwarm, index: int) -> list[Entry]:
     return [certified.entry for certified in process.session.machine.journal.entries.since(0)]
 
 
-@pytest.mark.parametrize("secure", [False, True])
-def test_the_log_draws_again_where_too_few_of_those_that_were_drawn_train(secure: bool) -> None:
+@pytest.mark.parametrize("kind", ["plain", "rule", "secure"])
+def test_the_log_draws_again_where_too_few_of_those_that_were_drawn_train(kind: str) -> None:
     """From the fourth round on the script of a site hangs; its node lives. Whoever waits in vain for it has another draw, and what those do who were
-    not drawn at first is a turn of theirs, not what they waited with."""
-    sample, seen = Sample(count=1), dict[int, Seen]()
-    run = msgspec.structs.replace(settings("fedavg", 12), sample=sample)
-    if secure:
-        sample = Sample(0.6, least=3)
-        run = msgspec.structs.replace(run, codec="bits", reducer="copy", codecs={}, secure=SecureSettings(3), sample=sample, rounds=7)
+    not drawn at first is a turn of theirs, not what they waited with. What was offered to the draw before is offered where its site is drawn again."""
+    sample, seen, breaches = Sample(count=1) if kind == "plain" else Sample(0.6, least=3), dict[int, Seen](), list[str]()
+    run = msgspec.structs.replace(settings("fedavg", 12 if kind == "plain" else 7), sample=sample)
+    if kind == "rule":
+        run = msgspec.structs.replace(run, codecs={}, reducer="median:1")
+    if kind == "secure":
+        run = msgspec.structs.replace(run, codec="bits", reducer="copy", codecs={}, secure=SecureSettings(3))
 
     def hang(member: LocalMember, outcome: Outcome) -> None:
+        if outcome.round == 3:
+            process, hear = member._node(), member.hear
+
+            def watch(event: object) -> None:
+                breaches.extend([event.reason] if isinstance(event, PeerMisbehaved) else [])
+                hear(event)
+
+            process._emit = watch
         while member.index == 2 and outcome.round >= 4 and any(not len(found.anchor) for site, found in seen.items() if site != 2):
             member.sleep(5.0)
 
@@ -281,16 +291,17 @@ def test_the_log_draws_again_where_too_few_of_those_that_were_drawn_train(secure
     assert run.rounds is not None
     assert sorted(rounds_of(seen)) == list(range(1, run.rounds + 1))
     entries = entries_of(swarm, 0)
+    assert breaches == []
     again = [
         entry.round for before, entry in itertools.pairwise(entries) if not entry.contributors and entry.next_config == before.next_config
     ]
     assert again
     for before, entry in itertools.pairwise(entries):
         assert {c.member for c in entry.contributors} <= set(drawn("local", entry.base, before.next_config, sample))
-        assert secure or all(c.weight == K for c in entry.contributors)
+        assert kind != "plain" or all(c.weight == K for c in entry.contributors)
     counted = {o.round for o in seen[2].outcomes if o.counted}
     assert counted <= {1, 2, 3, 4}
-    if secure:
+    if kind != "plain":
         assert all(sum(o.round == round_ and o.counted for found in seen.values() for o in found.outcomes) == 3 for round_ in range(5, 8))
     assert all(torch.equal(found.anchor, seen[0].anchor) for found in seen.values())
 
