@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from .output import Terminal, bytes_text, short_peer, span_text
-from .views import metrics_of, run_state
+from .views import metrics_of, run_state, too_few
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -103,6 +103,7 @@ class TrainingView:
         self._live: Live | None = None
         self._lock = threading.RLock()
         self._closed = False
+        self._waits = ""  # what was last said of sites that are missing
         self._started_s = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -133,6 +134,10 @@ class TrainingView:
         """The run's entry of a status document."""
         with self._lock:
             self._progress.take_status(run)
+            if (waits := too_few(run)) != self._waits:
+                self._waits = waits
+                if waits and self._live is None:
+                    self.say(waits)
             if draining:
                 self._progress.state = "draining: the round is finished or handed over; Ctrl-C again to stop now"
             self._refresh()

@@ -179,13 +179,16 @@ def run_state(run: Document) -> str:
         sealed = f"recertifying without {len(seal.get('removed') or ())} members"
         lack = sealed + (f": waits for {', '.join(short_peer(str(peer)) for peer in waits)}" if waits else "")
     gone = f"{lost} contributions lost with branches" if lost else ""
-    return "; ".join(filter(None, (state, _too_few(run), lack, gone)))
+    return "; ".join(filter(None, (state, too_few(run), lack, gone)))
 
 
-def _too_few(run: Document) -> str:
-    """How many members a masked sum waits for, that are not there at all."""
-    more = int((run.get("secure") or {}).get("threshold", 0)) - len(run.get("members") or ())
-    return f"no sum yet: {more} more sites must join" if more > 1 else "no sum yet: one more site must join" if more == 1 else ""
+def too_few(run: Document) -> str:
+    """How many sites a masked sum waits for that are no members yet; "" where there are enough, or nobody can tell."""
+    members = len(run.get("members") or ())
+    more = int((run.get("secure") or {}).get("threshold", 0)) - members
+    if not members or more < 1:
+        return ""
+    return f"no sum yet: {'one more site' if more == 1 else f'{more} more sites'} must join"
 
 
 def members_text(run: Document) -> str:

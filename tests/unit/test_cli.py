@@ -17,7 +17,7 @@ from atoll.collectives.errors import AtollError, ConfigError
 from atoll.node.cli import COMMANDS, cli, run
 from atoll.node.cli.child import Child
 from atoll.node.cli.invites import duration_s
-from atoll.node.cli.live import Progress, sparkline
+from atoll.node.cli.live import Progress, TrainingView, sparkline
 from atoll.node.cli.names import FIRST, SECOND, name_of
 from atoll.node.cli.output import Terminal, bytes_text, count_text, error_object, iso_time, show_error, span_text
 from atoll.node.cli.views import peers_table, runs_table, status_text
@@ -493,6 +493,15 @@ def test_progress_of_a_run() -> None:
     progress.take_status({"privacy": {"epsilon": 1.2567}})
     progress.take_status({"privacy": None})  # the node has left the run
     assert progress.round_line() == "round 3/9  2 of 0 members  loss 2.0000  step 30  epsilon 1.26  1.0 KiB sent"
+
+
+def test_a_site_that_waits_for_others_says_so_once(capsys: pytest.CaptureFixture[str]) -> None:
+    alone = {"phase": "running", "script": True, "members": ["p"], "secure": {"threshold": 3}}
+    with TrainingView(Terminal(), Progress("tide", 9)) as view:
+        for run_ in ({**alone, "members": []}, alone, alone, {**alone, "members": ["p", "q"]}, {**alone, "members": ["p", "q", "r"]}):
+            view.take_status(run_, draining=False)
+    told = [line for line in capsys.readouterr().err.splitlines() if "sum" in line]
+    assert told == ["no sum yet: 2 more sites must join", "no sum yet: one more site must join"]
 
 
 def test_child_output_and_status() -> None:
