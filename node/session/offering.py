@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from ...collectives.encoded import why_refused
+from ...collectives.errors import LocalProtocolError
 from ...collectives.group import Reading
 from . import events as ev
 
@@ -26,7 +27,12 @@ class Offering:
         self._waiting: deque[tuple[Given, int | None]] = deque()
 
     def put(self, given: Given, base: int | None) -> None:
-        """The script offers another one, made on the anchor of round ``base`` if it says so. One of no samples only waits for the round's end."""
+        """The script offers another one, made on the anchor of round ``base`` if it says so. One of no samples only waits for the round's end.
+
+        Raises LocalProtocolError for one of no samples where all members take part."""
+        machine = self.session.machine
+        if given[1] < 1 and (machine is None or machine.shape.sample is None):
+            raise LocalProtocolError("a contribution of no samples to a run in which all members take part")
         self._waiting.append((given, base))
 
     @property

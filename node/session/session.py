@@ -260,8 +260,6 @@ class Session:
             raise OutOfDateError("the run's state is not here yet")
         if vector.numel() != self.machine.shape.numel:
             raise LocalProtocolError(f"contribution of {vector.numel()} elements to a run of {self.machine.shape.numel}")
-        if samples < 1 and self.machine.shape.sample is None:
-            raise LocalProtocolError("a contribution of no samples to a run in which all members take part")
         self.offering.put((cid, samples, vector, reading), base)
         self.offering.offer(now)
         self._drain(now)
