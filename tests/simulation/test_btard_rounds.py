@@ -140,16 +140,20 @@ def test_honest_peers_train_as_one() -> None:
     seeds.table.end()
 
 
-@pytest.mark.parametrize("loss", [0.0, 0.05])
-def test_who_lies_is_removed_with_evidence_and_the_others_go_on_through_loss(loss: float) -> None:
-    seeds = Seeds(7, liars=2, validators=2)
-    seeds.table.network.weather.loss = loss
+def liars_are_removed_and_the_others_go_on(seeds: Seeds) -> None:
     seeds.until(lambda: seeds.liars <= seeds.proofs.keys())
     assert seeds.proofs.keys() == seeds.liars
     for liar in seeds.liars:
         assert seeds.proven(liar).startswith("its vector is not what follows from its seed")
     seeds.until(seeds.rounds(len(seeds.anchors) + 3))
     assert seeds.refused.keys() <= seeds.liars
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.05])
+def test_who_lies_is_removed_with_evidence_and_the_others_go_on_through_loss(loss: float) -> None:
+    seeds = Seeds(7, liars=2, validators=2)
+    seeds.table.network.weather.loss = loss
+    liars_are_removed_and_the_others_go_on(seeds)
     seeds.table.end()
 
 
@@ -159,12 +163,7 @@ def test_of_work_in_intervals_one_is_computed_again_and_who_jumps_in_it_is_remov
     nothing from what is no number, which the liar says it has passed through."""
     seeds = Seeds(5, liars=1, intervals=2)
     seeds.jump = jump
-    seeds.until(lambda: seeds.liars <= seeds.proofs.keys())
-    assert seeds.proofs.keys() == seeds.liars
-    for liar in seeds.liars:
-        assert seeds.proven(liar).startswith("its vector is not what follows from its seed")
-    seeds.until(seeds.rounds(len(seeds.anchors) + 3))
-    assert seeds.refused.keys() <= seeds.liars
+    liars_are_removed_and_the_others_go_on(seeds)
     assert seeds.again.keys() <= {0, 1}
     assert seeds.again
     seeds.table.end()
