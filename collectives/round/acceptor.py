@@ -116,7 +116,7 @@ class Acceptor:
         ballot, entry, sender = pending
         if ballot < self.machine.journal.promised:
             self.machine.open.pending = None
-        elif self.machine.draw.allows(entry) and self.holds(now, entry, [sender]):
+        elif self.machine.draw.allows(ballot, entry) and self.holds(now, entry, [sender]):
             self.machine.open.pending = None
             self.cast(now, ballot, entry)
 

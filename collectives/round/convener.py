@@ -371,8 +371,9 @@ class Convening:
         machine = self.machine
         if self.ballot < machine.journal.promised or machine.root != entry.base_state:
             return self.stop()
+        if self.phase is Phase.ADOPT or machine.draw.allows(self.ballot, entry):
+            machine.acceptor.cast(now, self.ballot, entry)  # the convener votes first, but for another draw that is not adopted
         self.phase, self.entry = Phase.ACCEPT, entry
-        machine.acceptor.cast(now, self.ballot, entry)  # the convener votes first
         self._broadcast(m.Accept(self.ballot, entry))
         return None
 

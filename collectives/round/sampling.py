@@ -90,10 +90,17 @@ class Draw:
         if waiting:
             send_ready(self.machine)
 
-    def allows(self, entry: Entry) -> bool:
-        """Whether an entry may be voted for here. One that does nothing but end the round, and so draw again, only if this member sees why."""
-        ends = not entry.contributors and entry.next_config == self.machine.config
-        return not ends or self.whole or self._too_few(self._half)
+    def allows(self, ballot: int, entry: Entry) -> bool:
+        """Whether an entry may be voted for here. One that does nothing but end the round, and so draw again, only if this member sees why; who
+        convenes the ballot votes last, so that what the others do not want binds no later convener. What was voted for before is voted for again:
+        later conveners must adopt it, and nothing else could be decided."""
+        machine, voted = self.machine, self.machine.journal.accepted
+        if entry.contributors or entry.next_config != machine.config or self.whole or (voted is not None and voted[1] == entry):
+            return True
+        if not self._too_few(self._half):
+            return False
+        others = machine.open.votes.get((ballot, entry.hash()), {})
+        return bool(machine.lying) or machine.convener_of(ballot) != machine.me or machine.quorum([*others, machine.me])
 
     def _too_few(self, late: bool) -> bool:
         machine = self.machine

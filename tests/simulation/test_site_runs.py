@@ -69,7 +69,7 @@ def settings(name: str, rounds: int = 8, **more: float) -> RunSettings:
 
 def play(
     swarm: LocalSwarm, seen: dict[int, Seen], step_s: Sequence[float] | float = (0.1, 0.11, 0.12, 0.1),
-    after: Callable[[LocalMember, Outcome], None] = lambda member, outcome: None,
+    after: Callable[[LocalMember, Outcome], None] = lambda member, outcome: None, limit_s: float = 86_400.0,
 ) -> None:  # fmt: skip
     """Every site trains to the end of the run. A slower one makes fewer steps a round. ``after`` is called after each round at each."""
 
@@ -102,7 +102,7 @@ def play(
         with attachment.evaluate_anchor(own=member.settings.site is not None and member.settings.site.pull is not None):
             found.own = model.w.detach().clone()
 
-    swarm.run(script, step_s=step_s)
+    swarm.run(script, step_s=step_s, limit_s=limit_s)
 
 
 def reference(run: RunSettings, rounds: list[list[int]]) -> tuple[Server, list[Tensor]]:
@@ -263,6 +263,13 @@ def entries_of(swarm: LocalSwarm, index: int) -> list[Entry]:
     return [certified.entry for certified in process.session.machine.journal.entries.since(0)]
 
 
+def draws_again(entries: Sequence[Entry]) -> list[int]:
+    """The entries that do nothing but end a round."""
+    return [
+        entry.round for before, entry in itertools.pairwise(entries) if not entry.contributors and entry.next_config == before.next_config
+    ]
+
+
 @pytest.mark.parametrize("kind", ["plain", "rule", "secure"])
 def test_the_log_draws_again_where_too_few_of_those_that_were_drawn_train(kind: str) -> None:
     """From the fourth round on the script of a site hangs; its node lives. Whoever waits in vain for it has another draw, and what those do who were
@@ -292,10 +299,7 @@ def test_the_log_draws_again_where_too_few_of_those_that_were_drawn_train(kind: 
     assert sorted(rounds_of(seen)) == list(range(1, run.rounds + 1))
     entries = entries_of(swarm, 0)
     assert breaches == []
-    again = [
-        entry.round for before, entry in itertools.pairwise(entries) if not entry.contributors and entry.next_config == before.next_config
-    ]
-    assert again
+    assert draws_again(entries)
     for before, entry in itertools.pairwise(entries):
         assert {c.member for c in entry.contributors} <= set(drawn("local", entry.base, before.next_config, sample))
         assert kind != "plain" or all(c.weight == K for c in entry.contributors)
@@ -334,6 +338,45 @@ def test_nobody_draws_again_for_the_others() -> None:
     run = msgspec.structs.replace(settings("fedavg"), sample=Sample(0.5))
     LocalSwarm(N, settings=run, latency_s=0.02).run(script)
     assert told == [(True, False), (True, False), (False, True)]
+
+
+def test_who_has_seen_no_round_does_not_end_that_of_the_others() -> None:
+    """Rounds are longer than a newcomer waits, which does not know it. It proposes another draw and gets no votes; its own binds no later convener,
+    and what those give that were drawn is counted."""
+    seen = dict[int, Seen]()
+    run, timing = msgspec.structs.replace(settings("fedavg", 7), sample=Sample(count=1)), Timing(redraw_s=8.0)
+    swarm = LocalSwarm(N, settings=run, latency_s=0.03, jitter_s=0.1, timing=timing).join_at(1, 140.0)
+    play(swarm, seen, 5.0, limit_s=1000.0)
+    entries = entries_of(swarm, 0)
+    counted = [entry.round for entry in entries if entry.contributors]
+    assert len(counted) == 7
+    assert not any(counted[2] < round_ for round_ in draws_again(entries))
+
+
+def test_a_vote_for_another_draw_does_not_stop_a_round_for_good() -> None:
+    """The convener of a round wants another draw and votes for it, but the others see those train that were drawn. Conveners after it adopt that
+    entry, as they must: in the end all vote for it."""
+    seen, cast = dict[int, Seen](), list[int]()
+
+    def vote(member: LocalMember, outcome: Outcome) -> None:
+        machine = member._node().session.machine
+        assert machine is not None
+        if outcome.round < 3 or machine.convener_of(0) != machine.me or machine.draw.takes_part or machine.root is None or len(cast) > 2:
+            return
+        shape = machine.shape
+        entry = Entry(
+            machine.log, machine.round, machine.base, machine.root, (), (), (), shape.numel, shape.chunk_elements, shape.codec, shape.reducer,
+            machine.config,
+        )  # fmt: skip
+        machine.acceptor.cast(member.clock(), 0, entry)
+        cast.append(machine.round)
+
+    run = msgspec.structs.replace(settings("fedavg", 12), sample=Sample(count=1))
+    swarm = LocalSwarm(N, settings=run, latency_s=0.03, jitter_s=0.1)
+    play(swarm, seen, 5.0, vote, limit_s=2000.0)
+    assert cast
+    assert sorted(rounds_of(seen)) == list(range(1, 13))
+    assert all(torch.equal(found.anchor, seen[0].anchor) for found in seen.values())
 
 
 def test_secure_sums_are_of_those_that_were_drawn() -> None:
