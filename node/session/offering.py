@@ -41,6 +41,15 @@ class Offering:
         machine = self.session.machine
         return machine is None or machine.draw.takes_part
 
+    def opened(self, now: float) -> None:
+        """A round opened. What was offered to the one before, where that had no contributors, stands: it is signed anew, for this one."""
+        session, machine = self.session, self.session.machine
+        if machine is not None and machine.contribution is not None and self._waiting and machine.draw.takes_part:
+            cid, _, vector, _ = self._waiting[0][0]
+            if cid == machine.contribution[0]:
+                session.retaining.offered(cid, vector)
+        self.offer(now)
+
     def offer(self, now: float) -> None:
         """Freeze the first one for the open round, if nothing is."""
         session, machine = self.session, self.session.machine

@@ -480,7 +480,7 @@ class Session:
         if not self._follows:
             self.membership.announce(now, round=self.completed + 1)
         self.serving.recall(machine)
-        self.offering.offer(now)
+        self.offering.opened(now)
 
     def _drain(self, now: float) -> None:
         """Deliver messages to oneself and send what membership has to say."""

@@ -88,6 +88,32 @@ def test_a_round_comes_out_the_same_bit_for_bit(
         r.recompute(source, "main", 4, folders)
 
 
+def test_what_stands_after_an_entry_without_contributors_is_signed_for_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of the three that a median needs have offered theirs when somebody asks for any entry, which ends the round and counts nobody."""
+    monkeypatch.setattr(r, "verify", verify)
+    outer = OuterSettings(kind="sgd", lr=1.0, momentum=0.0)
+    table = Table(3, RunSettings(sync_every=1, codec="fp32", reducer="median:1", outer=outer))
+    for peer in table.peers:
+        peer.storage.contributions = ContributionFiles(tmp_path / peer.name, KEPT, lambda error: pytest.fail(str(error)))
+    table.all_in()
+    first, second, third = table.peers
+    vectors = torch.randn(3, LAYOUT.numel, generator=torch.Generator().manual_seed(3))
+    give(first, "1/0", vectors[0])
+    give(second, "1/1", vectors[1])
+    table.world.run(until=table.world.now + 1)
+    before = first.machine.round
+    third.do(lambda session, now: session.machine.set_unsettled(now, True))
+    table.until(lambda: all(peer.machine.round == before + 1 for peer in table.peers))
+    give(third, "1/2", vectors[2])
+    table.until(lambda: all(len([e for e in peer.rounds() if e.contributors]) == 1 for peer in table.peers))
+    table.world.run(until=table.world.now + 1)
+    entries = list(first.machine.journal.entries[:])
+    assert [len(each.entry.contributors) for each in entries[-2:]] == [0, 3]
+    source = Source(tmp_path, SimpleNamespace(run_id="run"), {"main": lambda: iter(entries)})  # type: ignore[arg-type]
+    found = r.recompute(source, "main", 1, [tmp_path / peer.name for peer in table.peers])
+    assert (found.wrong, len(found.contributors)) == ([], 3)
+
+
 def test_whose_contribution_is_missing_or_changed_is_told_and_whose_part_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table, source = played(tmp_path, monkeypatch, "fp32", "mean")
     folders = [tmp_path / peer.name for peer in table.peers]
