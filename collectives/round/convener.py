@@ -221,7 +221,8 @@ class Convening:
         awaited = [member for member in machine.draw.members if machine.acceptor.awaits(member) and not machine.silent(member)]
         look(machine, now)
         offers = machine.offers()
-        if not machine.enough(offers) or waits(machine):
+        in_vain = self.ballot > 0 and machine.draw.hopeless  # they were planned, and do not come
+        if not machine.enough(offers) or waits(machine) or in_vain:
             if self.wants_entry(now):  # nobody waits for a round to be let in or out, or to learn the end of what was lost
                 self._propose_empty(now)
             return None

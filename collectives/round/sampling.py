@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 TURNS = 8  # times the last round with contributors: so long those that were drawn have for theirs
 AGAIN = 1.1  # times the draw before: also members that have become that much slower get there
+DELIVERED = 2.0  # times what those that were drawn have: so long what they offered may be on its way, if conveners try in vain
 UNKNOWN = 2.0  # the same, where no round was seen here: nobody knows how long one takes
 
 
@@ -52,7 +53,7 @@ class Draw:
         self.turn_s: float = last_s if counted else before.turn_s if before is not None else 0.0  # of the last round with contributors
         more = 0.0 if counted else (AGAIN if self.turn_s else UNKNOWN) * last_s
         self.patience_s = max(machine.timing.redraw_s, TURNS * self.turn_s, more)
-        self._late = self._half = False  # whether that has passed, and half of it: clocks differ
+        self._had = 0.0  # of that, in multiples
 
     @property
     def takes_part(self) -> bool:
@@ -72,7 +73,7 @@ class Draw:
     @property
     def hopeless(self) -> bool:
         """Whether too few of those that were drawn can still contribute, or have done so in time."""
-        return self._too_few(self._late)
+        return self._too_few(self._had)
 
     @property
     def again(self) -> bool:
@@ -81,8 +82,7 @@ class Draw:
 
     def look(self, now: float) -> None:
         """Note how long those that were drawn have had."""
-        had_s = now - self.machine.open.born
-        self._late, self._half = had_s > self.patience_s, 2 * had_s > self.patience_s
+        self._had = (now - self.machine.open.born) / self.patience_s
 
     def wait(self, waiting: bool) -> None:
         """Say whether a script waits for the round's end."""
@@ -97,19 +97,19 @@ class Draw:
         machine, voted = self.machine, self.machine.journal.accepted
         if entry.contributors or entry.next_config != machine.config or self.whole or (voted is not None and voted[1] == entry):
             return True
-        if not self._too_few(self._half):
+        if not self._too_few(2 * self._had):  # clocks differ
             return False
         others = machine.open.votes.get((ballot, entry.hash()), {})
         return bool(machine.lying) or machine.convener_of(ballot) != machine.me or machine.quorum([*others, machine.me])
 
-    def _too_few(self, late: bool) -> bool:
+    def _too_few(self, had: float) -> bool:
         machine = self.machine
         if self.whole:
             return False
         least = max(machine.shape.least, machine.shape.sample.least if machine.shape.sample is not None else 1)
-        return sum(self._gives(who, late) for who in self.members) < least
+        return sum(self._gives(who, had) for who in self.members) < least
 
-    def _gives(self, who: Member, late: bool) -> bool:
-        """Whether a member has contributed, or may still; ``late``: it may not."""
+    def _gives(self, who: Member, had: float) -> bool:
+        """Whether a member may still contribute, or has done so and what it offered may still come, after so many times `patience_s`."""
         offer = my_ready(self.machine) if who == self.machine.me else self.machine.open.ready.get(who)
-        return not self.machine.silent(who) and (not late if offer is None else offer.cid is not None)
+        return not self.machine.silent(who) and (had <= 1 if offer is None else offer.cid is not None and had <= DELIVERED)

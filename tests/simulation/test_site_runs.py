@@ -379,6 +379,22 @@ def test_a_vote_for_another_draw_does_not_stop_a_round_for_good() -> None:
     assert all(torch.equal(found.anchor, seen[0].anchor) for found in seen.values())
 
 
+def test_who_was_drawn_and_sends_nothing_of_what_it_offered_does_not_stop_a_run() -> None:
+    """It lives, says that its contribution is there, and not a byte of it comes: conveners plan it in vain, until there is another draw."""
+
+    def mute(member: LocalMember, outcome: Outcome) -> None:
+        if member.index == 2 and outcome.round == 3:
+            member._node().session.ports.exchange.execute = lambda plan, audience: None
+
+    seen = dict[int, Seen]()
+    run = msgspec.structs.replace(settings("fedavg", 8), sample=Sample(count=1))
+    swarm = LocalSwarm(N, settings=run, latency_s=0.03, timing=Timing(redraw_s=8.0))
+    play(swarm, seen, 0.1, mute, limit_s=300.0)
+    assert draws_again(entries_of(swarm, 0))
+    assert sorted(rounds_of(seen)) == list(range(1, 9))
+    assert {o.round for o in seen[2].outcomes if o.counted} <= {1, 2, 3}
+
+
 def test_secure_sums_are_of_those_that_were_drawn() -> None:
     """Three of four, of which a sum needs three; one is killed and comes back."""
     secure = RunSettings(
