@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 TURNS = 8  # times the last round with contributors: so long those that were drawn have for theirs
 AGAIN = 1.1  # times the draw before: also members that have become that much slower get there
 DELIVERED = 2.0  # times what those that were drawn have: so long what they offered may be on its way, if conveners try in vain
-UNKNOWN = 2.0  # the same, where no round was seen here: nobody knows how long one takes
+SLOWER = 2.0  # times the turn before, at most, is what a turn counts as: scripts may have rested in it
+UNKNOWN = 2.0  # as `AGAIN`, where no round was seen here: nobody knows how long one takes
 
 
 def drawn(run: str, base: bytes, config: Config, sample: Sample | None) -> Config:
@@ -50,9 +51,12 @@ class Draw:
         self.members = drawn(machine.run, machine.base, machine.config, machine.shape.sample)
         self.waiting = False  # a script waits for the end of this round, in which this member takes no part
         last_s, counted = machine.round_s or 0.0, bool(machine.journal.entries[-1].entry.contributors)
-        self.turn_s: float = last_s if counted else before.turn_s if before is not None else 0.0  # of the last round with contributors
-        more = 0.0 if counted else (AGAIN if self.turn_s else UNKNOWN) * last_s
-        self.patience_s = max(machine.timing.redraw_s, TURNS * self.turn_s, more)
+        least_s = machine.timing.redraw_s
+        self.turn_s: float = last_s if counted else 0.0  # of the last round with contributors
+        if before is not None and before.turn_s:
+            self.turn_s = min(last_s, max(SLOWER * before.turn_s, least_s)) if counted else before.turn_s
+        vain_s = 0.0 if counted else last_s if before is None else min(last_s, DELIVERED * before.patience_s)
+        self.patience_s = max(least_s, TURNS * self.turn_s, (AGAIN if self.turn_s else UNKNOWN) * vain_s)
         self._had = 0.0  # of that, in multiples
 
     @property

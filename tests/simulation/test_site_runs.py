@@ -353,6 +353,24 @@ def test_who_has_seen_no_round_does_not_end_that_of_the_others() -> None:
     assert not any(counted[2] < round_ for round_ in draws_again(entries))
 
 
+def test_a_night_without_scripts_is_no_turn() -> None:
+    """All rest for long between two rounds, and then one that is drawn hangs: the others do not wait for it as if rounds took so long."""
+    seen = dict[int, Seen]()
+
+    def rest(member: LocalMember, outcome: Outcome) -> None:
+        if outcome.round == 3:
+            member.sleep(600.0 - member.clock())
+        while member.index == 2 and outcome.round >= 3 and any(not len(found.anchor) for site, found in seen.items() if site != 2):
+            member.sleep(5.0)
+
+    run, timing = msgspec.structs.replace(settings("fedavg", 12), sample=Sample(count=1)), Timing(redraw_s=8.0)
+    swarm = LocalSwarm(N, settings=run, latency_s=0.03, timing=timing)
+    play(swarm, seen, 0.1, rest, limit_s=900.0)
+    entries = entries_of(swarm, 0)
+    assert draws_again(entries)
+    assert [entry.round for entry in entries if entry.contributors][-1] == entries[-1].round
+
+
 def test_a_vote_for_another_draw_does_not_stop_a_round_for_good() -> None:
     """The convener of a round wants another draw and votes for it, but the others see those train that were drawn. Conveners after it adopt that
     entry, as they must: in the end all vote for it."""
