@@ -16,10 +16,11 @@ import msgspec
 
 from ..collectives.codecs.names import CODECS
 from ..collectives.errors import BadSignatureError, ConfigError, StorageError, VersionMismatchError
-from ..collectives.group import MAX_PEER_ID, TopologyKind
+from ..collectives.group import MAX_PEER_ID, TopologyKind, least_members
 from ..collectives.identifiers import PeerId, RunId
 from ..collectives.layout import MAX_FRAGMENTS
 from ..collectives.swarm import OuterSettings, RunSettings
+from ..security.rule_names import parse_reducer
 from .manifest_btard import BtardTable, check_btard
 from .manifest_checks import check_exchange, check_fragments, check_places, check_schedule, check_train
 from .manifest_federated import FederatedTable, PrivacyTable, SecureTable, check_budget, check_federated, rounds_of
@@ -200,6 +201,12 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def parameters(self) -> int | None:
         """Parameters of the run's model, or None when only the members' script knows."""
         return gpt_config(self.model).parameters if self.model.entry == "builtin:gpt" else self.model.parameters
+
+    @property
+    def least(self) -> int:
+        """How many members a round needs, by the rule and by how many may lie."""
+        rule = parse_reducer(self.robust.reducer)
+        return max(least_members(self.quorum.lying), 1 if rule is None else rule.least)
 
     @property
     def branch_after_s(self) -> float | None:

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from ..collectives.codec import Grid
+from ..collectives.encoded import EncodedVector
 from ..collectives.errors import ConfigError
 from ..collectives.group import Entry
 from ..collectives.identifiers import PeerId
 from ..collectives.layout import Layout
 from ..collectives.round import adopted_rounds
 from ..optim.federated.clusters import adjusted_rand, alike, clusters, same_names
-from ..security.rule_names import parse_reducer
 from .audit import Source
 from .export import read_info
 from .manifest import Manifest
@@ -109,13 +109,6 @@ def manifests(parent: Manifest, found: Split) -> list[Manifest]:
     ]  # fmt: skip
 
 
-def too_few(parent: Manifest, members: int) -> int | None:
-    """How many contributors a round of the parent's rule needs, where these are fewer; else None."""
-    rule = parse_reducer(parent.robust.reducer)
-    least = max(rule.least if rule is not None else 1, 3 * parent.quorum.lying + 1)
-    return least if members < least else None
-
-
 def _newest(source: Source, log: str, rounds: int, folders: Sequence[Path]) -> tuple[list[Entry], list[PeerId]]:
     """The newest rounds of which all contributions are here, the oldest first, and who the members are now."""
     kept, members = deque[Entry](maxlen=source.signed.open().audit.keep_contributions), list[PeerId]()
@@ -144,24 +137,14 @@ def _directions(
         grid = Grid(entry.codec, entry.numel, entry.chunk_elements)
         vectors = contributions_of(source, entry, grid, folders)
         for contributor, vector in zip(entry.contributors, vectors, strict=True):
-            update = _parameters(_decoded(grid, vector), layout)
+            EncodedVector(grid, vector).decode(values := torch.empty(grid.numel))
+            update = _parameters(values, layout)
             peer, length = contributor.member.peer, update.norm()
             if not torch.isfinite(length) or not length:
                 continue
             found[peer] = update.div_(length).add_(found[peer]) if peer in found else update.div_(length)
         progress(entry.round)
     return found
-
-
-def _decoded(grid: Grid, vector: memoryview) -> Tensor:
-    values = torch.empty(grid.numel)
-    done = 0
-    for chunk in range(grid.chunks):
-        start, stop = grid.span(chunk)
-        length = grid.elements(chunk)
-        grid.codec(chunk).decode(grid.wire(vector[start:stop], chunk), values[done : done + length])
-        done += length
-    return values
 
 
 def _parameters(values: Tensor, layout: Layout) -> Tensor:

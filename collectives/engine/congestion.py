@@ -41,11 +41,8 @@ class Path:
         self._longest_s = max(self._longest_s, queued_s)
         if sent >= STRETCH:
             weight = 0.5 if self._longest_s > max(QUEUE_S, QUEUE * reading.least_rtt_s) else 1.0
-            self._sent, self._again, self._longest_s = (
-                reading.segments,
-                reading.again,
-                queued_s,
-            )  # what ran over is noticed a round trip later
+            self._sent, self._again = reading.segments, reading.again
+            self._longest_s = queued_s  # what ran over is noticed a round trip later
             self._bad = self._bad + weight if again > LOSSY * sent else 0.0
             self._sparse.append(weight if again > SPARSE * sent else 0.0)
         self.spoilt = self._bad >= STRETCHES or sum(self._sparse) >= OFTEN or queued_s > DEEP_S

@@ -8,7 +8,6 @@ import msgspec
 
 from ...collectives.codecs.names import MASKED_BYTES, round_bytes_per_value
 from ...optim.federated.methods import SUMS
-from ...security.rule_names import parse_reducer
 from ..manifest import Manifest
 from ..manifest_federated import PLAIN_LANES, privacy_lines
 from ..manifest_methods import counting, rounds_text
@@ -59,7 +58,7 @@ def describe(manifest: Manifest) -> dict[str, Any]:
 
 def _entry_lines(manifest: Manifest) -> list[str]:
     """Who may enter, where that is not whoever shows an invite; and how a run with newcomers on probation begins."""
-    join, rule = manifest.join, parse_reducer(manifest.robust.reducer)
+    join, least = manifest.join, manifest.least
     if join.policy == "allow":
         return [f"join     the {len(join.allow)} peers that the manifest names, and the organiser"]
     if join.policy == "invite":
@@ -68,7 +67,6 @@ def _entry_lines(manifest: Manifest) -> list[str]:
     if join.probation:
         said += f", on probation for {join.probation} rounds"
     found = [said + (f"; at most {join.per_hour} become members in an hour" if join.per_hour else "")]
-    least = max(3 * manifest.quorum.lying + 1, 1 if rule is None else rule.least)
     if join.probation and least > 1:  # nobody's work can be compared before there is a round
         found.append(
             f"{'':7}  the first round takes {least} members: let {least - 1} in yourself (atoll trust PEER; who is there: atoll peers)"

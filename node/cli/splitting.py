@@ -87,8 +87,6 @@ def _write(terminal: Terminal, run: str, parent: Manifest, found: Split, out: Pa
 
 
 def _lines(terminal: Terminal, parent: Manifest, found: Split, files: list[Path]) -> list[str]:
-    from ..splitting import too_few
-
     rows = [(str(number), str(len(group)), ", ".join(map(short_peer, group))) for number, group in enumerate(found.clusters, 1)]
     said = f"entries {found.rounds[0]} to {found.rounds[-1]}: " + (
         "both halves say the same" if found.stable else f"not stable, the halves agree by {found.agree:.2f}"
@@ -102,6 +100,6 @@ def _lines(terminal: Terminal, parent: Manifest, found: Split, files: list[Path]
     lines += [f"mean cosine of two updates: {', '.join(cosines)}"] if cosines else []
     lines += [f"not in these rounds, and in no cluster: {', '.join(map(short_peer, found.unseen))}"] if found.unseen else []
     for number, group in enumerate(found.clusters, 1):
-        if (least := too_few(parent, len(group))) is not None:
-            lines.append(f"cluster {number} has fewer members than its rule needs: {least}; edit its manifest")
+        if len(group) < parent.least:
+            lines.append(f"cluster {number} has fewer members than its rule needs: {parent.least}; edit its manifest")
     return [*lines, *(f"written  {file}; a member begins it: atoll new {file} --from {file.parent / MODEL}" for file in files)]
