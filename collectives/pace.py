@@ -6,10 +6,14 @@ from typing import NamedTuple
 
 
 class Lead(NamedTuple):
-    """How far contributions may run ahead of results: what the uplink carries, bytes/s (0: no limit), and for how many seconds of it."""
+    """How far contributions may run ahead of results: what the uplink carries, bytes/s (0: no limit), and for how many seconds of it.
+
+    ``near``: all others are so near that a few chunks keep the link busy: contributions go back and forth evenly.
+    """
 
     rate: float = 0.0
     seconds: float = 0.0
+    near: bool = False
 
 
 class Pace(NamedTuple):

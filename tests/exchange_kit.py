@@ -179,6 +179,7 @@ class Net:
     loss: float = 0.0
     eager: bool = True
     lead: Lead = Lead()
+    clock: Callable[[], float] = lambda: 0.0
     result_buffer: Callable[[Plan], memoryview] | None = None
     reducers: FindReducer = REDUCERS.get
     peers: list[PeerId] = field(default_factory=list)
@@ -194,7 +195,13 @@ class Net:
             self.events[peer] = []
             emit = self.events[peer].append
             self.nodes[peer] = Exchange(
-                peer, emit=emit, result_buffer=self.result_buffer, reducers=self.reducers, eager=self.eager, lead=lambda: self.lead
+                peer,
+                emit=emit,
+                result_buffer=self.result_buffer,
+                reducers=self.reducers,
+                eager=self.eager,
+                lead=lambda: self.lead,
+                clock=self.clock,
             )
         for peer in self.peers:
             for other in self.peers:

@@ -23,6 +23,7 @@ PAUSE_S = 1.0  # a window that became so long says nothing: this process was sto
 BUSY, HELD_UP = 0.9, 0.1  # shares of a window
 HALF_LIFE_S = 20.0  # of the estimate, in time measured
 FASTEST = 125_000_000  # bytes/s; above, the processor is the limit
+NEAR_S = 0.0005  # a round trip in which 10 Gbit/s carry less than three chunks
 SAME = 1.25  # what is announced stays while the estimate is within this factor of it
 LEAST_BYTES = 65_536  # a window with fewer says nothing
 OUTDONE = 4  # a window that carried so many times the estimate shows that it is of another time
@@ -104,7 +105,7 @@ class Meter:
         up = self._brief.said
         if self._max_up:
             up = min(up or self._max_up, self._max_up)
-        return Lead(0 if up > FASTEST / 2 else up, AHEAD_S + 2 * self._least_rtt_s)
+        return Lead(0 if up > FASTEST / 2 else up, AHEAD_S + 2 * self._least_rtt_s, 0 < self._least_rtt_s <= NEAR_S)
 
     @property
     def pace(self) -> Pace:

@@ -206,8 +206,8 @@ class Exchange:
     def report(self, plan_id: bytes) -> None:
         """Ask what a plan (or a wanted blob, by its name) still lacks; answered by a `Report` (`BlobProgress`) event if it is known."""
         self._blobs.report(plan_id)
-        state = self._plans.get(plan_id)
-        if state is not None:
+        if (state := self._plans.get(plan_id)) is not None:
+            self._sender.more(state.slot, *state.audience)  # who waited for what does not come
             self._post(state.report(self._usable(state) is not None))
         self._settle()
 
@@ -300,9 +300,10 @@ class Exchange:
     # ---- arriving records
 
     def _part_arrived(self, slot: RoundSlot, peer: PeerId, cid: bytes, chunk: int) -> None:
-        state = slot.plan
-        if state is not None and state.part_arrived(peer, cid, chunk) and self._can_reduce(state):
-            self._advance(state, chunk)
+        if (state := slot.plan) is not None:
+            self._sender.more(slot, peer)
+            if state.part_arrived(peer, cid, chunk) and self._can_reduce(state):
+                self._advance(state, chunk)
 
     def _take_early(self, state: PlanState) -> None:
         for chunk, (peer, wire) in state.slot.take_early(state.plan_id).items():
@@ -320,7 +321,7 @@ class Exchange:
         state.progress += 1
         state.accept(chunk, chunk_hash(wire.data))
         self._queue_results(state, state.below[state.part_of[chunk]], (chunk,))
-        self._sender.more(peer, state.slot)
+        self._sender.more(state.slot, peer)
         self._completed(state)
 
     # ---- reducing

@@ -131,11 +131,12 @@ class Sender:
             box = self.boxes[peer] = Outbox()
         return box
 
-    def more(self, peer: PeerId, slot: RoundSlot) -> None:
-        """A peer has room for more parts of a round: its result has come."""
-        flow = self.box(peer).flows.get(slot.id)
-        if flow is not None and flow.parts:
-            self.box(peer).wake(flow)
+    def more(self, slot: RoundSlot, *peers: PeerId) -> None:
+        """These may have room for more parts of a round: something has come from them, or time has passed."""
+        for box in map(self.box, peers):
+            flow = box.flows.get(slot.id)
+            if flow is not None and flow.parts:
+                box.wake(flow)
 
     def overdue(self, handed: Mapping[int, float], chunk: int) -> bool:
         """Whether a chunk, if it was handed out at all, should have come by now: a lane loses nothing while it lasts."""
@@ -156,7 +157,7 @@ class Sender:
             handed[chunk] = self._clock()
         while box.ring:
             flow = box.ring[0]
-            found = self._next_of(flow, box, lane)
+            found = self._next_of(flow, box, peer, lane)
             if found is not None:
                 box.ring.rotate(-1)
                 return found
@@ -172,12 +173,12 @@ class Sender:
                 return Outgoing(*record)
         return None
 
-    def _next_of(self, flow: Flow, box: Outbox, lane: int) -> Outgoing | None:
+    def _next_of(self, flow: Flow, box: Outbox, peer: PeerId, lane: int) -> Outgoing | None:
         slot, state = flow.slot, flow.slot.plan
         if state is None:
             return None
         while True:
-            part = self._next_part(flow, state)
+            part = self._next_part(flow, state, peer)
             if flow.results and (flow.result_turn or part is None):
                 flow.result_turn = False
                 chunk, _ = flow.results.popitem(last=False)
@@ -203,13 +204,13 @@ class Sender:
             slot.bytes_sent += HEADER_BYTES + len(payload)
             return Outgoing(head, payload)
 
-    def _next_part(self, flow: Flow, state: PlanState) -> tuple[bytes, int] | None:
-        """The first part that its owner has room for: see `PlanState.within`."""
+    def _next_part(self, flow: Flow, state: PlanState, peer: PeerId) -> tuple[bytes, int] | None:
+        """The first part that its owner has room for: see `PlanState.within`, and `PlanState.even`."""
         if not flow.parts:
             return None
         lead = self._lead()
         if lead.rate <= 0:  # the usual case on fast links, asked for every record
-            return next(iter(flow.parts))
+            return next(iter(flow.parts)) if not lead.near or state.even(peer, len(flow.parts)) else None
         return next((part for part in flow.parts if state.within(part[1], lead)), None)
 
     def _encode(self, flow: Flow, workspace: Workspace, cid: bytes, chunk: int) -> memoryview | None:

@@ -24,6 +24,7 @@ from .slot import RoundSlot, spans
 from .statements import Measuring
 from .ways import Job, ways_of
 
+EVEN_AHEAD, EVEN_S = 3, 0.01  # chunks; of silence
 LEAST_AHEAD = 3  # chunks: one on its way there, one on its way back, and one between
 Source = tuple[Literal["part", "result"], PeerId]
 
@@ -90,6 +91,10 @@ class PlanState:
         for giver in self.givers:
             if giver != me:
                 self._due["result", giver] = self._due.get(("result", giver), 0) + 1
+        simple = not self.sums and self.measuring is None  # contributions alone go between two members, but for results
+        self._incoming = {peer: due for (kind, peer), due in self._due.items() if kind == "part" and simple}
+        self._outgoing: dict[PeerId, int] = {}  # what there was to send when this plan began
+        self._heard: dict[PeerId, float] = {}  # when a contribution of a peer came last
 
     def _expect(self, job: Job, chunks: Iterable[int]) -> None:
         slot = self.slot
@@ -203,6 +208,19 @@ class PlanState:
         back = max(self._returned[self.part_of[chunk]], speed / 2 * (self._clock() - self._began))
         return chunk - part.first - back < LEAST_AHEAD + speed * lead.seconds
 
+    def even(self, peer: PeerId, left: int) -> bool:
+        """Whether the exchange of contributions with a peer is about even, where I have ``left`` chunks for it: else it has other things to do
+        than to take in mine, its own for me above all, and who runs ahead has to wait for all it sends at the end.
+
+        Only while they come: a peer from which nothing has come for a while may be waiting for mine.
+        """
+        incoming, due = self._incoming.get(peer, 0), self._due.get(("part", peer), 0)
+        if not incoming or not due:
+            return True
+        total = self._outgoing.setdefault(peer, left)
+        given, got = total - left, incoming - due
+        return given * incoming < (got + EVEN_AHEAD) * total or self._clock() - self._heard.get(peer, self._began) > EVEN_S
+
     def ready(self) -> list[int]:
         """The chunks I add up that have all contributions of others."""
         return [chunk for chunk, lacking in self.waiting.items() if lacking == 0]
@@ -213,6 +231,7 @@ class PlanState:
             return False
         self.progress += 1
         self._came("part", peer)
+        self._heard[peer] = self._clock()
         self.waiting[chunk] -= 1
         return self.waiting[chunk] == 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from itertools import count
 
 import msgspec
 import numpy as np
@@ -703,9 +704,38 @@ def test_an_owner_gets_parts_a_little_ahead_of_its_results():
     check(net, plan, vectors)
 
 
+def test_beside_each_other_nobody_gives_far_more_than_it_gets_while_the_other_gives_at_all():
+    now = [0.0]
+    net = Net(2, lead=Lead(near=True), clock=lambda: now[0])
+    a, b = net.peers
+    vectors = {cid_of(i): vector(2000, i) for i in range(2)}
+    start(net, make_plan([(p, cid_of(i), 1) for i, p in enumerate(net.peers)], net.peers, 2000, 100, "fp32"), vectors)
+
+    def parts(one, other, most):
+        """Chunks of contributions that ``one`` sends now."""
+        found = []
+        while len(found) < most and (record := net.nodes[one].next_record(other)) is not None:
+            net.deliver(one, other, record.header, bytes(record.payload))
+            head = wire_header.parse(record.header, one)
+            found += [head.chunk] if head.kind == wire_header.PART else []
+        return found
+
+    assert parts(a, b, 10) == [10, 11, 12]
+    assert parts(b, a, 1) == [0]
+    assert parts(a, b, 10) == [13]
+    assert parts(b, a, 10) == [1, 2, 3, 4, 5, 6]  # four were given to it
+    now[0] += 0.02  # b falls silent, perhaps since it waits for a
+    net.nodes[a].report(next(iter(net.nodes[a]._plans)))
+    assert parts(a, b, 10) == [14, 15, 16, 17, 18, 19]
+    net.run()
+    check(net, make_plan([(p, cid_of(i), 1) for i, p in enumerate(net.peers)], net.peers, 2000, 100, "fp32"), vectors)
+
+
 @pytest.mark.parametrize("seed", range(6))
-def test_short_of_room_records_get_lost_and_plans_change_and_the_bits_stay(seed):
-    net = Net(4, seed=seed, loss=0.2, eager=seed % 2 == 0, lead=Lead(1, 0))
+@pytest.mark.parametrize("lead", [Lead(1, 0), Lead(near=True)], ids=["slow", "near"])
+def test_short_of_room_records_get_lost_and_plans_change_and_the_bits_stay(seed, lead):
+    ticks = count()
+    net = Net(4, seed=seed, loss=0.2, eager=seed % 2 == 0, lead=lead, clock=lambda: next(ticks) / 1000)
     vectors = {cid_of(i): vector(4000, i) for i in range(4)}
     contributors = [(p, cid_of(i), i + 1) for i, p in enumerate(net.peers)]
     first = make_plan(contributors, net.peers, 4000, 100, "int8")

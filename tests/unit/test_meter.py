@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 
+import pytest
+
 from atoll.collectives.engine.meter import AHEAD_S, Meter, Reading, read_socket
 from atoll.collectives.pace import Pace
 
@@ -95,10 +97,17 @@ def test_how_far_contributions_may_run_ahead() -> None:
     swarm = Recorded()
     assert swarm.meter.lead.rate == 0
     swarm.window(800_000, 800_000, 800_000, busy=(0, 1, 2))
-    assert swarm.meter.lead == (12_000_000, AHEAD_S + 2 * 0.04)
+    assert swarm.meter.lead == (12_000_000, AHEAD_S + 2 * 0.04, False)
     swarm.window(8_000_000, 8_000_000, 8_000_000, busy=(0, 1, 2))  # the processor is the limit
     assert swarm.meter.lead.rate == 0
     assert Recorded(max_up=2_000_000).meter.lead.rate == 2_000_000
+
+
+@pytest.mark.parametrize(("least_rtts", "near"), [((0.00004, 0.0004), True), ((0.00004, 0.0006), False), ((0.0, 0.0), False)])
+def test_all_are_near_if_every_lane_is_short(least_rtts: tuple[float, ...], near: bool) -> None:
+    meter = Meter()
+    meter.read(0.0, {number: Reading(0, 0, 0.0, 0.0, 0.02, least) for number, least in enumerate(least_rtts)})
+    assert meter.lead.near == near
 
 
 def test_a_limit_holds_from_the_beginning_and_bounds_what_is_measured() -> None:
