@@ -13,6 +13,7 @@ timings      where the time of each reduction went, for subscribers
 chronicle    what happened in a run: published, and kept for its status
 bans         who is banned: handed on, enforced
 views        a run as documents for people and tools
+kept         results of durable operations, received into the files that keep them
 run          RunService: one run
 reductions   free-standing reductions of a script
 scripts      AttachedScript: the node's side of a script's Swarm

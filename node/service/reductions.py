@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import trio
 from torch import Tensor
@@ -15,8 +16,9 @@ from ...collectives.errors import LocalProtocolError
 from ...collectives.swarm import Call, Outcome
 from ..control.service import ReduceMemory, ScriptEvents
 from ..session import events as ev
-from .buffers import BufferPool, PooledBuffer
+from .buffers import BufferPool, FileBuffer, PooledBuffer, next_number
 from .chronicle import weights_of
+from .kept import abandon, kept_file
 from .run import RunService
 
 MAX_BUFFERS = 64
@@ -43,6 +45,7 @@ class Reductions:
         self.run, self.events = run, events
         self._open: dict[str, _Reduction] = {}
         self._buffers: dict[int, PooledBuffer] = {}
+        self._files: dict[Path, int] = {}  # of results that are kept in files, and their numbers
         self._sources = BufferPool(run.node.paths.run_dir(run.run_id))
 
     def buffer_open(self, numel: int) -> PooledBuffer:
@@ -152,12 +155,7 @@ class Reductions:
             return
         reduction.deadline.cancel()
         reduction.running, reduction.result = False, event.result
-        pool, now = self.run.node.results, trio.current_time()
-        if pool.buffer_of(reduction.result) is None:  # fetched, into memory of another kind
-            reduction.result = pool.take(len(event.result))
-            reduction.result[:] = event.result
-        buffer = pool.buffer_of(reduction.result)
-        assert buffer is not None
+        now = trio.current_time()
         sent, received = self._traffic(reduction)
         counted, elapsed = event.cid == reduction.cid, now - reduction.started_at
         self.run.chronicle.note_operation(
@@ -170,7 +168,22 @@ class Reductions:
         )  # fmt: skip
         under = (event.config, event.members)
         outcome = Outcome("committed", 0, event.contributors, counted, (), sent, received, elapsed, "", *under)
-        self.events.reduced(event.op_id, outcome, buffer)
+        file = kept_file(self.run, reduction.result)
+        if file is None:
+            self.events.reduced(event.op_id, outcome, self._pooled(reduction))
+        else:
+            with FileBuffer(file, self._files.setdefault(file, next_number())) as buffer:
+                self.events.reduced(event.op_id, outcome, buffer)
+
+    def _pooled(self, reduction: _Reduction) -> PooledBuffer:
+        pool = self.run.node.results
+        assert reduction.result is not None
+        if pool.buffer_of(reduction.result) is None:  # fetched, into memory of another kind
+            fetched, reduction.result = reduction.result, pool.take(len(reduction.result))
+            reduction.result[:] = fetched
+        buffer = pool.buffer_of(reduction.result)
+        assert buffer is not None
+        return buffer
 
     def _traffic(self, reduction: _Reduction) -> tuple[int, int]:
         sent, received = self.run.traffic()
@@ -184,7 +197,7 @@ class Reductions:
         """The script is gone, or has lost us: it may still be decoding."""
         for op_id, reduction in list(self._open.items()):
             if reduction.result is not None:
-                self.run.node.results.abandon(reduction.result)
+                abandon(self.run, reduction.result)
             self._give_up(op_id, reduction, "the script has ended")
         self._open.clear()
         self._buffers.clear()

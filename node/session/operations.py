@@ -28,7 +28,7 @@ from ...collectives.identifiers import PeerId
 from ...collectives.swarm import Call
 from . import events as ev
 from .kept import KeptVote
-from .naming import MASKED_SUM, Spec, config_key, operation_key, parse, spec_of
+from .naming import KEPT, MASKED_SUM, Spec, config_key, operation_key, parse, spec_of
 from .operation import Operation
 from .record import MAX_SPENT
 
@@ -116,6 +116,12 @@ class Operations:
             operation.pinned = bool(call.under)
             operation.call(now, call.op_id, cid, call.weight, vector)
             self._give_up(now, operation)
+
+    def keeps(self, log: str) -> bool:
+        """Whether it is the log of an operation with durable votes that this member takes part in. From any thread."""
+        found = parse(log) if log.startswith(KEPT) else None
+        known = self.by_key.get(found[1]) if found else None
+        return known is not None and known.log == log
 
     def abandon(self, now: float, op_id: str) -> str:
         """The caller no longer waits. The operation goes on without it; its promises and votes hold. Returns why it is open."""

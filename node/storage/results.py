@@ -12,11 +12,14 @@ import os
 import threading
 import weakref
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from ...collectives.errors import StorageError
 from .journal import storage_error, write_at, write_atomically
 
-MAX_FILES = 64
+MAX_FILES, MAX_WARM = 64, 2
 
 
 def reserve(fd: int, nbytes: int, path: Path) -> None:
@@ -46,8 +49,10 @@ class ResultFiles:
         except OSError as error:
             raise storage_error(folder, error) from error
         self._lock = threading.Lock()
-        self._mapped: dict[int, weakref.ref[mmap.mmap]] = {}  # file number -> mapping in use: what is only kept is not mapped
+        self._mapped: dict[int, weakref.ref[Any]] = {}  # file number -> array over the mapping in use: what is only kept is not mapped
+        self._warm: dict[int, mmap.mmap] = {}  # the mappings used last: a new one costs a fault for every page that is written
         self._index: dict[str, tuple[int, int, int]] = {}  # entry hash -> round, file number, bytes
+        self._inherited = set(range(MAX_FILES))  # what an earlier life lent, a script may read for ever: not to be written over
         self._load()
 
     def _path(self, number: int) -> Path:
@@ -69,21 +74,27 @@ class ResultFiles:
         except OSError as error:
             raise storage_error(path, error) from error
 
-    def _map(self, number: int, nbytes: int) -> mmap.mmap:
-        path = self._path(number)
-        fd = self._open(path)
-        try:
-            reserve(fd, max(nbytes, 1), path)
-            memory = mmap.mmap(fd, max(nbytes, 1))
-        finally:
-            os.close(fd)
-        self._mapped[number] = weakref.ref(memory)
-        return memory
+    def _map(self, number: int, nbytes: int) -> Any:
+        memory = self._warm.pop(number, None)
+        if memory is None or len(memory) != max(nbytes, 1):
+            path = self._path(number)
+            fd = self._open(path)
+            try:
+                reserve(fd, max(nbytes, 1), path)
+                memory = mmap.mmap(fd, max(nbytes, 1))
+            finally:
+                os.close(fd)
+        self._warm[number] = memory
+        while len(self._warm) > MAX_WARM:
+            del self._warm[next(iter(self._warm))]
+        array = np.frombuffer(memory, dtype=np.uint8)
+        self._mapped[number] = weakref.ref(array)
+        return array
 
     def allocate(self, nbytes: int) -> memoryview:
         """A buffer nobody uses. Raises StorageError."""
         with self._lock:
-            return memoryview(self._map(self._free(), nbytes))[:nbytes]
+            return memoryview(self._map(self._free(), nbytes).data)[:nbytes]
 
     def _free(self) -> int:
         """A file nobody uses; with the lock held."""
@@ -91,6 +102,11 @@ class ResultFiles:
         for number in range(MAX_FILES):
             reference = self._mapped.get(number)
             if number not in kept and (reference is None or reference() is None):
+                if number in self._inherited:
+                    self._warm.pop(number, None)
+                    with contextlib.suppress(FileNotFoundError):
+                        self._path(number).unlink()
+                    self._inherited.discard(number)
                 return number
         raise StorageError(f"all {MAX_FILES} result buffers are in use")
 
@@ -123,6 +139,11 @@ class ResultFiles:
             os.close(fd)
         return number
 
+    def file_of(self, data: memoryview) -> Path | None:
+        """Where a buffer of `allocate` lies."""
+        with self._lock:
+            return next((self._path(number) for number, ref in self._mapped.items() if ref() is data.obj), None)
+
     def kept(self, name: str) -> memoryview | None:
         """Bytes kept under a name."""
         found = self._index.get(name)
@@ -137,7 +158,7 @@ class ResultFiles:
         with self._lock:
             reference = self._mapped.get(number)
             memory = reference() if reference is not None else None
-            return memoryview(memory if memory is not None else self._map(number, nbytes))[:nbytes]
+            return memoryview((memory if memory is not None else self._map(number, nbytes)).data)[:nbytes]
 
     def forget(self, before: int, keep: set[str]) -> None:
         """Names of older rounds are dropped, except ``keep``; their files are used again once nobody reads them."""
@@ -167,6 +188,7 @@ class ResultFiles:
         """Let go of all mappings: each ends with its last reader. What is kept on disk stays."""
         with self._lock:
             self._mapped.clear()
+            self._warm.clear()
 
     def _save(self) -> None:
         write_atomically(self._folder / "index.json", json.dumps(self._index).encode())

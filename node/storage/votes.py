@@ -30,9 +30,23 @@ class VoteFiles:
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._results = folder, ResultFiles(folder)
+        self._abandoned: list[memoryview] = []
+
+    def allocate(self, nbytes: int) -> memoryview:
+        """Memory for a result, whose `store` need not write it once more. From any thread. Raises StorageError."""
+        return self._results.allocate(nbytes)
+
+    def file_of(self, data: memoryview) -> Path | None:
+        """Where memory of `allocate` lies."""
+        return self._results.file_of(data)
+
+    def abandon(self, data: memoryview) -> None:
+        """Somebody who cannot be asked may read it for ever: where it is memory of `allocate`, that is not given out again."""
+        if self.file_of(data) is not None:
+            self._abandoned.append(data)
 
     def store(self, log: str, digests: tuple[bytes, ...], data: memoryview) -> None:
-        """Into the page cache."""
+        """Into the page cache, where it is not there already."""
         self._results.keep(_result(log, digests), 0, data)
 
     def record(self, vote: KeptVote) -> None:

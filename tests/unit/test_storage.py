@@ -343,6 +343,33 @@ def test_votes_of_operations_come_back_with_their_results_until_they_are_forgott
     assert not list(tmp_path.glob("*.vote"))
 
 
+def test_a_durable_result_is_kept_as_it_comes_and_its_file_is_never_written_over_while_a_script_may_read_it(tmp_path: Path) -> None:
+    votes, log, digests = VoteFiles(tmp_path), "opd/1", (bytes(32),)
+    data = votes.allocate(1000)
+    data[:] = b"1" * 1000
+    file = votes.file_of(data)
+    assert file is not None
+    assert votes.file_of(memoryview(bytearray(1000))) is None
+    votes.store(log, digests, data)
+    assert [path.name for path in tmp_path.iterdir() if path.name != "index.json"] == [file.name]  # nothing was copied
+    votes.drop(log)
+    assert votes.file_of(votes.allocate(1000)) != file  # a script has it
+    del data
+    again = votes.allocate(1000)
+    assert votes.file_of(again) == file
+    votes.abandon(again)
+    del again
+    assert votes.file_of(votes.allocate(1000)) != file  # a script that cannot be asked has it
+    lent = os.open(file, os.O_RDONLY)
+    votes.close()
+    later = VoteFiles(tmp_path)  # the script outlives the node
+    data = later.allocate(1000)
+    data[:] = b"2" * 1000
+    assert later.file_of(data) == file
+    assert os.pread(lent, 1000, 0) == b"1" * 1000
+    os.close(lent)
+
+
 def test_what_was_spent_of_privacy_outlives_lives_and_damage_of_the_state_and_is_never_guessed(tmp_path: Path) -> None:
     files, troubles = run_files(tmp_path, []), list[StorageError]()
     for steps in range(3):
