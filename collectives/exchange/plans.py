@@ -209,13 +209,14 @@ class PlanState:
         return chunk - part.first - back < LEAST_AHEAD + speed * lead.seconds
 
     def even(self, peer: PeerId, left: int) -> bool:
-        """Whether the exchange of contributions with a peer is about even, where I have ``left`` chunks for it: else it has other things to do
-        than to take in mine, its own for me above all, and who runs ahead has to wait for all it sends at the end.
+        """Whether the exchange of contributions with the only other peer is about even, where I have ``left`` chunks for it: else it has other
+        things to do than to take in mine, its own for me above all, and who runs ahead has to wait for all it sends at the end.
 
-        Only while they come: a peer from which nothing has come for a while may be waiting for mine.
+        Only while they come: a peer from which nothing has come for a while may be waiting for mine. And only between two: among more, who
+        waits for one does something for another meanwhile.
         """
         incoming, due = self._incoming.get(peer, 0), self._due.get(("part", peer), 0)
-        if not incoming or not due:
+        if not incoming or not due or len(self._incoming) > 1:
             return True
         total = self._outgoing.setdefault(peer, left)
         given, got = total - left, incoming - due
