@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import accumulate
@@ -50,6 +51,7 @@ class ReductionMemory:
 
     def __init__(self) -> None:
         self._mapped: dict[int, tuple[tuple[Grid, bool], EncodedVector]] = {}  # the newest last
+        self._lock = threading.Lock()  # each thread of the script may call
 
     def contribution(self, number: int, fd: int, grid: Grid) -> EncodedVector:
         """Where to encode a contribution. Takes ``fd`` over."""
@@ -63,16 +65,17 @@ class ReductionMemory:
         from ...collectives import codec  # loads torch, as the caller has
         from ...collectives.encoded import EncodedVector
 
-        known = self._mapped.pop(number, None)
-        if known is not None and known[0] == (grid, writable):
-            os.close(fd)
-            vector = known[1]
-        else:
-            chunks = codec.Grid(*grid) if writable else codec.Grid(*grid).results
-            vector = EncodedVector(chunks, memoryview(map_bytes(fd, chunks.nbytes, writable=True, copy=not writable)))
-        self._mapped[number] = (grid, writable), vector
-        while len(self._mapped) > MAPPED:
-            del self._mapped[next(iter(self._mapped))]
+        with self._lock:
+            known = self._mapped.pop(number, None)
+            if known is not None and known[0] == (grid, writable):
+                os.close(fd)
+                vector = known[1]
+            else:
+                chunks = codec.Grid(*grid) if writable else codec.Grid(*grid).results
+                vector = EncodedVector(chunks, memoryview(map_bytes(fd, chunks.nbytes, writable=True, copy=not writable)))
+            self._mapped[number] = (grid, writable), vector
+            while len(self._mapped) > MAPPED:
+                del self._mapped[next(iter(self._mapped))]
         return vector
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -99,18 +100,23 @@ def test_names_of_any_characters_serve_and_what_is_no_text_is_refused(swarms: li
 
 
 def test_several_threads_call_and_wait(swarms: list[RunSwarm]) -> None:
+    again = uuid.uuid4().hex[:6]  # where the test is run once more
     for turn in range(5):
         flats = [torch.ones(NUMEL) for _ in swarms]
-        handles = [all_reduce(s, flat, op_id=f"handle {turn}", op="sum") for s, flat in zip(swarms, flats, strict=True)]
+        handles = [all_reduce(s, flat, op_id=f"handle {turn} {again}", op="sum") for s, flat in zip(swarms, flats, strict=True)]
         outcomes = together(*(handle.wait for handle in handles for _ in range(4)))
         assert [getattr(outcome, "status", outcome) for outcome in outcomes] == ["committed"] * 12
         assert [flat.unique().tolist() for flat in flats] == [[3.0]] * 3
-    same = together(*[lambda s=s: all_reduce(s, torch.ones(3), op_id="same").wait() for s in swarms for _ in range(4)])
+    same = together(*[lambda s=s: all_reduce(s, torch.ones(3), op_id=f"same {again}").wait() for s in swarms for _ in range(4)])
     for first in range(0, 12, 4):
         kinds = sorted(type(found).__name__ for found in same[first : first + 4])
         assert kinds == ["LocalProtocolError"] * 3 + ["Outcome"]
     many = together(
-        *[lambda s=s, n=n: all_reduce(s, torch.ones(NUMEL), op_id=f"many {n}", everyone=True).wait() for n in range(8) for s in swarms]
+        *[
+            lambda s=s, n=n: all_reduce(s, torch.ones(NUMEL), op_id=f"many {n} {again}", everyone=True).wait()
+            for n in range(8)
+            for s in swarms
+        ]
     )
     assert [len(outcome.contributors) for outcome in many] == [3] * 24
 
