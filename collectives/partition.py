@@ -13,9 +13,10 @@ from .group import Part, Plan
 from .identifiers import PeerId
 
 
-def parts_for(chunks: int, peers: Sequence[tuple[PeerId, float]]) -> tuple[Part, ...]:
+def parts_for(chunks: int, peers: Sequence[tuple[PeerId, float]], lacking: float = 0.0) -> tuple[Part, ...]:
     """Parts that cover chunks [0, chunks) in order, in the order of ``peers``: (peer, bandwidth_bytes_per_s).
 
+    ``lacking``: of the last chunk, what it is shorter than the others, as a share of one; a part that ends with it may have one more.
     Bandwidth 0 means client-only: sends and receives, owns nothing. When nobody has any, all are taken to be equal. A peer whose
     share rounds to no chunk is left out. Raises LocalProtocolError without peers or chunks.
     """
@@ -24,7 +25,10 @@ def parts_for(chunks: int, peers: Sequence[tuple[PeerId, float]]) -> tuple[Part,
     rates = [max(0.0, float(rate)) for _, rate in peers]
     if not any(rates):
         rates = [1.0] * len(peers)
-    counts = _round_to(chunks, _shares(rates))
+    shares = _shares(rates)
+    exact = [(chunks - lacking) * share for share in shares]
+    exact[max(index for index, share in enumerate(shares) if share > 0)] += lacking
+    counts = _round(exact)
     parts: list[Part] = []
     first = 0
     for (peer, _), count in zip(peers, counts, strict=True):
@@ -119,12 +123,10 @@ def _shares(rates: list[float]) -> list[float]:
     return [share / total for share in shares]
 
 
-def _round_to(total: int, shares: list[float]) -> list[int]:
-    """Integers near total * shares that sum to total: largest remainders first, ties to the earlier."""
-    exact = [total * share for share in shares]
+def _round(exact: list[float]) -> list[int]:
+    """Integers near these that have their sum: largest remainders first, ties to the earlier. Zeros stay."""
     counts = [int(value) for value in exact]
-    order = sorted(range(len(shares)), key=lambda i: (-(exact[i] - counts[i]), i))
-    order = [i for i in order if shares[i] > 0]
-    for step in range(total - sum(counts)):
+    order = sorted((i for i, value in enumerate(exact) if value > 0), key=lambda i: (counts[i] - exact[i], i))
+    for step in range(round(sum(exact)) - sum(counts)):
         counts[order[step % len(order)]] += 1
     return counts

@@ -123,8 +123,9 @@ def round_of(conditions: Conditions, codec: str, fragments: int = 1) -> Round:
 
 def _shares(conditions: Conditions, codec: str, values: int) -> dict[str, float]:
     """What part of the vector each peer reduces, as the convener of a round divides it."""
-    chunks = math.ceil(values / chunk_elements(codec, values))
+    length = chunk_elements(codec, values)
+    chunks = math.ceil(values / length)
     rates = comparable([(round(peer.up), round(peer.down)) for peer in conditions.peers])
-    parts = parts_for(chunks, [(PeerId(peer.name), rate) for peer, rate in zip(conditions.peers, rates, strict=True)])
+    parts = parts_for(chunks, [(PeerId(peer.name), rate) for peer, rate in zip(conditions.peers, rates, strict=True)], chunks - values / length)
     owned = {str(part.owner): (part.stop - part.first) / chunks for part in parts}
     return {peer.name: owned.get(peer.name, 0.0) for peer in conditions.peers}
