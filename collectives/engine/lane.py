@@ -97,6 +97,7 @@ class Lane:
         self._header = b""  # of the record that is arriving
         self._left = 0  # bytes of its payload that have not come
         self._packed = EMPTY  # where it goes, if it is packed
+        self._whole = False  # a record has come to its end since `receive` was called
         self.beat()
 
     @property
@@ -189,8 +190,9 @@ class Lane:
 
     def receive(self, source: RecordSource, now: float) -> bool:
         """Receive what is there, up to one batch of records, or the end of a long one. True when anything moved."""
+        self._whole = False
         moved = more = self._receive(source, now)
-        while more and self._left:
+        while more and self._left and not self._whole:  # what follows the end may be the beginning of the next one
             more = self._receive(source, now)
         return moved
 
@@ -366,6 +368,7 @@ class Lane:
 
     def _ended(self, source: RecordSource) -> None:
         """The payload is here in full."""
+        self._whole = True
         header, packed, self._packed = self._header, self._packed, EMPTY
         if header[2]:
             try:

@@ -18,7 +18,7 @@ from ..errors import LocalProtocolError, NetworkError, RemoteProtocolError
 from ..exchange import CommandFailed, Exchange, ExchangeEvent, LaneDown, LanesWanted, LaneUp, PeerFault
 from ..group import Plan
 from ..identifiers import PeerId
-from ..pace import Lead, Pace
+from ..pace import Pace
 from ..record_layer import PLAIN, LaneKeys
 from ..reduce import REDUCERS, FindReducer
 from .bucket import Bucket
@@ -67,7 +67,7 @@ class EngineThread:
         self._emit = emit
         self._core = Exchange(
             me, emit=emit, result_buffer=result_buffer, reducers=reducers, eager=False, clock=time.monotonic,
-            resend_after_s=lambda: max(self.settings.resend_after_s, 2 * self.pace.rtt_s), lead=self._lead,
+            resend_after_s=lambda: max(self.settings.resend_after_s, 2 * self.pace.rtt_s), lead=lambda: self.meter.lead,
             beside=self._offload,
         )  # fmt: skip
         self._commands: deque[tuple[str, tuple[Any, ...], dict[str, Any]]] = deque()
@@ -83,7 +83,6 @@ class EngineThread:
         self.meter = Meter(self.settings.max_up, self.settings.max_down)
         self._limits = Bucket(self.settings.max_up), Bucket(self.settings.max_down)
         self._measured_at = 0.0
-        self._plain = False  # whether some lane is plain
         self._widths: dict[PeerId, Width] = {}
         self._closed_bytes = (0, 0)  # of lanes that are no more
         self._totals_lock = threading.Lock()
@@ -174,11 +173,6 @@ class EngineThread:
     def notify(self, event: threading.Event) -> None:
         """Set ``event`` when everything submitted so far has been run; never, when the engine ends before."""
         self._submit("sync", event)
-
-    def _lead(self) -> Lead:
-        """Over plain lanes, which cost next to nothing, waiting for each other's next chunk takes longer than it saves."""
-        lead = self.meter.lead
-        return Lead(lead.rate, lead.seconds) if self._plain else lead
 
     def _submit(self, name: str, *args: Any, **options: Any) -> None:
         with self._lock:
@@ -286,7 +280,6 @@ class EngineThread:
     def _measure(self, now: float) -> None:
         """Read what the lanes have carried. Where the kernel does not tell, a lane whose socket is full counts as busy."""
         readings: dict[int, Reading] = {}
-        self._plain = any(lane.plain for lane in self._order)
         for lane in self._order:
             if lane.wants_write:
                 lane.waited_s += now - self._measured_at

@@ -126,6 +126,8 @@ def _shares(conditions: Conditions, codec: str, values: int) -> dict[str, float]
     length = chunk_elements(codec, values)
     chunks = math.ceil(values / length)
     rates = comparable([(round(peer.up), round(peer.down)) for peer in conditions.peers])
-    parts = parts_for(chunks, [(PeerId(peer.name), rate) for peer, rate in zip(conditions.peers, rates, strict=True)], chunks - values / length)
+    parts = parts_for(
+        chunks, [(PeerId(peer.name), rate) for peer, rate in zip(conditions.peers, rates, strict=True)], chunks - values / length
+    )
     owned = {str(part.owner): (part.stop - part.first) / chunks for part in parts}
     return {peer.name: owned.get(peer.name, 0.0) for peer in conditions.peers}

@@ -10,7 +10,8 @@ from engine_kit import WAIT_S, drain, keys, link, pull_until_complete, start, sw
 from exchange_kit import LOG, Net, cid_of, make_plan, ref_result, vector
 
 from atoll.collectives.engine import lane as engine_lane
-from atoll.collectives.exchange import BlobComplete, LaneDown, LaneUp, PeerFault, Report, ResultComplete
+from atoll.collectives.engine.plain import PlainLane
+from atoll.collectives.exchange import BlobComplete, BlobProgress, Exchange, LaneDown, LaneUp, PeerFault, Report, ResultComplete
 from atoll.collectives.exchange import header as wire_header
 from atoll.collectives.record_layer import DEFAULT_CIPHER, PLAIN, Sealer
 
@@ -316,6 +317,34 @@ def test_a_lane_lets_go_of_memory_once_it_is_sent(swarm, monkeypatch, cipher):
         b.engine.exchange.unwant(b"state")
         assert a.engine.sync(WAIT_S)
         data.append(0)  # a BufferError while anybody has a view of it
+
+
+def test_one_long_record_at_a_time_is_received_however_many_are_there():
+    """Who takes in all that has come before it sends anything leaves the other end without anything to do."""
+    pair, both, chunks, events = socket.socketpair(), keys(9, PLAIN), 6, []
+    for end in pair:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        end.setblocking(False)
+    giver, taker = Exchange("giver", emit=events.append), Exchange("taker", emit=events.append)
+    out, back = (PlainLane(peer, sock, key, "direct", 0.0) for peer, sock, key in zip(("giver", "taker"), pair, both, strict=True))
+    for lane, other in ((out, taker), (back, giver)):  # the first heartbeats
+        lane.send(other, 0.0)
+    for lane, other in ((out, taker), (back, giver)):
+        lane.receive(other, 0.0)
+        assert lane.up
+    data, into = bytes(range(200)) * 100, bytearray(20_000 * chunks)
+    giver.provide(b"state", memoryview(data * chunks), len(data))
+    taker.want(b"state", memoryview(into), len(data), (), ["giver"])
+    giver.send_blob("taker", b"state", [(0, chunks)])
+    while back.send(giver, 0.0):
+        pass
+    assert not back.wants_write, "the socket holds all of them"
+    for have in range(1, chunks + 1):
+        assert out.receive(taker, 0.0)
+        assert [event.have for event in events if isinstance(event, BlobProgress)][-1] == have
+    assert into == data * chunks
+    for lane in (out, back):
+        lane.close()
 
 
 def plain_lane(a):
