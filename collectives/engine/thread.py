@@ -363,6 +363,11 @@ class EngineThread:
             raise
         self._lanes[peer, index] = lane
         self._order.append(lane)
+        self._count()
+
+    def _count(self) -> None:
+        for lane in self._order:
+            lane.alone = len(self._order) == 1
 
     def _close(self, lane: Lane, reason: str) -> None:
         if lane not in self._order:
@@ -373,6 +378,7 @@ class EngineThread:
             sent, received = self._closed_bytes
             self._closed_bytes = sent + lane.bytes_sent, received + lane.bytes_received
             self._order.remove(lane)
+        self._count()
         self._poller.forget(lane.fd)
         lane.close()
         self._core.lane_down(lane.peer, lane.number)
