@@ -117,7 +117,7 @@ def both_told(stage: Stage) -> None:
 
 
 def test_two_of_five_go_on_together_and_a_restart_in_a_branch_resumes_it() -> None:
-    stage = Stage(4, peers=5)
+    stage = Stage(104, peers=5)
     stage.strike((0, lambda: stage.die(P0, P1, P2)), (3, lambda: stage.die(PeerId("p3"))), (3.2, lambda: stage.swarm.restart(PeerId("p3"))))
     verdict = stage.run()
     assert verdict.problem == ""
