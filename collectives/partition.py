@@ -6,6 +6,7 @@ p_i = (T b_i - 1) / (n-2), cut off at 0; T follows from the shares summing to 1 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from .errors import LocalProtocolError
@@ -13,21 +14,21 @@ from .group import Part, Plan
 from .identifiers import PeerId
 
 
-def parts_for(chunks: int, peers: Sequence[tuple[PeerId, float]], lacking: float = 0.0) -> tuple[Part, ...]:
-    """Parts that cover chunks [0, chunks) in order, in the order of ``peers``: (peer, bandwidth_bytes_per_s).
+def parts_for(chunks: float, peers: Sequence[tuple[PeerId, float]]) -> tuple[Part, ...]:
+    """Parts that cover all ``chunks`` in order, in the order of ``peers``: (peer, bandwidth_bytes_per_s).
 
-    ``lacking``: of the last chunk, what it is shorter than the others, as a share of one; a part that ends with it may have one more.
+    The last chunk may be shorter than the others: of 244.14, a part that ends with it may have one more.
     Bandwidth 0 means client-only: sends and receives, owns nothing. When nobody has any, all are taken to be equal. A peer whose
     share rounds to no chunk is left out. Raises LocalProtocolError without peers or chunks.
     """
-    if not peers or chunks < 1:
+    if not peers or chunks <= 0:
         raise LocalProtocolError(f"cannot divide {chunks} chunks among {len(peers)} peers")
     rates = [max(0.0, float(rate)) for _, rate in peers]
     if not any(rates):
         rates = [1.0] * len(peers)
     shares = _shares(rates)
-    exact = [(chunks - lacking) * share for share in shares]
-    exact[max(index for index, share in enumerate(shares) if share > 0)] += lacking
+    exact = [chunks * share for share in shares]
+    exact[max(index for index, share in enumerate(shares) if share > 0)] += math.ceil(chunks) - chunks
     counts = _round(exact)
     parts: list[Part] = []
     first = 0

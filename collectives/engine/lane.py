@@ -25,7 +25,6 @@ from .settings import on_this_machine
 
 BATCH_BYTES = 65_536  # small records are sent and received together up to this
 SEGMENT_BYTES = 270_336  # of a payload; a chunk of int8 is one, of fp32 four
-LONG_BYTES = 1 << 20  # of records that are received one after another while other lanes wait
 EMPTY = memoryview(b"")
 REPLACED = "replaced by a new lane"
 
@@ -88,7 +87,6 @@ class Lane:
         self.leaving = False  # another lane is to take its place
         self.retired = False  # ... and has
         self.ended = False  # the other end has nothing more to say
-        self.alone = True  # no other lane of this engine
         self.waited_s = 0.0  # while the socket took no more, as far as somebody looked
         self.packer = None if on_this_machine(sock) else Packer(time.perf_counter)
         self.way = Path()
@@ -190,16 +188,15 @@ class Lane:
         own = self._pending[:room]
         return self.sock.sendmsg((own, self._borrowed[: room - len(own)]))
 
-    def receive(self, source: RecordSource, now: float) -> bool:
-        """Receive what is there, up to one batch of records, or the end of a long one (of several, where there are more lanes). True when
-        anything moved.
+    def receive(self, source: RecordSource, now: float, enough: int = 0) -> bool:
+        """Receive what is there, up to one batch of records, or the end of a long one, once ``enough`` bytes have come. True when anything moved.
 
-        Each answers another: who takes in all that the only other end has sent, before it sends anything itself, leaves that end without
-        anything to do. Among more, that end has others, and going from lane to lane costs more than it brings.
+        Who takes in all that the only other end has sent, before it sends anything itself, leaves that end without anything to do. Among
+        more, that end has others, and going from lane to lane costs more than it brings.
         """
         self._whole, before = False, self.bytes_received
         moved = more = self._receive(source, now)
-        while more and self._left and not (self._whole and (self.alone or self.bytes_received - before >= LONG_BYTES)):
+        while more and self._left and not (self._whole and self.bytes_received - before >= enough):
             more = self._receive(source, now)
         return moved
 

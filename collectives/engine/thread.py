@@ -31,6 +31,7 @@ from .settings import EngineSettings, control, tune
 from .width import Width, first
 
 IDLE_S = 5.0
+LONG_BYTES = 1 << 20  # of long records that are received one after another while other lanes wait
 HARMLESS = ("report", "sync")  # commands that change no memory, whatever is being sent from it
 
 
@@ -234,9 +235,10 @@ class EngineThread:
             for lane in tuple(self._order):
                 if lane.can_write and (not lane.dry or self._core.has_more(lane.peer)):
                     moved |= self._step(lane, lane.send, now)
+            enough = LONG_BYTES if len(self._order) > 1 else 0
             for lane in tuple(self._order):
                 if lane.can_read:
-                    moved |= self._step(lane, lane.receive, now)
+                    moved |= self._step(lane, partial(lane.receive, enough=enough), now)
             moved |= self._core.work()
             if len(self._order) > 1:
                 self._order.append(self._order.pop(0))
@@ -363,11 +365,6 @@ class EngineThread:
             raise
         self._lanes[peer, index] = lane
         self._order.append(lane)
-        self._count()
-
-    def _count(self) -> None:
-        for lane in self._order:
-            lane.alone = len(self._order) == 1
 
     def _close(self, lane: Lane, reason: str) -> None:
         if lane not in self._order:
@@ -378,7 +375,6 @@ class EngineThread:
             sent, received = self._closed_bytes
             self._closed_bytes = sent + lane.bytes_sent, received + lane.bytes_received
             self._order.remove(lane)
-        self._count()
         self._poller.forget(lane.fd)
         lane.close()
         self._core.lane_down(lane.peer, lane.number)

@@ -242,11 +242,11 @@ class Convening:
         if shape.single:
             owners = single(owners, machine.organiser)
         chunks = -(-shape.numel // shape.chunk_elements)
-        lacking = chunks - shape.numel / shape.chunk_elements
         slots = slots_for(chunks, [m.peer for m in machine.config], [c.member.peer for c in offers]) if shape.reducer == "gather" else None
         self.plan = Plan(
-            machine.log, machine.round, self.ballot, self.revision, machine.base, tuple(offers), slots or parts_for(chunks, owners, lacking),
-            shape.numel, shape.chunk_elements, shape.codec, shape.reducer, BUTTERFLY if self.star else topology_of(machine, offers),
+            machine.log, machine.round, self.ballot, self.revision, machine.base, tuple(offers),
+            slots or parts_for(shape.numel / shape.chunk_elements, owners), shape.numel, shape.chunk_elements, shape.codec, shape.reducer,
+            BUTTERFLY if self.star else topology_of(machine, offers),
         )  # fmt: skip
         self.trees = plan_trees(self.plan)
         self.phase, self.planned_at = Phase.REDUCE, now

@@ -123,11 +123,8 @@ def round_of(conditions: Conditions, codec: str, fragments: int = 1) -> Round:
 
 def _shares(conditions: Conditions, codec: str, values: int) -> dict[str, float]:
     """What part of the vector each peer reduces, as the convener of a round divides it."""
-    length = chunk_elements(codec, values)
-    chunks = math.ceil(values / length)
+    chunks = values / chunk_elements(codec, values)
     rates = comparable([(round(peer.up), round(peer.down)) for peer in conditions.peers])
-    parts = parts_for(
-        chunks, [(PeerId(peer.name), rate) for peer, rate in zip(conditions.peers, rates, strict=True)], chunks - values / length
-    )
-    owned = {str(part.owner): (part.stop - part.first) / chunks for part in parts}
+    parts = parts_for(chunks, [(PeerId(peer.name), rate) for peer, rate in zip(conditions.peers, rates, strict=True)])
+    owned = {str(part.owner): (part.stop - part.first) / math.ceil(chunks) for part in parts}
     return {peer.name: owned.get(peer.name, 0.0) for peer in conditions.peers}
