@@ -26,7 +26,8 @@ PROOF_BYTES = 32
 HELLO_S = 2.0
 DIAL_S = 3.0
 STAGGER_S = 0.15
-KNOCK_S = 0.25
+KNOCK_S, KNOCKS = 0.25, 3
+STAYS_S = 1.0  # who keeps a connection for so long is there
 MAX_PENDING = 128
 """Connections that have not said hello yet. Where there are more, whoever has been silent for `LATE_S` makes room, and nobody comes in else."""
 LATE_S = 0.5
@@ -255,13 +256,26 @@ async def dial(addresses: Sequence[str], token: bytes, secrets: bytes) -> socket
 
 
 async def refuses(host: str, port: int) -> bool:
-    """Whether nobody listens there any more: the machine answers, and refuses the connection. False also where nothing answers for KNOCK_S."""
+    """Whether nobody listens there any more: the machine answers, and refuses the connection. A process that is killed closes its doors one after the
+    other, so what it still took is waited for: when that ends, the answer is another. False where nothing answers for KNOCK_S, or somebody stays."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with trio.move_on_after(KNOCK_S), trio.socket.socket(family, socket.SOCK_STREAM) as sock:
-        try:
-            await sock.connect((host, port))
-        except OSError as error:
-            return error.errno == errno.ECONNREFUSED
+    for _ in range(KNOCKS):
+        with trio.socket.socket(family, socket.SOCK_STREAM) as sock:
+            try:
+                with trio.move_on_after(KNOCK_S) as patience:
+                    await sock.connect((host, port))
+            except OSError as error:
+                return error.errno == errno.ECONNREFUSED
+            if patience.cancelled_caught:
+                return False
+            ended = False
+            with trio.move_on_after(STAYS_S):
+                try:
+                    ended = not await sock.recv(1)
+                except OSError:
+                    ended = True
+        if not ended:
+            return False
     return False
 
 

@@ -57,7 +57,7 @@ class PeerNetwork:
     """One node's network. Everything but `run` is called from the trio thread in which `run` runs; nothing blocks.
 
     Set the callbacks before `run`:
-    ``on_link(peer, up)``; ``on_gone(peer)`` when, after a link ended, the peer's machine refuses connections where the peer used to take
+    ``on_link(peer, up)``; ``on_gone(peer)`` when, after a connection ended, the peer's machine refuses connections where the peer used to take
     ours; ``on_member(run, peer, addresses)`` when a member of a run we announced becomes known or moves
     (no addresses: it said goodbye); ``on_refused(topic, peer, code, reason)`` when a peer does not admit us (E140: another
     protocol version; E201 and others: as the peer's `admit` said); ``on_lane(peer, socket, secret_mine, secret_theirs,
@@ -161,7 +161,7 @@ class PeerNetwork:
         """
         try:
             async with trio.open_nursery() as outer:
-                await outer.start(self._host.run, self._link_changed, self.reach.path_changed)
+                await outer.start(self._host.run, self._link_changed, self.reach.path_changed, self._ended)
                 self.reach.began()
                 async with trio.open_nursery() as nursery:
                     await nursery.start(self._lanes.run)
@@ -359,9 +359,7 @@ class PeerNetwork:
                 self._nursery.start_soon(self._met, peer)
         else:
             self._helpers.lost(peer)
-            dialled = self._streams.link_lost(peer)
-            if dialled is not None and self._nursery is not None:
-                self._nursery.start_soon(self._knock, peer, *dialled)
+            self._streams.link_lost(peer)
         self.dht.link_changed(peer, up)
         self._bootstrap.link_changed()
         self._rendezvous.changed()
@@ -386,9 +384,15 @@ class PeerNetwork:
         self._rendezvous.moved()
         self.on_addresses()
 
+    def _ended(self, peer: PeerId) -> None:
+        dialled = None if self._host.has_connection(peer) else self._streams.dialled(peer)
+        if dialled is not None and self._nursery is not None:
+            self._nursery.start_soon(self._knock, peer, *dialled)
+
     async def _knock(self, peer: PeerId, host: str, port: int) -> None:
         """A process that was killed is told from a connection that broke."""
-        if await refuses(host, port) and not self.connected(peer):
+        if await refuses(host, port) and not self._host.has_connection(peer):
+            self.on_link(peer, False)  # `_link_changed` may say so again
             self.on_gone(peer)
 
     def _learned(self, news: Announcement) -> None:

@@ -125,15 +125,18 @@ class TopicStreams:
         for key in [key for key in self._outboxes if key[0] == peer]:
             self._outboxes.pop(key).stop()
 
-    def link_lost(self, peer: PeerId) -> tuple[str, int] | None:
-        """The libp2p connection to ``peer`` ended: so do the wires that were agreed on over it. Host and port where it took one, if it did."""
+    def link_lost(self, peer: PeerId) -> None:
+        """The libp2p connection to ``peer`` ended: so do the wires that were agreed on over it."""
         for wire in self._wires(peer):
             wire.close()
-        dialled = None
-        for key, outbox in self._outboxes.items():
-            if key[0] == peer and outbox.dialled is not None:
-                dialled, outbox.dialled = outbox.dialled, None
-        return dialled
+
+    def dialled(self, peer: PeerId) -> tuple[str, int] | None:
+        """Host and port where a peer took a wire, if it did. Told once."""
+        found = None
+        for (other, _), outbox in self._outboxes.items():
+            if other == peer and outbox.dialled is not None:
+                found, outbox.dialled = outbox.dialled, None
+        return found
 
     def wires(self) -> list[PeerId]:
         """To whom we speak on a wire."""

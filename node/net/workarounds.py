@@ -10,6 +10,7 @@ import logging
 import random
 import struct
 import types
+from collections.abc import Callable
 from typing import Any
 
 import trio
@@ -18,7 +19,7 @@ from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.io.trio import TrioTCPStream
 from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.network.swarm import Swarm
-from libp2p.stream_muxer.yamux.yamux import FLAG_SYN, HEADER_SIZE, TYPE_PING, TYPE_WINDOW_UPDATE, YAMUX_HEADER_FORMAT, Yamux
+from libp2p.stream_muxer.yamux.yamux import FLAG_SYN, GO_AWAY_NORMAL, HEADER_SIZE, TYPE_PING, TYPE_WINDOW_UPDATE, YAMUX_HEADER_FORMAT, Yamux
 
 from .door import Door
 from .liveness import Liveness
@@ -76,8 +77,8 @@ class _UnreadOfAll(dict[int, bytearray]):
 
 
 class OurYamux(Yamux):
-    """Five faults of `Yamux`: a cancelled write kills the whole connection, every read tells the sender so, nobody minds a ping without answer,
-    and a peer may send more than a window and open streams without end.
+    """Six faults of `Yamux`: a cancelled write kills the whole connection, every read tells the sender so, nobody minds a ping without answer,
+    a peer may send more than a window and open streams without end, and the end of a connection is told late.
 
     `NoiseTransportReadWriter.write_msg` (security/noise/io.py:59) encrypts, which advances the nonce, and only then awaits the
     socket: when a timeout around any stream operation strikes there, the bytes never leave and the other side can decrypt nothing
@@ -94,10 +95,19 @@ class OurYamux(Yamux):
     `handle_incoming` (stream_muxer/yamux/yamux.py:1528) logs it when a peer sends more than its window, and keeps the bytes: whoever connects could
     fill our memory. Such a connection is ended. Nor does it count the streams that a peer opens, each of which costs a task: more than `MAX_STREAMS`
     are reset. What came on a stream that was reset is kept for a minute (:877), and more of it: here it goes at once.
+
+    `close` (:823), and after it `SwarmConn._cleanup` (network/connection/swarm_connection.py:218), sleep for 0.1 s each before anybody is told that the
+    connection has ended. A round that lost a peer takes less than that to be done again. `ended` tells it before.
     """
 
     credit: dict[int, int]  # by stream: bytes that were read there and not told yet
     liveness: Liveness
+    ended: Callable[[], None]
+
+    async def close(self, error_code: int = GO_AWAY_NORMAL) -> None:
+        """End the connection. Whoever holds it counts it as closed by now."""
+        self.ended()
+        await super().close(error_code)
 
     def _held_back(self, header: bytes) -> bytes:
         """The window update to send in place of ``header``; b"" for none yet."""
@@ -158,7 +168,7 @@ class OurYamux(Yamux):
                 self._ping_sent_time = trio.current_time()
 
 
-def use_our_yamux(swarm: Swarm, rng: random.Random) -> None:
+def use_our_yamux(swarm: Swarm, rng: random.Random, ended: Callable[[str], None]) -> None:
     """`MuxerMultistream.new_conn` (stream_muxer/muxer_multistream.py:135) makes a plain Yamux whatever class it was given."""
     upgrade = swarm.upgrader.upgrade_connection
 
@@ -166,6 +176,7 @@ def use_our_yamux(swarm: Swarm, rng: random.Random) -> None:
         muxed: Any = await upgrade(conn, peer_id)
         muxed.__class__ = OurYamux
         muxed.credit, muxed.liveness = {}, Liveness(trio.current_time(), rng)
+        muxed.ended = lambda: ended(str(muxed.peer_id))
         muxed.stream_buffers = _UnreadOfAll(muxed)
         encrypted = muxed.secured_conn.conn
         read_msg = encrypted.read_msg
@@ -317,9 +328,9 @@ def quiet_logs() -> None:
         root.addHandler(logging.NullHandler())
 
 
-def apply(swarm: Swarm, rng: random.Random, most: int) -> None:
-    """All workarounds that concern a swarm. ``most``: connections that others may make."""
-    use_our_yamux(swarm, rng)
+def apply(swarm: Swarm, rng: random.Random, most: int, ended: Callable[[str], None]) -> None:
+    """All workarounds that concern a swarm. ``most``: connections that others may make; ``ended``: told at once of a peer whose connection ends."""
+    use_our_yamux(swarm, rng, ended)
     dial_once(swarm)
     forget_failed_dials(swarm)
     drop_resource_manager(swarm)
