@@ -424,6 +424,13 @@ class Host:
             except Exception as error:
                 log.debug("disconnect failed: %r", error)
 
+    def lost(self, peer: PeerId) -> bool:
+        """Count a peer as not connected, before libp2p says so: then its next connection is news. False where there is an open one."""
+        if self.has_connection(peer):
+            return False
+        self._up.discard(peer)
+        return True
+
     def _connection_ended(self, peer: str) -> None:
         self._ends.append(PeerId(peer))
         self._links_changed.set()

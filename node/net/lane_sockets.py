@@ -27,7 +27,7 @@ HELLO_S = 2.0
 DIAL_S = 3.0
 STAGGER_S = 0.15
 KNOCK_S, KNOCKS = 0.25, 3
-STAYS_S = 1.0  # who keeps a connection for so long is there
+STAYS_S = 0.4  # who keeps a connection for so long is there; below LATE_S, so that many who knock keep nobody out
 MAX_PENDING = 128
 """Connections that have not said hello yet. Where there are more, whoever has been silent for `LATE_S` makes room, and nobody comes in else."""
 LATE_S = 0.5
@@ -83,8 +83,11 @@ def detach(sock: trio.socket.SocketType) -> socket.socket:
 
 
 def path_of(sock: socket.socket, way: str = "direct") -> str:
-    """ "lan" when the other end has a private address, else ``way``."""
-    return "lan" if is_private(sock.getpeername()[0]) else way
+    """ "lan" when the other end has a private address, else ``way``: also of a connection that has ended already, which whoever reads it finds out."""
+    try:
+        return "lan" if is_private(sock.getpeername()[0]) else way
+    except OSError:
+        return way
 
 
 class LaneListener:
@@ -258,25 +261,28 @@ async def dial(addresses: Sequence[str], token: bytes, secrets: bytes) -> socket
 async def refuses(host: str, port: int) -> bool:
     """Whether nobody listens there any more: the machine answers, and refuses the connection. A process that is killed closes its doors one after the
     other, so what it still took is waited for: when that ends, the answer is another. False where nothing answers for KNOCK_S, or somebody stays."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for _ in range(KNOCKS):
-        with trio.socket.socket(family, socket.SOCK_STREAM) as sock:
-            try:
-                with trio.move_on_after(KNOCK_S) as patience:
-                    await sock.connect((host, port))
-            except OSError as error:
-                return error.errno == errno.ECONNREFUSED
-            if patience.cancelled_caught:
+        try:
+            if await _stays(host, port):
                 return False
-            ended = False
-            with trio.move_on_after(STAYS_S):
-                try:
-                    ended = not await sock.recv(1)
-                except OSError:
-                    ended = True
-        if not ended:
-            return False
+        except OSError as error:
+            return error.errno == errno.ECONNREFUSED
     return False
+
+
+async def _stays(host: str, port: int) -> bool:
+    """Whether somebody there keeps a connection, or nobody answers at all. Raises OSError where it cannot be made."""
+    with trio.socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as sock:
+        with trio.move_on_after(KNOCK_S) as patience:
+            await sock.connect((host, port))
+        if patience.cancelled_caught:
+            return True
+        with trio.move_on_after(STAYS_S):
+            try:
+                return bool(await sock.recv(1))
+            except OSError:
+                return False
+    return True
 
 
 def _is_numeric(host: str) -> bool:

@@ -56,13 +56,11 @@ NEIGHBOURS = 4
 class PeerNetwork:
     """One node's network. Everything but `run` is called from the trio thread in which `run` runs; nothing blocks.
 
-    Set the callbacks before `run`:
-    ``on_link(peer, up)``; ``on_gone(peer)`` when, after a connection ended, the peer's machine refuses connections where the peer used to take
-    ours; ``on_member(run, peer, addresses)`` when a member of a run we announced becomes known or moves
-    (no addresses: it said goodbye); ``on_refused(topic, peer, code, reason)`` when a peer does not admit us (E140: another
-    protocol version; E201 and others: as the peer's `admit` said); ``on_lane(peer, socket, secret_mine, secret_theirs,
-    initiator, path)`` hands over a lane (see `lanes.OnLane`); ``on_path(peer, path)`` when a peer is connected in another way than before (see
-    `Host.path`); ``on_addresses()`` when ours are others.
+    Set the callbacks before `run`: ``on_link(peer, up)``; ``on_gone(peer)`` when, after a connection ended, the peer's machine refuses others where
+    it used to take them; ``on_member(run, peer, addresses)`` when a member of a run we announced becomes known or moves (no addresses: it said
+    goodbye); ``on_refused(topic, peer, code, reason)`` when a peer does not admit us (E140: another protocol version; E201 and others: as the
+    peer's `admit` said); ``on_lane(peer, socket, secret_mine, secret_theirs, initiator, path)`` hands over a lane (see `lanes.OnLane`);
+    ``on_path(peer, path)`` when a peer is connected in another way than before (see `Host.path`); ``on_addresses()`` when ours are others.
     """
 
     def __init__(
@@ -133,7 +131,7 @@ class PeerNetwork:
             self.peer, self._rng, mine=self.reach.manager.lan, found=self._neighbour, on=lan_discovery and not settings.relay_only
         )
         self._runs: dict[RunId, trio.CancelScope] = {}
-        self._learned_at, self._unsaved = 0.0, trio.Event()
+        self._learned_at, self._unsaved, self._knocking = 0.0, trio.Event(), set[PeerId]()
         self._nursery: trio.Nursery | None = None
 
     @property
@@ -385,15 +383,17 @@ class PeerNetwork:
         self.on_addresses()
 
     def _ended(self, peer: PeerId) -> None:
-        dialled = None if self._host.has_connection(peer) else self._streams.dialled(peer)
-        if dialled is not None and self._nursery is not None:
-            self._nursery.start_soon(self._knock, peer, *dialled)
+        where = self._streams.dialled(peer)
+        if where is not None and self._nursery is not None and peer not in self._knocking and not self._host.has_connection(peer):
+            self._nursery.start_soon(self._knock, peer, *where)
 
     async def _knock(self, peer: PeerId, host: str, port: int) -> None:
         """A process that was killed is told from a connection that broke."""
-        if await refuses(host, port) and not self._host.has_connection(peer):
-            self.on_link(peer, False)  # `_link_changed` may say so again
+        self._knocking.add(peer)
+        if await refuses(host, port) and self._host.lost(peer):
+            self._link_changed(peer, False)
             self.on_gone(peer)
+        self._knocking.discard(peer)
 
     def _learned(self, news: Announcement) -> None:
         peer = PeerId(news.peer)

@@ -191,7 +191,10 @@ class Outbox:
         where = [address for address in agreed.offer.addresses if self._owner.may_dial(self._peer, address)]
         sock = await dial(where, agreed.offer.token, agreed.secret + agreed.offer.secret)
         if sock is not None:
-            self.dialled = sock.getpeername()[:2]
+            try:
+                self.dialled = sock.getpeername()[:2]
+            except OSError:  # it has ended again; the stream goes on
+                return sock.close()
             bound = transcript(self._host.peer, self._peer, self._topic)
             state.wire = Wire(self._peer, sock, agreed.secret, agreed.offer.secret, bound, opener=True)
             self._wake.set()

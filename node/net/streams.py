@@ -129,21 +129,22 @@ class TopicStreams:
         """The libp2p connection to ``peer`` ended: so do the wires that were agreed on over it."""
         for wire in self._wires(peer):
             wire.close()
+        for outbox in self._to(peer):
+            outbox.dialled = None
 
     def dialled(self, peer: PeerId) -> tuple[str, int] | None:
-        """Host and port where a peer took a wire, if it did. Told once."""
-        found = None
-        for (other, _), outbox in self._outboxes.items():
-            if other == peer and outbox.dialled is not None:
-                found, outbox.dialled = outbox.dialled, None
-        return found
+        """Host and port where a peer took a wire, if it did."""
+        return next((outbox.dialled for outbox in self._to(peer) if outbox.dialled is not None), None)
 
     def wires(self) -> list[PeerId]:
         """To whom we speak on a wire."""
         return sorted({peer for (peer, _), outbox in self._outboxes.items() if outbox.wire is not None})
 
+    def _to(self, peer: PeerId) -> list[Outbox]:
+        return [outbox for key, outbox in self._outboxes.items() if key[0] == peer]
+
     def _wires(self, peer: PeerId) -> list[Wire]:
-        outgoing = [outbox.wire for key, outbox in self._outboxes.items() if key[0] == peer]
+        outgoing = [outbox.wire for outbox in self._to(peer)]
         return [end for end in [*outgoing, *(end for key, end in self._inbound.items() if key[0] == peer)] if isinstance(end, Wire)]
 
     # --- the accepting side ---

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import random
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,6 +24,7 @@ from atoll.node.net.addresses import check_port_free, host_and_port, split_peer
 from atoll.node.net.dht.records import run_key
 from atoll.node.net.dht.wire import PUT_VALUE, Rpc
 from atoll.node.net.host import Host, NotSpokenError
+from atoll.node.net.lane_sockets import path_of
 from atoll.node.net.network import PeerNetwork
 from atoll.node.net.peerbook import PeerBook
 from atoll.node.net.rendezvous import FOREIGN_S
@@ -289,25 +291,61 @@ def test_a_wire_that_ends_is_replaced(end: str) -> None:
     run(main)
 
 
+@asynccontextmanager
+async def heard_until_its_end(nursery: trio.Nursery, told: list[object]) -> AsyncIterator[tuple[PeerNetwork, PeerNetwork, Inbox]]:
+    """Two nodes; the second speaks to the first on a wire and notes what it is told of it. At the end the first is no more."""
+    a, inbox_a = network(), Inbox()
+    a.on_message(RUN, inbox_a)
+    async with trio.open_nursery() as life:
+        await life.start(a.run)
+        b = network(a)
+        b.on_message(RUN, Inbox())
+        b.on_link, b.on_gone = lambda peer, up: told.append(up), told.append
+        await nursery.start(b.run)
+        inbox_a.got.append((b.peer, b""))
+        await on_wires(a, b, inbox_a)
+        yield a, b, inbox_a
+        life.cancel_scope.cancel()
+
+
 def test_a_process_that_is_no_more_is_told_from_a_link_that_broke() -> None:
     async def main(nursery: trio.Nursery) -> None:
-        a, inbox_a, told = network(), Inbox(), list[object]()
-        a.on_message(RUN, inbox_a)
-        async with trio.open_nursery() as life:
-            await life.start(a.run)
-            b = network(a)
-            b.on_message(RUN, Inbox())
-            b.on_link, b.on_gone = lambda peer, up: told.append(up), told.append
-            await nursery.start(b.run)
-            inbox_a.got.append((b.peer, b""))
-            await on_wires(a, b, inbox_a)
+        told = list[object]()
+        async with heard_until_its_end(nursery, told) as (a, b, inbox_a):
             await b._host.disconnect(a.peer)
             await wait_for(lambda: a.peer not in b.status()["wires"])
             inbox_a.got = inbox_a.got[:1]
             await on_wires(a, b, inbox_a)
-            life.cancel_scope.cancel()
         await wait_for(lambda: a.peer in told)
         assert told[:5] == [True, False, True, False, a.peer]
+
+    run(main)
+
+
+def test_a_wire_that_is_reset_as_it_is_agreed_on_leaves_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    dialled: list[socket.socket] = []
+
+    async def reset(addresses: Sequence[str], token: bytes, both: bytes) -> socket.socket:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            ours = socket.create_connection(server.getsockname())
+            theirs, _ = server.accept()
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        theirs.close()
+        assert path_of(ours) == "direct"
+        dialled.append(ours)
+        return ours
+
+    monkeypatch.setattr(outbox, "dial", reset)
+
+    async def main(nursery: trio.Nursery) -> None:
+        a, b, inbox_a, _ = await known_pair(nursery)
+        while not dialled:
+            b.send(RUN, a.peer, b"more")
+            await inbox_a.until(len(inbox_a.got) + 1)
+        b.send(RUN, a.peer, b"last")
+        await inbox_a.until(len(inbox_a.got) + 1)
+        assert inbox_a.got[-1] == (b.peer, b"last")
+        assert dialled[0].fileno() == -1
 
     run(main)
 
@@ -446,23 +484,14 @@ def test_a_process_that_is_no_more_is_known_while_the_library_still_rests(monkey
         await rested.wait()
 
     async def main(nursery: trio.Nursery) -> None:
-        a, inbox_a, told = network(), Inbox(), list[object]()
-        a.on_message(RUN, inbox_a)
-        async with trio.open_nursery() as life:
-            await life.start(a.run)
-            b = network(a)
-            b.on_message(RUN, Inbox())
-            b.on_link, b.on_gone = lambda peer, up: told.append(up), told.append
-            await nursery.start(b.run)
-            inbox_a.got.append((b.peer, b""))
-            await on_wires(a, b, inbox_a)
+        told = list[object]()
+        async with heard_until_its_end(nursery, told) as (a, _, _):
             monkeypatch.setattr(host, "CLOSE_S", 0.2)
             for module in (swarm_connection, yamux):  # what ends a connection there sleeps before it tells
                 monkeypatch.setattr(module, "trio", SimpleNamespace(**{**vars(trio), "sleep": rest}))
-            life.cancel_scope.cancel()
         with trio.fail_after(10):  # later it is noticed that nothing answers
             await wait_for(lambda: a.peer in told)
-        assert told == [True, False, a.peer]
+        assert told[:3] == [True, False, a.peer]
         rested.set()
 
     run(main)
