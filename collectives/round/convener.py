@@ -160,6 +160,8 @@ class Convening:
         if self.plan and body.plan_id == self.plan.plan_id:
             self.reported_at[who.peer] = now
             self.missing[who.peer] = {cid for cid, _ in body.lacking}
+            if self.phase is Phase.REDUCE:
+                self._consider_revision(now)
 
     def on_disputed(self, now: float, who: Member, body: m.Disputed) -> None:
         """An owner does not use a partial sum: contributions come to it one by one, under a plan without any."""

@@ -222,7 +222,7 @@ class Fragments:
 
     def on_gone(self, now: float, peer: PeerId) -> None:
         """See Session."""
-        self.sessions[0].on_gone(now, peer)
+        self._each(lambda session, _: session.on_gone(now, peer))
 
     def on_message(self, now: float, peer: PeerId, data: bytes) -> None:
         """See Session: what belongs to a fragment's log goes there, anything else to the first."""

@@ -291,10 +291,10 @@ class Session:
         self._drain(now)
 
     def on_gone(self, now: float, peer: PeerId) -> None:
-        """The process behind a connection that ended is no more."""
-        self._now = now
+        """The process behind a connection that ended is no more: what waits for it is looked at now, not at the next `tick` that is due."""
         self.membership.gone(peer)
-        self._drain(now)
+        self._ticked_at = -1e9
+        self.tick(now)
 
     def on_message(self, now: float, peer: PeerId, data: bytes) -> None:
         """A control message of an authenticated peer. Breaches are reported, never raised."""

@@ -175,6 +175,32 @@ def test_all_nodes_die_in_mid_round_and_every_script_hears_what_became_of_its_wo
     table.end()
 
 
+@pytest.mark.parametrize("after_s", [0.0, 0.02, 0.04, 0.06, 0.08])
+def test_a_plan_is_revised_as_soon_as_it_is_known_that_a_process_is_no_more(after_s: float) -> None:
+    """Not at the next look, which is due up to 0.1 s later."""
+    table = Table(4)
+    *others, lost = table.all_in()
+    table.wait(after_s)
+    for peer in table.peers:
+        peer.contribute(f"of {peer.name}")
+    convener = next(peer for peer in table.peers if peer.machine.convener_of(0) == peer.machine.me)
+    assert convener is not lost
+    table.until(lambda: convener.machine.convening.phase is Phase.REDUCE)
+    table.network.partition({lost.name: 1})  # what it owns and gives does not arrive
+    plan = convener.machine.convening.plan
+    assert plan is not None
+    assert len(plan.contributors) == 4
+    table.wait(0.02)
+    assert not any(peer.rounds()[-1].contributors for peer in others)
+    lost.kill()
+    for peer in others:
+        peer.do(lambda session, now: session.on_link(now, lost.name, False))
+        peer.do(lambda session, now: session.on_gone(now, lost.name))
+    table.wait(0.02)
+    assert all([member.peer for member in peer.rounds()[-1].contributors] == [other.name for other in others] for peer in others)
+    table.end()
+
+
 def test_one_node_comes_back_while_the_others_train_on() -> None:
     table = Table(3)
     first, second, third = table.all_in()
