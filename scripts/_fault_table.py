@@ -163,7 +163,7 @@ def summary(trials: Sequence[Trial], cell: Cell) -> dict[str, Any]:
     """The figures of a cell. Every trial has its own ``allowed_s``, ``bulk_s`` and ``fault_free_s``: of the swarm it was made with."""
     counted = [found for found in trials if found["hit"]]
     figures: dict[str, Any] = {key: sum(found[key] for found in counted) for key in RIGHT}
-    for key in ("over_fault_free_s", "since_fault_s", "back_s"):
+    for key in ("over_fault_free_s", "since_fault_s", "extra_s", "back_s"):
         figures[f"{key}_max"] = max((found.get(key, 0.0) for found in counted), default=None)
     figures |= {
         key: round(statistics.median([t[key] for t in trials]), 4) if trials else None for key in ("fault_free_s", "bulk_s", "allowed_s")
@@ -171,7 +171,7 @@ def summary(trials: Sequence[Trial], cell: Cell) -> dict[str, Any]:
     return {
         "trials": len(counted), "misses": len(trials) - len(counted), **figures, "judged": RIGHT,
         "right": len(counted) >= cell.reps and all(figures[key] == len(counted) for key in RIGHT),
-        "within": sum(found.get("over_fault_free_s", math.inf) <= found["allowed_s"] for found in counted),
+        "within": sum(found.get("extra_s", math.inf) <= found["allowed_s"] for found in counted),
         "all_right": all(found["exact"] for found in trials),
     }  # fmt: skip
 
@@ -184,7 +184,5 @@ def why(cell: Cell, figures: Mapping[str, Any], broken: str) -> list[str]:
         reasons.append(f"only {trials} of {cell.reps} trials met their phase")
     reasons += [f"{key} {figures[key]} of {trials}" for key in figures["judged"] if figures[key] < trials]
     if figures["within"] < trials:
-        reasons.append(
-            f"in time {figures['within']} of {trials}: {figures['over_fault_free_s_max']:.2f} s over, {figures['allowed_s']:.2f} allowed"
-        )
+        reasons.append(f"in time {figures['within']} of {trials}: {figures['extra_s_max']:.2f} s more, {figures['allowed_s']:.2f} allowed")
     return reasons

@@ -19,6 +19,7 @@ next_round_ok        ... the survivors' next round (with the victim, where the f
 kept                 ... a slow peer was still a member when the round was over, in it or left out of it
 over_fault_free_s_max  by how much the slowest survivor took longer than in a round without faults (the median of some)
 since_fault_s_max    from the fault to the slowest survivor's outcome
+extra_s_max          the smaller of the two in each trial, which is held against what is allowed: before the fault, a round may be slow, too
 bulk_s               of a round without faults: from the plan to the last byte, at the slowest node
 allowed_s            one more bulk time, and half a second for kill and reset, four seconds where silence has to be noticed
 """
@@ -136,6 +137,7 @@ class Bench:
                 "planned": armed.blow.planned, "counted": found.counted, "over_fault_free_s": round(end - began - self.typical_s, 4),
                 "since_fault_s": round(end - armed.blow.monotonic, 4), "after_s": what.after_s,
             }  # fmt: skip
+            result["extra_s"] = min(result["over_fault_free_s"], result["since_fault_s"])
             result["kept"] = what.kind != "slow" or not armed.expelled()
             result["next_round_ok"] = self._afterwards(armed, early is not None, result)
         return result

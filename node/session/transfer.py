@@ -41,6 +41,10 @@ class TransferActions(Protocol):
         """Send on the main log."""
         ...
 
+    def suspected(self, peer: PeerId) -> bool:
+        """Whether a peer is not to be counted on."""
+        ...
+
     def result_arrived(self, entry: Entry, data: memoryview) -> None:
         """Verified result bytes of a decided entry."""
         ...
@@ -278,7 +282,9 @@ class Transfer:
             self.actions.tell(source, item.round, m.Get(item.name, tuple(pieces)))
 
     def _next_source(self, item: Fetching) -> PeerId | None:
-        sources = [peer for peer in item.sources if peer not in item.refused] or item.sources
+        """In turn: of those who live, if there are any; what a dead one is asked for is asked for again only after a pause without progress."""
+        willing = [peer for peer in item.sources if peer not in item.refused] or item.sources
+        sources = [peer for peer in willing if not self.actions.suspected(peer)] or willing
         item.turn += 1
         return sources[item.turn % len(sources)] if sources else None
 

@@ -201,6 +201,28 @@ def test_a_plan_is_revised_as_soon_as_it_is_known_that_a_process_is_no_more(afte
     table.end()
 
 
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_results_of_an_owner_that_died_are_fetched_from_those_who_live(lost: int) -> None:
+    """It has voted, so it is named among those who hold the result."""
+    table = Table(4)
+    *others, late = table.all_in()
+    victim = others.pop(lost)
+    for peer in table.peers:
+        peer.contribute(f"of {peer.name}")
+        table.network.cut(peer.name, late.name)
+    table.until(lambda: all(peer.rounds()[-1].contributors for peer in others))
+    assert not late.rounds()[-1].contributors
+    victim.kill()
+    table.network.mend()
+    for peer in (*others, late):
+        peer.do(lambda session, now: session.on_link(now, victim.name, False))
+        peer.do(lambda session, now: session.on_gone(now, victim.name))
+    since = table.world.now
+    table.until(lambda: bool(late.rounds()[-1].contributors))
+    assert table.world.now - since < 0.05
+    table.end()
+
+
 def test_one_node_comes_back_while_the_others_train_on() -> None:
     table = Table(3)
     first, second, third = table.all_in()
