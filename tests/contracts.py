@@ -692,6 +692,20 @@ def storage_forgets_nothing_newer_than_the_checkpoint(case: StorageCase) -> None
     assert kept(later, log) == [None] * 4 + data[4:]
 
 
+def storage_forgets_what_an_earlier_life_kept(case: StorageCase) -> None:
+    """Of lives of a few rounds each, none forgets by what came in itself."""
+    log = log_of(7)
+    data = [bytes([round_]) * 64 for round_ in range(7)]
+    storage = case.again()
+    for certified, result in zip(log, data, strict=True):
+        keep(storage, certified, result)
+    checkpointed(storage, log, 3, state_of(1))
+    later = case.again()
+    assert later.replica(LAYOUT, restore=True).applied == 3
+    later.forget_results(2)
+    assert kept(later, log) == [None, None, *data[2:]]
+
+
 def storage_a_fetched_state_has_no_results_before_it(case: StorageCase) -> None:
     log = log_of(4)
     storage = case.again()
@@ -774,6 +788,7 @@ STORAGE = (
     storage_keeps_journal_and_layout,
     storage_keeps_results,
     storage_forgets_nothing_newer_than_the_checkpoint,
+    storage_forgets_what_an_earlier_life_kept,
     storage_a_fetched_state_has_no_results_before_it,
     storage_restores_the_checkpoint_bit_for_bit,
     storage_founding_keeps_state_and_layout,

@@ -11,6 +11,8 @@ from . import events as ev
 if TYPE_CHECKING:
     from .session import Session
 
+MOST_REPLAYED = 32  # rounds: a checkpoint is written after so many at the latest, since all results that follow one are kept
+
 
 class Applying:
     """What follows the outer step of an entry."""
@@ -39,7 +41,7 @@ class Applying:
         session.actions.results.clear()
         session.actions.weights.clear()
         self.hash_state(machine.round)
-        if decided and (entry.round % session.checkpoint_every == 0 or session.completed == session.settings.rounds):
+        if decided and (entry.round % min(session.checkpoint_every, MOST_REPLAYED) == 0 or session.completed == session.settings.rounds):
             self._checkpoint(decided)
         session.ports.storage.forget_results(machine.round - session.timing.keep_rounds)
         session.opened(now)

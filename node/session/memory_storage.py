@@ -107,9 +107,8 @@ class MemoryStorage:
     def forget_results(self, before: int) -> None:
         """Older results may go, but none newer than the checkpoint."""
         limit = min(before, self._checkpoint[0] + 1 if self._checkpoint else 0)
-        if limit > self._from:
-            self._from = limit
-            self._kept = {name: kept for name, kept in self._kept.items() if kept[0] >= limit}
+        self._from = max(self._from, limit)
+        self._kept = {name: kept for name, kept in self._kept.items() if kept[0] >= limit}
 
     def state_bytes(self, layout: Layout) -> int:
         """See Storage."""

@@ -163,12 +163,11 @@ class RunFiles:
     def forget_results(self, before: int) -> None:
         """Older results may go, but none newer than the checkpoint."""
         limit = min(before, self._checkpoint_round + 1)
-        if limit > self._from:
-            self._from = limit
-            try:
-                self._results.forget(limit, set())
-            except StorageError as error:  # the list on disk still names them: they are only kept for longer
-                self._trouble(error)
+        self._from = max(self._from, limit)
+        try:
+            self._results.forget(limit, set())
+        except StorageError as error:  # the list on disk still names them: they are only kept for longer
+            self._trouble(error)
 
     def installed(self, round_: int) -> None:
         """Results up to this round are not here; state that was set aside is no longer of use."""

@@ -223,6 +223,17 @@ def test_results_of_an_owner_that_died_are_fetched_from_those_who_live(lost: int
     table.end()
 
 
+def test_rare_checkpoints_do_not_keep_results_without_end() -> None:
+    """A node has room for 64 results, and does not vote on one that it cannot keep."""
+    table = Table(1)
+    table.place.checkpoint_every = 1000
+    first = table.found()
+    for number in range(80):
+        together(table, [first], f"round {number}")
+        assert first.machine.round - first.storage.results_from() <= 33
+    table.end()
+
+
 def test_one_node_comes_back_while_the_others_train_on() -> None:
     table = Table(3)
     first, second, third = table.all_in()
