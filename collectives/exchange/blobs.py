@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -14,6 +14,7 @@ from ..errors import LocalProtocolError, RemoteProtocolError
 from ..identifiers import PeerId
 from .events import BadChunk, BlobComplete, BlobProgress, ExchangeEvent
 from .header import BLOB, MAX_PAYLOAD_BYTES, NO_KEY, blob_key, pack
+from .plans import PlanState
 from .slot import MAX_SPANS
 
 Bounds = int | tuple[int, ...]
@@ -68,7 +69,7 @@ class Wanted:
         """Where a chunk from a peer goes, or None. Raises RemoteProtocolError when it does not fit."""
         if chunk >= self.chunks:
             raise RemoteProtocolError(f"blob chunk {chunk} of {self.chunks}", peer=peer)
-        place = self.destination[self.cuts[chunk] : self.cuts[chunk + 1]]
+        place = self._place(chunk)
         if len(place) != length:
             raise RemoteProtocolError(f"blob chunk {chunk} of {length} bytes, expected {len(place)}", peer=peer)
         if peer not in self.sources or peer in self.barred or self.got[chunk] is not None:
@@ -77,16 +78,30 @@ class Wanted:
 
     def arrived(self, peer: PeerId, chunk: int) -> bool:
         """Check a chunk in; False (and the peer barred) when its hash is wrong."""
-        digest = chunk_hash(self.destination[self.cuts[chunk] : self.cuts[chunk + 1]])
+        digest = chunk_hash(self._place(chunk))
         if self.expected and digest != self.expected[chunk]:
             self.barred.add(peer)
             return False
+        self._check_in(chunk, digest)
+        return True
+
+    def fill(self, known: Mapping[bytes, memoryview]) -> None:
+        """Copy what is known of it, by hash, from elsewhere in this process."""
+        for chunk, digest in enumerate(self.expected):
+            found, place = known.get(digest), self._place(chunk)
+            if self.got[chunk] is None and found is not None and len(found) == len(place):
+                place[:] = found
+                self._check_in(chunk, digest)
+
+    def _place(self, chunk: int) -> memoryview:
+        return self.destination[self.cuts[chunk] : self.cuts[chunk + 1]]
+
+    def _check_in(self, chunk: int, digest: bytes) -> None:
         self.got[chunk] = digest
         self.have += 1
         index = bisect.bisect_right(self._gaps, chunk, key=lambda gap: gap[0]) - 1
         first, stop = self._gaps[index]
         self._gaps[index : index + 1] = [gap for gap in ((first, chunk), (chunk + 1, stop)) if gap[0] < gap[1]]
-        return True
 
     def progress(self) -> BlobProgress:
         """How much is here and which chunks are missing."""
@@ -109,10 +124,10 @@ def cut(data: memoryview, bounds: Bounds) -> tuple[int, ...]:
 
 
 class Blobs:
-    """What can be had from me, and what I am fetching. ``post`` gets the events."""
+    """What can be had from me, and what I am fetching. ``post`` gets the events. What came under ``plans`` is not fetched."""
 
-    def __init__(self, post: Callable[[ExchangeEvent], None]) -> None:
-        self._post = post
+    def __init__(self, plans: Mapping[bytes, PlanState], post: Callable[[ExchangeEvent], None]) -> None:
+        self._plans, self._post = plans, post
         self._provided: dict[bytes, Provided] = {}
         self._wanted: dict[bytes, Wanted] = {}  # by key
 
@@ -147,10 +162,11 @@ class Blobs:
         if known is not None and known.same(blob):
             known.sources, known.barred = blob.sources, set()
             return None
-        if blob.chunks == 0:
-            self._post(BlobComplete(name))
-            return None
+        for plan in self._plans.values() if hashes else ():
+            blob.fill(plan.results())
         self._wanted[key] = blob
+        if blob.have == blob.chunks:
+            self._advanced(key, blob)
         return known
 
     def unwant(self, name: bytes) -> Wanted | None:
@@ -172,6 +188,9 @@ class Blobs:
         if not blob.arrived(peer, chunk):
             self._post(BadChunk(peer, blob.name, chunk))
             return
+        self._advanced(key, blob)
+
+    def _advanced(self, key: bytes, blob: Wanted) -> None:
         self._post(blob.progress())
         if blob.have == blob.chunks:
             del self._wanted[key]

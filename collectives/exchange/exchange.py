@@ -76,7 +76,7 @@ class Exchange:
         self._frozen: dict[bytes, Frozen] = {}
         self._ready: deque[tuple[PlanState, int]] = deque()
         self._events: deque[ExchangeEvent] = deque()
-        self._blobs = Blobs(self._post)
+        self._blobs = Blobs(self._plans, self._post)
         self._arrivals = Arrivals(self._slots, self._plans, self._blobs, self._part_arrived, self._result_arrived, self._first.said)
         self._sender = Sender(self._frozen, self._blobs, self._poison, self._forget_if_served, clock, resend_after_s, lead)
         self._delivering = False

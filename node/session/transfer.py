@@ -92,10 +92,16 @@ class Fetching:
     data: memoryview | None = None
     bounds: Bounds = 0
     have: int = 0
-    cursor: int = 0  # chunks below it have been asked for
+    cursor: int = 0  # chunks below it have been asked for, where they were missing
+    missing: Sequence[m.Span] = ()
     asked_at: float = -1e9
     turn: int = 0
     refused: set[PeerId] = field(default_factory=set[PeerId])
+
+    @property
+    def awaited(self) -> int:
+        """How many chunks have been asked for and are not here."""
+        return sum(min(stop, self.cursor) - first for first, stop in self.missing if first < self.cursor)
 
 
 class Transfer:
@@ -172,7 +178,7 @@ class Transfer:
         item = self.fetching.get(name)
         if item is None or item.data is None:
             return
-        progressed, item.have = have > item.have, have
+        progressed, item.have, item.missing = have > item.have, have, missing
         if item.layout is not None and progressed:
             self.actions.state_progress(have, len(item.hashes), tuple(item.sources))
         if not missing:
@@ -255,7 +261,7 @@ class Transfer:
         assert item.data is not None
         self.actions.exchange.want(item.name, item.data, item.bounds, item.hashes, item.sources)
         item.asked_at = now
-        self._advance(item)
+        self.actions.exchange.report(item.name)  # answered by `on_blob`: what came before need not be asked for
 
     def _ask(self, now: float, item: Fetching) -> None:
         """Ask one source for the chunk hashes; a new source of what is already coming is told to the data plane."""
@@ -267,11 +273,12 @@ class Transfer:
 
     def _advance(self, item: Fetching) -> None:
         """Keep a window of chunks asked for, spread over the sources."""
-        total = len(item.hashes)
-        while item.cursor < total and item.cursor - item.have < WINDOW_CHUNKS:
-            stop = min(item.cursor + SPAN_CHUNKS, total)
-            self._request(item, [(item.cursor, stop)])
-            item.cursor = stop
+        for first, stop in item.missing:
+            at = max(first, item.cursor)
+            while at < stop and item.awaited < WINDOW_CHUNKS:
+                item.cursor = min(at + SPAN_CHUNKS, stop)
+                self._request(item, [(at, item.cursor)])
+                at = item.cursor
 
     def _request(self, item: Fetching, spans: Sequence[m.Span]) -> None:
         by_source: dict[PeerId, list[m.Span]] = {}

@@ -223,6 +223,36 @@ def test_results_of_an_owner_that_died_are_fetched_from_those_who_live(lost: int
     table.end()
 
 
+def test_an_owner_that_died_costs_a_survivor_its_part_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Table(4)
+    for number, peer in enumerate(table.all_in()):
+        values = torch.arange(float(LAYOUT.numel)) + number  # no chunk is like another: that would not be fetched either
+        peer.do(lambda session, now, number=number, values=values: session.contribute(now, bytes([number]) * 16, 1, values))
+    convener = next(peer for peer in table.peers if peer.machine.convener_of(0) == peer.machine.me)
+    table.until(lambda: convener.machine.convening.plan is not None)
+    plan = convener.machine.convening.plan
+    assert plan is not None
+    free = [peer for peer in table.peers if peer is not convener]
+    late = next(peer for peer in free if peer.name not in {part.owner for part in plan.parts})
+    part, victim = next((part, peer) for part in plan.parts for peer in free if peer.name == part.owner)
+    table.network.cut(victim.name, late.name)
+    others = [peer for peer in table.peers if peer not in (victim, late)]
+    table.until(lambda: all(peer.rounds()[-1].contributors for peer in others))
+    asked = list[tuple[int, int]]()
+    for peer in others:
+        assert peer.node is not None
+        send = peer.node.plane.send_blob
+        monkeypatch.setattr(peer.node.plane, "send_blob", lambda to, name, spans, send=send: (asked.extend(spans), send(to, name, spans)))
+    assert not late.rounds()[-1].contributors
+    victim.kill()
+    for peer in (*others, late):
+        peer.do(lambda session, now: session.on_link(now, victim.name, False))
+        peer.do(lambda session, now: session.on_gone(now, victim.name))
+    table.until(lambda: bool(late.rounds()[-1].contributors))
+    assert asked == [(part.first, part.stop)]
+    table.end()
+
+
 def test_rare_checkpoints_do_not_keep_results_without_end() -> None:
     """A node has room for 64 results, and does not vote on one that it cannot keep."""
     table = Table(1)

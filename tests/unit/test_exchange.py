@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from exchange_kit import LOG, Net, cid_of, decoded, expected_bytes, make_plan, ref_digests, ref_result, vector
+from exchange_kit import LOG, Net, cid_of, decoded, expected_bytes, grid_of, make_plan, ref_digests, ref_result, vector
 
 from atoll.collectives.codec import CODECS
 from atoll.collectives.codecs.names import RESULTS
@@ -542,6 +542,42 @@ def test_blobs():
     empty = bytearray()
     net.nodes[c].want(b"empty", memoryview(empty), 1000, (), [a])
     assert net.events[c][-1] == BlobComplete(b"empty", ())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_of_a_result_that_is_fetched_what_has_come_already_is_not_asked_for(seed: int):
+    """An owner died; it costs its part."""
+    net = Net(3, seed=seed)
+    a, b, c = net.peers
+    vectors = {cid_of(i): vector(4_000, i) for i in range(3)}
+    plan = make_plan([(peer, cid_of(i), 1) for i, peer in enumerate(net.peers)], [a, b, c], 4_000, 100, "int8")
+    start(net, plan, vectors)
+    net.flying[b, c] = []
+    while not net.results(a, plan):
+        net.run(1)
+        net.flying[b, c] = [record for record in net.flying[b, c] if record[0][1] != wire_header.RESULT or net.rng.random() < 0.5]
+    net.kill(b)
+    net.run()
+    assert not net.results(c, plan)
+    net.nodes[c].report(plan.plan_id)
+    lacking = net.of(c, Report)[-1].lacking
+    assert list(lacking) == [b]
+    data, results = net.results(a, plan)[0].data, grid_of(plan).results
+    views = results.views(data)
+    net.nodes[a].provide(b"result", data, results.bounds)
+    out = bytearray(len(data))
+    net.nodes[c].want(b"result", memoryview(out), results.bounds, [chunk_hash(view) for view in views], [a])
+    net.nodes[c].report(b"result")
+    have = len(views) - sum(stop - first for first, stop in lacking[b])
+    assert net.events[c][-1] == BlobProgress(b"result", have, len(views), lacking[b])
+    net.nodes[a].send_blob(c, b"result", lacking[b])
+    net.run()
+    assert out == data
+    again = bytearray(len(data))
+    net.nodes[a].want(b"result", memoryview(again), results.bounds, [chunk_hash(view) for view in views], [c])
+    assert again == data
+    assert [type(event) for event in net.events[a][-2:]] == [BlobProgress, BlobComplete]
+    assert net.of(a, BlobProgress)[-1].missing == ()
 
 
 def test_rounds_go_before_blobs_and_results_between_parts():
