@@ -150,7 +150,7 @@ class LanesTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CheckpointTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[checkpoint]``: every how many committed rounds each node writes the anchor to its disk; after 32 it does so in any case."""
+    """``[checkpoint]``: every how many committed rounds each node writes the anchor to its disk; after 16 it does so in any case."""
 
     every: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10
 

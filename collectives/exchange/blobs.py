@@ -162,6 +162,9 @@ class Blobs:
         if known is not None and known.same(blob):
             known.sources, known.barred = blob.sources, set()
             return None
+        if blob.chunks == 0:
+            self._post(BlobComplete(name))
+            return None
         for plan in self._plans.values() if hashes else ():
             blob.fill(plan.results())
         self._wanted[key] = blob

@@ -59,6 +59,7 @@ class Convening:
         self.repeated_at = 0.0  # when the plan was last sent to all
         self.trees: tuple[Tree, ...] = ()  # of the plan, where it has partial sums
         self.star = False  # a tree was held up and nobody was to blame: the next plan has none
+        self.dead: set[bytes] = set()  # cids of the plan whose members were silent at the last look
         self.missing: dict[PeerId, set[bytes]] = {}  # owner (or who else adds up) -> cids it reports missing under the present plan
         self.reported_at: dict[PeerId, float] = {}
 
@@ -86,7 +87,7 @@ class Convening:
     def stop(self) -> None:
         """Convene no more; a later ballot may."""
         self.phase, self.plan, self.entry = Phase.OFF, None, None
-        self.lost, self.slow, self.missing, self.reported_at = set(), set(), {}, {}
+        self.lost, self.slow, self.dead, self.missing, self.reported_at = set(), set(), set(), {}, {}
         self.trees, self.star, self.stalls = (), False, 0
 
     def step(self, now: float) -> None:
@@ -160,7 +161,8 @@ class Convening:
         if self.plan and body.plan_id == self.plan.plan_id:
             self.reported_at[who.peer] = now
             self.missing[who.peer] = {cid for cid, _ in body.lacking}
-            if self.phase is Phase.REDUCE:
+            current = self.phase is Phase.REDUCE and not self.machine.open.decided and self.machine.journal.promised <= self.ballot
+            if current and not self.dead.isdisjoint(self.missing[who.peer]):
                 self._consider_revision(now)
 
     def on_disputed(self, now: float, who: Member, body: m.Disputed) -> None:
@@ -271,7 +273,7 @@ class Convening:
         assert plan is not None
         if machine.open.reduced and machine.open.reduced[0] == plan:
             return
-        dead = {c.cid for c in plan.contributors if machine.silent(c.member)}
+        self.dead = dead = {c.cid for c in plan.contributors if machine.silent(c.member)}
         own = {machine.contribution[0]} if machine.contribution else set[bytes]()
         refused = {c.cid for c in plan.contributors if c.member == machine.me} - own  # it held NaN, say: it will never come
         gone = {cid for cids in held_up_by(plan, self.trees, self.missing).values() for cid in cids} & dead

@@ -11,7 +11,7 @@ from . import events as ev
 if TYPE_CHECKING:
     from .session import Session
 
-MOST_REPLAYED = 32  # rounds: a checkpoint is written after so many at the latest, since all results that follow one are kept
+MOST_REPLAYED = 16  # rounds: a checkpoint is tried after so many at the latest, since all results that follow one are kept
 
 
 class Applying:

@@ -98,11 +98,6 @@ class Fetching:
     turn: int = 0
     refused: set[PeerId] = field(default_factory=set[PeerId])
 
-    @property
-    def awaited(self) -> int:
-        """How many chunks have been asked for and are not here."""
-        return sum(min(stop, self.cursor) - first for first, stop in self.missing if first < self.cursor)
-
 
 class Transfer:
     """Everything this member is fetching for the main log of a run."""
@@ -165,7 +160,7 @@ class Transfer:
         if item is None:
             return
         item.refused.add(peer)
-        if not set(item.sources) <= item.refused:
+        if not all(source in item.refused or self.actions.suspected(source) for source in item.sources):
             return
         if item.entry is None:
             self._forget(name)  # all have moved on: look for a newer state
@@ -273,11 +268,15 @@ class Transfer:
 
     def _advance(self, item: Fetching) -> None:
         """Keep a window of chunks asked for, spread over the sources."""
+        room = WINDOW_CHUNKS - sum(min(stop, item.cursor) - first for first, stop in item.missing if first < item.cursor)
         for first, stop in item.missing:
             at = max(first, item.cursor)
-            while at < stop and item.awaited < WINDOW_CHUNKS:
+            while at < stop:
+                if room <= 0:
+                    return
                 item.cursor = min(at + SPAN_CHUNKS, stop)
                 self._request(item, [(at, item.cursor)])
+                room -= item.cursor - at
                 at = item.cursor
 
     def _request(self, item: Fetching, spans: Sequence[m.Span]) -> None:
@@ -290,8 +289,8 @@ class Transfer:
 
     def _next_source(self, item: Fetching) -> PeerId | None:
         """In turn: of those who live, if there are any; what a dead one is asked for is asked for again only after a pause without progress."""
-        willing = [peer for peer in item.sources if peer not in item.refused] or item.sources
-        sources = [peer for peer in willing if not self.actions.suspected(peer)] or willing
+        alive = [peer for peer in item.sources if not self.actions.suspected(peer)] or item.sources
+        sources = [peer for peer in alive if peer not in item.refused] or alive
         item.turn += 1
         return sources[item.turn % len(sources)] if sources else None
 
