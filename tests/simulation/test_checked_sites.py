@@ -293,9 +293,10 @@ class Zeroed(SimSwarm):
 
 
 def test_through_faults_a_head_that_lies_is_the_only_one_that_is_named_and_no_result_is_its(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every entry is computed again by the simulation. Without the comparison the first of these swarms decides a wrong one."""
-    swarms = [Zeroed(seed) for seed in (9, 14, 22)]
-    assert [swarm.run().problem for swarm in swarms] == [""] * 3
-    assert all(swarm.lies for swarm in swarms)
+    """Every entry is computed again by the simulation. Without the comparison one of the same swarms decides a wrong one."""
+    swarms = {seed: Zeroed(seed) for seed in range(9, 24)}
+    assert {seed: swarm.run().problem for seed, swarm in swarms.items()} == dict.fromkeys(swarms, "")
+    lied = [seed for seed, swarm in swarms.items() if swarm.lies]
+    assert len(lied) >= 2
     monkeypatch.setattr(Exchange, "_disputes", lambda *_: False)
-    assert "honest outcome" in Zeroed(9).run().problem
+    assert any("honest outcome" in Zeroed(seed).run().problem for seed in lied)
