@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import numpy
 
@@ -16,6 +17,8 @@ from .events import BadChunk, BlobComplete, BlobProgress, ExchangeEvent
 from .header import BLOB, MAX_PAYLOAD_BYTES, NO_KEY, blob_key, pack
 from .plans import PlanState
 from .slot import MAX_SPANS
+
+AT_ONCE = 16  # chunks that are copied in one go: some milliseconds, and lanes stand still meanwhile
 
 Bounds = int | tuple[int, ...]
 """How a blob is cut: the length of a chunk (the last one may be shorter), or where each chunk begins and the last one ends."""
@@ -55,6 +58,8 @@ class Wanted:
         self.barred: set[PeerId] = set()
         self.got: list[bytes | None] = [None] * self.chunks
         self.have = 0
+        self.filling = False  # what is known of it is being copied, and nothing taken from peers
+        self.asked = False  # how far it is, meanwhile
         self._gaps = [(0, self.chunks)]  # chunks that have not come, as ranges
 
     def same(self, other: Wanted) -> bool:
@@ -72,7 +77,7 @@ class Wanted:
         place = self._place(chunk)
         if len(place) != length:
             raise RemoteProtocolError(f"blob chunk {chunk} of {length} bytes, expected {len(place)}", peer=peer)
-        if peer not in self.sources or peer in self.barred or self.got[chunk] is not None:
+        if self.filling or peer not in self.sources or peer in self.barred or self.got[chunk] is not None:
             return None
         return place
 
@@ -85,13 +90,12 @@ class Wanted:
         self._check_in(chunk, digest)
         return True
 
-    def fill(self, known: Mapping[bytes, memoryview]) -> None:
-        """Copy what is known of it, by hash, from elsewhere in this process."""
-        for chunk, digest in enumerate(self.expected):
-            found, place = known.get(digest), self._place(chunk)
-            if self.got[chunk] is None and found is not None and len(found) == len(place):
-                place[:] = found
-                self._check_in(chunk, digest)
+    def fill(self, chunk: int, found: memoryview) -> None:
+        """Copy a chunk that is known to have its hash."""
+        place = self._place(chunk)
+        if self.got[chunk] is None and len(found) == len(place):
+            place[:] = found
+            self._check_in(chunk, self.expected[chunk])
 
     def _place(self, chunk: int) -> memoryview:
         return self.destination[self.cuts[chunk] : self.cuts[chunk + 1]]
@@ -130,6 +134,7 @@ class Blobs:
         self._plans, self._post = plans, post
         self._provided: dict[bytes, Provided] = {}
         self._wanted: dict[bytes, Wanted] = {}  # by key
+        self._filling: deque[tuple[bytes, Wanted, Iterator[None]]] = deque()  # by key
 
     def provide(self, name: bytes, data: memoryview, bounds: Bounds) -> None:
         """See `Exchange.provide`."""
@@ -165,21 +170,46 @@ class Blobs:
         if blob.chunks == 0:
             self._post(BlobComplete(name))
             return None
-        for plan in self._plans.values() if hashes else ():
-            blob.fill(plan.results())
         self._wanted[key] = blob
-        if blob.have == blob.chunks:
-            self._advanced(key, blob)
+        if hashes and self._plans:
+            blob.filling = True
+            self._filling.append((key, blob, self._copied(blob)))
         return known
+
+    def _copied(self, blob: Wanted) -> Iterator[None]:
+        """Copies what came under the present plans, a chunk a step, as long as they are in force: then their memory is another's."""
+        for plan in list(self._plans.values()):
+            known = plan.results()
+            for chunk, digest in enumerate(blob.expected):
+                if (found := known.get(digest)) is not None:
+                    if self._plans.get(plan.plan_id) is not plan:
+                        break
+                    blob.fill(chunk, found)
+                    yield
+
+    def work(self) -> bool:
+        """Copy a little of what is known; True when there is more to do."""
+        if not self._filling:
+            return False
+        key, blob, copied = self._filling[0]
+        still = self._wanted.get(key) is blob
+        if not still or sum(1 for _ in islice(copied, AT_ONCE)) < AT_ONCE:
+            self._filling.popleft()
+            blob.filling = False
+            if still and (blob.asked or blob.have == blob.chunks):
+                self._advanced(key, blob)
+        return bool(self._filling)
 
     def unwant(self, name: bytes) -> Wanted | None:
         """See `Exchange.unwant`. Returns what was wanted."""
         return self._wanted.pop(blob_key(name), None)
 
     def report(self, name: bytes) -> None:
-        """Say how far a wanted blob is."""
+        """Say how far a wanted blob is: once what is known of it has been copied."""
         blob = self._wanted.get(blob_key(name))
-        if blob is not None:
+        if blob is not None and blob.filling:
+            blob.asked = True
+        elif blob is not None:
             self._post(blob.progress())
 
     def wanted(self, key: bytes) -> Wanted | None:

@@ -288,14 +288,15 @@ class Exchange:
             self._settle()
 
     def work(self) -> bool:
-        """Reduce one chunk that is ready; True when there may be more to do. Only needed when not ``eager``."""
+        """Reduce one chunk that is ready, and copy a few of a blob; True when there may be more to do. Only needed when not ``eager``."""
         while self._ready:
             state, chunk = self._ready.popleft()
             if state.slot.plan is state and not state.slot.closed and self._can_reduce(state) and self._advance(state, chunk):
                 break
+        more = self._blobs.work()
         if self._events:
             self._deliver()
-        return bool(self._ready)
+        return more or bool(self._ready)
 
     # ---- arriving records
 
@@ -481,9 +482,8 @@ class Exchange:
         self._events.append(event)
 
     def _settle(self) -> None:
-        if self._eager and not self._delivering:
-            while self._ready:
-                self.work()
+        while self._eager and not self._delivering and self.work():
+            pass
         self._deliver()
 
     def _deliver(self) -> None:
@@ -493,8 +493,7 @@ class Exchange:
         try:
             while self._events:
                 self._emit(self._events.popleft())
-                if self._eager:
-                    while self._ready:
-                        self.work()
+                while self._eager and self.work():
+                    pass
         finally:
             self._delivering = False

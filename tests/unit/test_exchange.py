@@ -580,6 +580,55 @@ def test_of_a_result_that_is_fetched_what_has_come_already_is_not_asked_for(seed
     assert net.of(a, BlobProgress)[-1].missing == ()
 
 
+def test_what_is_known_of_a_blob_is_copied_a_little_at_a_time_while_its_plan_is_in_force():
+    """Gigabytes at once would keep all lanes, and their heartbeats, waiting; and the plan's memory is another's once it is gone."""
+    net = Net(2, eager=False)
+    a, b = net.peers
+    plan = make_plan([(peer, cid_of(i), 1) for i, peer in enumerate(net.peers)], [a, b], 4_000, 100, "fp32")
+    start(net, plan, {cid_of(i): vector(4_000, i) for i in range(2)})
+    net.run()
+    data, results = net.results(a, plan)[0].data, grid_of(plan).results
+    kept, out, node = bytes(data), bytearray(len(data)), net.nodes[a]
+    net.nodes[b].provide(b"result", memoryview(kept), results.bounds)
+    hashes = [chunk_hash(view) for view in results.views(data)]
+    node.want(b"result", memoryview(out), results.bounds, hashes, [b])
+    node.report(b"result")
+    assert (net.of(a, BlobProgress), any(out)) == ([], False)
+    assert node.work()
+    assert out == kept[: 16 * 400] + bytes(24 * 400)
+    net.nodes[b].send_blob(a, b"result", [(20, 21)])
+    early = net.nodes[b].next_record(a)
+    assert early is not None
+    assert node.destination(b, early.header) is None
+    node.close_round(plan.log, plan.round, linger=False)
+    data[:] = bytes(len(data))
+    assert not node.work()
+    assert net.of(a, BlobProgress) == [BlobProgress(b"result", 16, 40, ((16, 40),))]
+    net.nodes[b].send_blob(a, b"result", [(16, 40)])
+    net.run()
+    assert out == kept
+    assert net.of(a, BlobComplete) == [BlobComplete(b"result", tuple(hashes))]
+
+
+def test_a_blob_that_is_not_wanted_any_more_is_not_filled_on():
+    net = Net(2, eager=False)
+    a, b = net.peers
+    plan = make_plan([(peer, cid_of(i), 1) for i, peer in enumerate(net.peers)], [a, b], 4_000, 100, "fp32")
+    start(net, plan, {cid_of(i): vector(4_000, i) for i in range(2)})
+    net.run()
+    data, results, node = net.results(a, plan)[0].data, grid_of(plan).results, net.nodes[a]
+    first, second = bytearray(len(data)), bytearray(len(data))
+    hashes = [chunk_hash(view) for view in results.views(data)]
+    node.want(b"result", memoryview(first), results.bounds, hashes, [b])
+    assert node.work()
+    node.unwant(b"result")
+    node.want(b"result", memoryview(second), results.bounds, hashes, [b])
+    while node.work():
+        pass
+    assert (first, second) == (data[: 16 * 400].tobytes() + bytes(24 * 400), data)
+    assert net.of(a, BlobComplete) == [BlobComplete(b"result", tuple(hashes))]
+
+
 def test_rounds_go_before_blobs_and_results_between_parts():
     net = Net(2)
     a, b = net.peers
