@@ -6,6 +6,7 @@ The traps are listeners on this machine: to them nothing may come.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
 from collections.abc import Iterator
 
@@ -59,20 +60,23 @@ def test_the_words_of_other_proxies_lead_nowhere(trap: socket.socket) -> None:
         b"\x04\x01" + port.to_bytes(2, "big") + b"\x7f\x00\x00\x01\x00",  # SOCKS 4
     ]
 
+    async def say(door: int, said: bytes) -> None:
+        async with await trio.open_tcp_stream("127.0.0.1", door) as stream:
+            await stream.send_all(said)
+            heard = b""
+            try:
+                while piece := await stream.receive_some():
+                    heard += piece
+            except trio.BrokenResourceError:  # it hung up before it had read all
+                pass
+            assert heard in (b"", b"\x13/multistream/1.0.0\n")
+
     async def main(nursery: trio.Nursery) -> None:
         node = await start(nursery, announce=True)
         doors = [host_and_port(split_peer(node.addresses()[0])[1])[1], host_and_port(node._ways.addresses()[0])[1]]
-        for door in doors:
-            for said in words:
-                async with await trio.open_tcp_stream("127.0.0.1", door) as stream:
-                    await stream.send_all(said)
-                    heard = b""
-                    try:
-                        while piece := await stream.receive_some():
-                            heard += piece
-                    except trio.BrokenResourceError:  # it hung up before it had read all
-                        pass
-                    assert heard in (b"", b"\x13/multistream/1.0.0\n")
+        async with trio.open_nursery() as visitors:  # some are heard out until their time is over
+            for door, said in itertools.product(doors, words):
+                visitors.start_soon(say, door, said)
 
     run(main)
 

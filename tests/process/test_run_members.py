@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import getpass
 import os
+import platform
 import queue
 import random
 import shutil
@@ -90,8 +90,16 @@ def test_a_member_is_dialled_at_the_addresses_of_its_record_with_no_bootstrap_le
     trio.run(bounded, main)
 
 
-def test_what_a_node_tells_names_neither_machine_nor_user(tmp_path: Path) -> None:
+def test_what_a_node_tells_names_neither_machine_nor_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a member gets from a node whose script has founded the run and contributes: manifest, records, log, heartbeats."""
+    machine, user = "the-name-of-this-machine", "the-name-of-its-user"  # longer than what signatures hold by chance
+    uname = os.uname_result((os.uname().sysname, machine, *os.uname()[2:]))
+    monkeypatch.setattr(os, "uname", lambda: uname)
+    for module, name in ((socket, "gethostname"), (socket, "getfqdn"), (platform, "node")):
+        monkeypatch.setattr(module, name, lambda *_: machine)
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.setenv(name, user)
+    monkeypatch.setenv("HOSTNAME", machine)
     run, other = new_run(tmp_path), Identity.generate()
     token = make_invite(run.signed.run_id, (), run.identity, now_s=time.time()).token_bytes()
     told = list[bytes]()
@@ -126,12 +134,7 @@ def test_what_a_node_tells_names_neither_machine_nor_user(tmp_path: Path) -> Non
             await service.ended.wait()
 
     trio.run(bounded, main)
-    named = [
-        socket.gethostname(),
-        str(tmp_path),
-        str(Path.home()) + "/",
-        getpass.getuser() if getpass.getuser() != "root" else tmp_path.name,
-    ]
+    named = [machine, user, str(tmp_path), str(Path.home()) + "/"]
     assert [(name, data) for name in named for data in told if name.encode() in data] == []
 
 

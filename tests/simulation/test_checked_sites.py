@@ -294,9 +294,13 @@ class Zeroed(SimSwarm):
 
 def test_through_faults_a_head_that_lies_is_the_only_one_that_is_named_and_no_result_is_its(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every entry is computed again by the simulation. Without the comparison one of the same swarms decides a wrong one."""
-    swarms = {seed: Zeroed(seed) for seed in range(9, 24)}
-    assert {seed: swarm.run().problem for seed, swarm in swarms.items()} == dict.fromkeys(swarms, "")
-    lied = [seed for seed, swarm in swarms.items() if swarm.lies]
-    assert len(lied) >= 2
+    lied = list[int]()
+    for seed in range(14, 60):  # it is head in few of them, and in which ones changes with every change of the rounds
+        swarm = Zeroed(seed)
+        assert swarm.run().problem == "", seed
+        lied += [seed] if swarm.lies else []
+        if len(lied) == 2:
+            break
+    assert len(lied) == 2
     monkeypatch.setattr(Exchange, "_disputes", lambda *_: False)
     assert any("honest outcome" in Zeroed(seed).run().problem for seed in lied)
