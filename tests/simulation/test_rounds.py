@@ -107,11 +107,11 @@ def test_a_planted_bug_is_found_in_a_fragment() -> None:
 @pytest.mark.parametrize(
     ("plant", "first"),
     [
-        ("vote-not-persisted", 0),
-        ("accepted-ignored", 0),
+        ("vote-not-persisted", 100),
+        ("accepted-ignored", 240),
         ("no-cid", 0),
         ("repeat-is-progress", 0),
-        ("snapshot-without-entries", 3000),
+        ("snapshot-without-entries", 3520),
         ("branch-of-older-base", 0),
     ],
 )
