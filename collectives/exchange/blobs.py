@@ -177,15 +177,19 @@ class Blobs:
         return known
 
     def _copied(self, blob: Wanted) -> Iterator[None]:
-        """Copies what came under the present plans, a chunk a step, as long as they are in force: then their memory is another's."""
-        for plan in list(self._plans.values()):
-            known = plan.results()
-            for chunk, digest in enumerate(blob.expected):
-                if (found := known.get(digest)) is not None:
-                    if self._plans.get(plan.plan_id) is not plan:
-                        break
-                    blob.fill(chunk, found)
+        """Copies what came under the present plans, a chunk a step. Holds no plan meanwhile: its memory is another's once it is gone."""
+        for plan_id in list(self._plans):
+            here = self._plans[plan_id].here_by_hash() if plan_id in self._plans else {}
+            for index, digest in enumerate(blob.expected):
+                if digest in here and self._copy(blob, index, plan_id, here[digest]):
                     yield
+
+    def _copy(self, blob: Wanted, index: int, plan_id: bytes, chunk: int) -> bool:
+        plan = self._plans.get(plan_id)
+        if plan is None or plan.hashes[chunk] != blob.expected[index]:
+            return False
+        blob.fill(index, plan.view(chunk))
+        return True
 
     def work(self) -> bool:
         """Copy a little of what is known; True when there is more to do."""

@@ -179,9 +179,9 @@ class PlanState:
         start, stop = self.slot.results.span(chunk)
         return self.data[start:stop]
 
-    def results(self) -> dict[bytes, memoryview]:
-        """The chunks of the result that are here, by hash."""
-        return {digest: self.view(chunk) for chunk, digest in enumerate(self.hashes[: self.slot.chunks]) if digest is not None}
+    def here_by_hash(self) -> dict[bytes, int]:
+        """The chunks of the result that are here."""
+        return {digest: chunk for chunk, digest in enumerate(self.hashes[: self.slot.chunks]) if digest is not None}
 
     def here(self, chunks: Iterable[int], peer: PeerId) -> list[int]:
         """Those of the chunks whose result is here and which ``peer`` gets from me."""

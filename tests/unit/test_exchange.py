@@ -580,18 +580,23 @@ def test_of_a_result_that_is_fetched_what_has_come_already_is_not_asked_for(seed
     assert net.of(a, BlobProgress)[-1].missing == ()
 
 
-def test_what_is_known_of_a_blob_is_copied_a_little_at_a_time_while_its_plan_is_in_force():
-    """Gigabytes at once would keep all lanes, and their heartbeats, waiting; and the plan's memory is another's once it is gone."""
+def forty_chunks_of_two() -> tuple[Net, Plan, memoryview, list[bytes]]:
+    """A round that is over, its result at the first of both, and the hashes of its chunks of 400 bytes."""
     net = Net(2, eager=False)
-    a, b = net.peers
-    plan = make_plan([(peer, cid_of(i), 1) for i, peer in enumerate(net.peers)], [a, b], 4_000, 100, "fp32")
+    plan = make_plan([(peer, cid_of(i), 1) for i, peer in enumerate(net.peers)], net.peers, 4_000, 100, "fp32")
     start(net, plan, {cid_of(i): vector(4_000, i) for i in range(2)})
     net.run()
-    data, results = net.results(a, plan)[0].data, grid_of(plan).results
+    data = net.results(net.peers[0], plan)[0].data
+    return net, plan, data, [chunk_hash(view) for view in grid_of(plan).results.views(data)]
+
+
+def test_what_is_known_of_a_blob_is_copied_a_little_at_a_time_while_its_plan_is_in_force():
+    """Gigabytes at once would keep all lanes, and their heartbeats, waiting; and the plan's memory is another's once it is gone."""
+    net, plan, data, hashes = forty_chunks_of_two()
+    a, b = net.peers
     kept, out, node = bytes(data), bytearray(len(data)), net.nodes[a]
-    net.nodes[b].provide(b"result", memoryview(kept), results.bounds)
-    hashes = [chunk_hash(view) for view in results.views(data)]
-    node.want(b"result", memoryview(out), results.bounds, hashes, [b])
+    net.nodes[b].provide(b"result", memoryview(kept), 400)
+    node.want(b"result", memoryview(out), 400, hashes, [b])
     node.report(b"result")
     assert (net.of(a, BlobProgress), any(out)) == ([], False)
     assert node.work()
@@ -600,7 +605,10 @@ def test_what_is_known_of_a_blob_is_copied_a_little_at_a_time_while_its_plan_is_
     early = net.nodes[b].next_record(a)
     assert early is not None
     assert node.destination(b, early.header) is None
+    state = weakref.ref(node._plans[plan.plan_id])
+    net.events[a].clear()
     node.close_round(plan.log, plan.round, linger=False)
+    assert state() is None
     data[:] = bytes(len(data))
     assert not node.work()
     assert net.of(a, BlobProgress) == [BlobProgress(b"result", 16, 40, ((16, 40),))]
@@ -611,18 +619,13 @@ def test_what_is_known_of_a_blob_is_copied_a_little_at_a_time_while_its_plan_is_
 
 
 def test_a_blob_that_is_not_wanted_any_more_is_not_filled_on():
-    net = Net(2, eager=False)
+    net, _, data, hashes = forty_chunks_of_two()
     a, b = net.peers
-    plan = make_plan([(peer, cid_of(i), 1) for i, peer in enumerate(net.peers)], [a, b], 4_000, 100, "fp32")
-    start(net, plan, {cid_of(i): vector(4_000, i) for i in range(2)})
-    net.run()
-    data, results, node = net.results(a, plan)[0].data, grid_of(plan).results, net.nodes[a]
-    first, second = bytearray(len(data)), bytearray(len(data))
-    hashes = [chunk_hash(view) for view in results.views(data)]
-    node.want(b"result", memoryview(first), results.bounds, hashes, [b])
+    first, second, node = bytearray(len(data)), bytearray(len(data)), net.nodes[a]
+    node.want(b"result", memoryview(first), 400, hashes, [b])
     assert node.work()
     node.unwant(b"result")
-    node.want(b"result", memoryview(second), results.bounds, hashes, [b])
+    node.want(b"result", memoryview(second), 400, hashes, [b])
     while node.work():
         pass
     assert (first, second) == (data[: 16 * 400].tobytes() + bytes(24 * 400), data)
