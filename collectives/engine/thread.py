@@ -31,6 +31,7 @@ from .settings import EngineSettings, control, tune
 from .width import Width, first
 
 IDLE_S = 5.0
+LOOK_S = 0.02  # the longest without a look at the sockets, however much else there is to do
 LONG_BYTES = 1 << 20  # of long records that are received one after another while other lanes wait
 HARMLESS = ("report", "sync")  # commands that change no memory, whatever is being sent from it
 
@@ -227,7 +228,7 @@ class EngineThread:
 
     def _loop(self) -> None:
         self._poller.watch(self._wake_out.fileno(), READ)
-        now = checked = time.monotonic()
+        now = checked = looked = time.monotonic()
         while not self._stopping:
             while self._commands:
                 self._run(*self._commands.popleft())
@@ -242,8 +243,9 @@ class EngineThread:
             moved |= self._core.work()
             if len(self._order) > 1:
                 self._order.append(self._order.pop(0))
-            if not moved:
-                self._wait(now)
+            if not moved or now - looked > LOOK_S:
+                self._wait(now, moved)
+                looked = now
             previous, now = now, time.monotonic()
             if now - previous > self.settings.dead_after_s / 2:  # we were stopped, not they: their bytes are still in the kernel
                 for lane in self._order:
@@ -254,12 +256,13 @@ class EngineThread:
                 if self.meter.due(now):
                     self._measure(now)
 
-    def _wait(self, now: float) -> None:
+    def _wait(self, now: float, moved: bool) -> None:
+        """Look at the sockets; with nothing ``moved``, until there is something to do."""
         up_s, down_s = self._limits[0].wait_s(now), self._limits[1].wait_s(now)
         for lane in self._order:
             self._poller.watch(lane.fd, (0 if down_s or lane.ended else READ) | (WRITE if lane.wants_write and not up_s else 0))
         timeout = min([self.settings.beat_s / 2 if self._order else IDLE_S, *(wait_s for wait_s in (up_s, down_s) if wait_s)])
-        for fd, ready in self._poller.wait(0 if self._commands or self._stopping else timeout):
+        for fd, ready in self._poller.wait(0 if moved or self._commands or self._stopping else timeout):
             if fd == self._wake_out.fileno():
                 with contextlib.suppress(BlockingIOError):
                     self._wake_out.recv(4096)

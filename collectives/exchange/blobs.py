@@ -16,8 +16,8 @@ from ..identifiers import PeerId
 from .events import BadChunk, BlobComplete, BlobProgress, ExchangeEvent
 from .header import BLOB, MAX_PAYLOAD_BYTES, NO_KEY, blob_key, pack
 from .plans import PlanState
-from .slot import MAX_SPANS
 
+MOST_GAPS = 256  # that are told: who fetches asks for fewer at a time, and looks at all of them each time that a chunk comes
 AT_ONCE = 16  # chunks that are copied in one go: some milliseconds, and lanes stand still meanwhile
 
 Bounds = int | tuple[int, ...]
@@ -109,7 +109,7 @@ class Wanted:
 
     def progress(self) -> BlobProgress:
         """How much is here and which chunks are missing."""
-        return BlobProgress(self.name, self.have, self.chunks, tuple(self._gaps[:MAX_SPANS]))
+        return BlobProgress(self.name, self.have, self.chunks, tuple(self._gaps[:MOST_GAPS]))
 
 
 def cut(data: memoryview, bounds: Bounds) -> tuple[int, ...]:
@@ -134,6 +134,7 @@ class Blobs:
         self._plans, self._post = plans, post
         self._provided: dict[bytes, Provided] = {}
         self._wanted: dict[bytes, Wanted] = {}  # by key
+        self._complete: dict[bytes, Wanted] = {}  # by key: all is here, with the right hashes, and whoever wants it may not know yet
         self._filling: deque[tuple[bytes, Wanted, Iterator[None]]] = deque()  # by key
 
     def provide(self, name: bytes, data: memoryview, bounds: Bounds) -> None:
@@ -163,6 +164,10 @@ class Blobs:
         """See `Exchange.want`. Returns the wish that this one replaces."""
         blob = Wanted(name, destination, bounds, hashes, sources)
         key = blob_key(name)
+        done = self._complete.get(key)
+        if done is not None and done.same(blob):
+            return None  # the memory has been handed over
+        self._complete.pop(key, None)
         known = self._wanted.get(key)
         if known is not None and known.same(blob):
             known.sources, known.barred = blob.sources, set()
@@ -191,10 +196,15 @@ class Blobs:
         blob.fill(index, plan.view(chunk))
         return True
 
-    def work(self) -> bool:
-        """Copy a little of what is known; True when there is more to do."""
+    @property
+    def filling(self) -> bool:
+        """Whether there is something to copy."""
+        return bool(self._filling)
+
+    def work(self) -> None:
+        """Copy a little of what is known."""
         if not self._filling:
-            return False
+            return
         key, blob, copied = self._filling[0]
         still = self._wanted.get(key) is blob
         if not still or sum(1 for _ in islice(copied, AT_ONCE)) < AT_ONCE:
@@ -202,10 +212,10 @@ class Blobs:
             blob.filling = False
             if still and (blob.asked or blob.have == blob.chunks):
                 self._advanced(key, blob)
-        return bool(self._filling)
 
     def unwant(self, name: bytes) -> Wanted | None:
         """See `Exchange.unwant`. Returns what was wanted."""
+        self._complete.pop(blob_key(name), None)
         return self._wanted.pop(blob_key(name), None)
 
     def report(self, name: bytes) -> None:
@@ -231,4 +241,6 @@ class Blobs:
         self._post(blob.progress())
         if blob.have == blob.chunks:
             del self._wanted[key]
+            if blob.expected:
+                self._complete[key] = blob
             self._post(BlobComplete(blob.name, tuple(digest for digest in blob.got if digest is not None)))

@@ -231,7 +231,8 @@ class Exchange:
         """Accept chunks of a blob from ``sources`` into ``destination``. Asking for them is the session's business.
 
         With ``hashes`` (blake3, one a chunk) every chunk is checked on arrival; an empty sequence takes them as they come, and
-        `BlobComplete` tells the hashes. Again with the same memory and hashes: only the sources change (barred ones come back).
+        `BlobComplete` tells the hashes. Again with the same memory and hashes: only the sources change (barred ones come back); nothing, once
+        it is complete, until `unwant`.
         """
         self._arrivals.withdraw(self._blobs.want(name, destination, bounds, hashes, sources))
         self._settle()
@@ -293,10 +294,10 @@ class Exchange:
             state, chunk = self._ready.popleft()
             if state.slot.plan is state and not state.slot.closed and self._can_reduce(state) and self._advance(state, chunk):
                 break
-        more = self._blobs.work()
+        self._blobs.work()
         if self._events:
             self._deliver()
-        return more or bool(self._ready)
+        return self._blobs.filling or bool(self._ready)
 
     # ---- arriving records
 

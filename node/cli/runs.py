@@ -176,7 +176,7 @@ def export_command(run: str, folder: Path, force: bool) -> None:
     RUN is an id, its beginning, or a name. Written: model.safetensors, config.json, atoll.json.
     """
     from ..export import export_run
-    from ..manifest import load_run
+    from ..manifest import MOST_REPLAYED, load_run
 
     terminal = current()
     signed = load_run(terminal.paths, run)
@@ -193,7 +193,7 @@ def export_command(run: str, folder: Path, force: bool) -> None:
             "files": done.files,
         },
     )
-    every = signed.open().checkpoint.every
+    every = min(signed.open().checkpoint.every, MOST_REPLAYED)
     if every > 1:
         terminal.say(
             f"This is the newest checkpoint; the node writes one every {every} rounds ([checkpoint] every), and at the run's last."

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING
 
 from ...collectives.digest import merkle_root
 from ...collectives.group import Certified, Entry
+from ..manifest import MOST_REPLAYED
 from . import events as ev
 
 if TYPE_CHECKING:
     from .session import Session
-
-MOST_REPLAYED = 16  # rounds: a checkpoint is tried after so many at the latest, since all results that follow one are kept
 
 
 class Applying:

@@ -27,6 +27,7 @@ from .replica import state_chunk_bytes
 
 SPAN_CHUNKS = 8  # chunks asked of one source at a time
 WINDOW_CHUNKS = 64  # chunks asked for and not yet here
+STALLED_S = 30.0  # nothing came of a state for so long, whoever was asked: its sources are dead, or have no link. Some have a slow one
 
 
 class TransferActions(Protocol):
@@ -95,6 +96,7 @@ class Fetching:
     cursor: int = 0  # chunks below it have been asked for, where they were missing
     missing: Sequence[m.Span] = ()
     asked_at: float = -1e9
+    moved_at: float = 0.0  # when something came last
     turn: int = 0
     refused: set[PeerId] = field(default_factory=set[PeerId])
 
@@ -157,7 +159,7 @@ class Transfer:
     def on_gone(self, now: float, peer: PeerId, name: bytes) -> None:
         """The peer no longer has it."""
         item = self.fetching.get(name)
-        if item is None:
+        if item is None or peer not in item.sources:
             return
         item.refused.add(peer)
         if not all(source in item.refused or self.actions.suspected(source) for source in item.sources):
@@ -179,7 +181,7 @@ class Transfer:
         if not missing:
             self._complete(item)
         elif progressed:
-            item.asked_at = now
+            item.asked_at = item.moved_at = now
             self._advance(item)
         else:
             self._request(item, [(first, min(stop, item.cursor)) for first, stop in missing if first < item.cursor])
@@ -193,11 +195,7 @@ class Transfer:
 
     def tick(self, now: float, targets: Sequence[PeerId]) -> None:
         """Repair loss by asking again; ``targets`` are members that may serve a state."""
-        if (
-            self.seeking_state
-            and not any(item.layout for item in self.fetching.values())
-            and now - self._asked_state_at > self.timing.fetch_s
-        ):
+        if self.seeking_state and not self._state_comes(now) and now - self._asked_state_at > self.timing.fetch_s:
             self._asked_state_at = now
             self.offers.clear()
             for peer in list(targets)[:8]:
@@ -225,7 +223,7 @@ class Transfer:
     def _take_state_offer(self, now: float, peer: PeerId, round_: int, offer: m.Offer) -> None:
         offers = self.offers.setdefault((round_, offer.name), {})
         offers[peer] = offer
-        if any(item.layout for item in self.fetching.values()) or not self._believed(round_, offer.name, list(offers)):
+        if self._state_comes(now) or offer.name in self.fetching or not self._believed(round_, offer.name, list(offers)):
             running = self.fetching.get(offer.name)
             if running and peer not in running.sources:
                 running.sources.append(peer)
@@ -236,10 +234,16 @@ class Transfer:
         genesis = self.actions.entry_at(0)
         if genesis is None or layout.digest() != genesis.entry.base:
             raise RemoteProtocolError("state offer is for another model", peer=peer)
+        for stalled in [name for name, each in self.fetching.items() if each.layout is not None]:
+            self._forget(stalled)
         item = Fetching(offer.name, sorted(offers), round=round_, root=offer.name, layout=layout, hashes=_split(offer.hashes))
         item.bounds, item.data = state_chunk_bytes(layout.numel), self.actions.allocate_state(layout)
         self.fetching[offer.name] = item
         self._want(now, item)
+
+    def _state_comes(self, now: float) -> bool:
+        """Whether a state is on its way. Whoever joins watches nobody, and a source that died says nothing."""
+        return any(item.layout is not None and now - item.moved_at <= STALLED_S for item in self.fetching.values())
 
     def _believed(self, round_: int, root: bytes, offering: list[PeerId]) -> bool:
         entry, following = self.actions.entry_at(round_), self.actions.entry_at(round_ + 1)
@@ -255,7 +259,7 @@ class Transfer:
     def _want(self, now: float, item: Fetching) -> None:
         assert item.data is not None
         self.actions.exchange.want(item.name, item.data, item.bounds, item.hashes, item.sources)
-        item.asked_at = now
+        item.asked_at = item.moved_at = now
         self.actions.exchange.report(item.name)  # answered by `on_blob`: what came before need not be asked for
 
     def _ask(self, now: float, item: Fetching) -> None:

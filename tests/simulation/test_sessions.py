@@ -17,6 +17,7 @@ from atoll.collectives.round import Phase
 from atoll.node.session import events as ev
 from atoll.node.session.memory_storage import MemoryStorage
 from atoll.node.session.replica import ModelReplica
+from atoll.node.session.transfer import STALLED_S
 
 
 def together(table: Table, peers: list[Peer], name: str) -> None:
@@ -220,6 +221,33 @@ def test_results_of_an_owner_that_died_are_fetched_from_those_who_live(lost: int
     since = table.world.now
     table.until(lambda: bool(late.rounds()[-1].contributors))
     assert table.world.now - since < 0.05
+    table.end()
+
+
+def test_who_joins_is_not_held_up_by_a_source_that_died() -> None:
+    """It watches nobody yet, and a dead source does not say that it has nothing; the others' offers were lost."""
+    table = Table(4)
+    first, second, third, late = table.peers
+    table.found()
+    for peer in (second, third):
+        peer.start().attach()
+    table.until(lambda: all(peer.inside and len(peer.session.config_peers()) == 3 for peer in (first, second, third)))
+    together(table, [first, second, third], "one")
+    table.network.tap = lambda sender, receiver, channel, payload: (
+        receiver == late.name and (channel == "record" or (channel == "control" and sender in (first.name, second.name)))
+    )
+    late.start().attach()
+    table.wait(1.0)
+    together(table, [first, second, third], "two")
+    table.until(lambda: [item.sources for item in late.session.transfer.fetching.values() if item.layout] == [[third.name]])
+    third.kill()
+    for peer in (first, second, late):
+        peer.do(lambda session, now: session.on_link(now, third.name, False))
+        peer.do(lambda session, now: session.on_gone(now, third.name))
+    together(table, [first, second], "three")
+    table.network.tap = None
+    table.wait(STALLED_S)
+    table.until(lambda: late.inside)
     table.end()
 
 

@@ -12,6 +12,7 @@ import pytest
 from engine_kit import PATIENT, WAIT_S, Peer, drain, keys, link, pull_until_complete, start, swarm, tcp_pair
 from exchange_kit import LOG, cid_of, make_plan, peers_of, ref_digests, ref_result, vector
 
+from atoll.collectives.digest import chunk_hash
 from atoll.collectives.engine import EngineSettings, width
 from atoll.collectives.engine import poller as pollers
 from atoll.collectives.engine import settings as engine_settings
@@ -28,6 +29,7 @@ from atoll.collectives.exchange import (
     NonFinite,
     PeerFault,
     ResultComplete,
+    blobs,
 )
 from atoll.collectives.exchange import header as wire_header
 from atoll.collectives.record_layer import PLAIN, Sealer
@@ -249,6 +251,24 @@ def test_blobs_and_small_records_flow_beside_a_round(swarm):
     assert bytes(a.wait(ResultComplete).data) == bytes(b.wait(ResultComplete).data) == ref_result(plan, vectors)
     b.wait(BlobComplete)
     assert out == data
+
+
+def test_who_copies_what_it_knows_listens_meanwhile(swarm, monkeypatch):
+    """An engine that did not look at its sockets until it had copied a large result took all its lanes for dead, and so did their other ends."""
+    monkeypatch.setattr(blobs, "AT_ONCE", 1)
+    a, b = swarm(2)
+    plan = make_plan([(a.engine.me, cid_of(0), 1)], [a.engine.me], 8_000, 1, "fp32")
+    start((a,), plan, {cid_of(0): vector(8_000, 0)})
+    data = a.wait(ResultComplete).data
+    result, other = bytearray(len(data)), bytearray(100)
+    b.engine.exchange.provide(b"other", memoryview(bytes(range(100))), 100)
+    a.engine.exchange.want(b"other", memoryview(other), 100, (), [b.engine.me])
+    a.engine.sync(WAIT_S)
+    hashes = [chunk_hash(data[at : at + 4]) for at in range(0, len(data), 4)]
+    a.engine.exchange.want(b"result", memoryview(result), 4, hashes, [b.engine.me])
+    b.engine.exchange.send_blob(a.engine.me, b"other", [(0, 1)])
+    complete = [a.wait(BlobComplete).name for _ in range(2)]
+    assert (complete, result, list(other)) == ([b"other", b"result"], data, list(range(100)))
 
 
 def test_commands_that_are_refused_are_reported(swarm):

@@ -632,6 +632,37 @@ def test_a_blob_that_is_not_wanted_any_more_is_not_filled_on():
     assert net.of(a, BlobComplete) == [BlobComplete(b"result", tuple(hashes))]
 
 
+def test_a_blob_that_is_complete_is_not_written_to_where_it_is_wanted_again_before_that_is_known():
+    """One more source was told of it, while the last event waited to be heard."""
+    net = Net(3, eager=False)
+    a, b, c = net.peers
+    good, out, node = bytes(range(100)), bytearray(100), net.nodes[a]
+    node.want(b"x", memoryview(out), 100, [chunk_hash(good)], [b])
+    head = wire_header.pack(wire_header.BLOB, 100, 0, wire_header.blob_key(b"x"), wire_header.NO_KEY)
+    net.deliver(b, a, head, good)
+    assert net.of(a, BlobComplete) == [BlobComplete(b"x", (chunk_hash(good),))]
+    node.want(b"x", memoryview(out), 100, [chunk_hash(good)], [b, c])
+    assert node.destination(c, head) is None
+    node.unwant(b"x")
+    assert (out, len(net.of(a, BlobComplete))) == (good, 1)
+    other = bytearray(100)
+    node.want(b"x", memoryview(other), 100, [chunk_hash(good)], [c])
+    node.want(b"x", memoryview(out), 100, [chunk_hash(good)], [c])
+    net.deliver(c, a, head, good)
+    assert (any(other), len(net.of(a, BlobComplete))) == (False, 2)
+
+
+def test_of_many_gaps_some_are_told():
+    """Whoever sends every second chunk, unasked, makes as many; who fetches looks at all it is told each time that one comes."""
+    net = Net(2)
+    a, b = net.peers
+    out, key = bytearray(2000), wire_header.blob_key(b"x")
+    net.nodes[a].want(b"x", memoryview(out), 1, [chunk_hash(b"g")] * 2000, [b])
+    for chunk in range(0, 2000, 2):
+        net.deliver(b, a, wire_header.pack(wire_header.BLOB, 1, chunk, key, wire_header.NO_KEY), b"g")
+    assert net.events[a][-1] == BlobProgress(b"x", 1000, 2000, tuple((chunk, chunk + 1) for chunk in range(1, 513, 2)))
+
+
 def test_rounds_go_before_blobs_and_results_between_parts():
     net = Net(2)
     a, b = net.peers

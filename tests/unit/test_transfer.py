@@ -102,3 +102,14 @@ def test_a_window_is_asked_for_over_however_many_gaps() -> None:
     assert item.cursor == 127
     transfer.on_blob(0.0, item.name, 501, [(chunk, chunk + 1) for chunk in range(2, 1000, 2)])
     assert len(session.asked) == 65
+
+
+def test_who_is_no_source_is_not_heard_on_who_has_it() -> None:
+    session, entry = Session(), log_of(2)[1].entry
+    transfer = Transfer(session, A, Timing(), Random(0))
+    transfer.fetch_result(0.0, entry, [A])
+    session.dead = {A}  # for a moment
+    transfer.on_gone(0.1, C, entry.hash())
+    assert session.gone == []
+    transfer.on_gone(0.1, A, entry.hash())
+    assert session.gone == [entry]
