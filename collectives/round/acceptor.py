@@ -149,6 +149,13 @@ class Acceptor:
             self.machine.tell(peer, body)
 
     def tick(self, now: float) -> None:
-        """Repair loss: a vote is repeated from the journal, never from a fresh reduction, until the round is decided."""
-        if self.machine.journal.accepted and not self.machine.open.decided:
-            self._send_vote(*self.machine.journal.accepted)
+        """Repair loss: a vote is repeated from the journal, never from a fresh reduction, until the round is decided. Where others vote for an entry
+        that did not come here, one of them may know it as decided by now."""
+        machine, opened = self.machine, self.machine.open
+        if opened.decided:
+            return
+        if machine.journal.accepted:
+            self._send_vote(*machine.journal.accepted)
+        for (_, entry_hash), votes in opened.votes.items():
+            if entry_hash not in opened.known:
+                machine.catching.fetch(now, machine.rng.choice(sorted(votes)).peer)

@@ -277,15 +277,17 @@ class Convening:
         own = {machine.contribution[0]} if machine.contribution else set[bytes]()
         refused = {c.cid for c in plan.contributors if c.member == machine.me} - own  # it held NaN, say: it will never come
         gone = {cid for cids in held_up_by(plan, self.trees, self.missing).values() for cid in cids} & dead
-        lacking = machine.open.lacking != 0
-        cut = lacking and broken(plan, self.trees, frozenset(filter(machine.actions.suspected, {member.peer for member in machine.config})))
+        cut = broken(machine, plan)
         late = now > self.due_at or now - self.planned_at > (1 + self.stalls) * stuck_s(machine)
-        if gone or refused or cut or late:
-            self._revise(now, plan, dead | refused, late)
+        if not (gone or refused or cut or late):
+            return
+        if (gone or cut) and not self.trees:  # of others that are silent all has come so far: they may be but slow to be heard
+            dead = gone | {c.cid for c in plan.contributors if c.member.peer in cut}
+        self._revise(now, plan, dead | refused, late)
 
-    def _revise(self, now: float, plan: Plan, dead: set[bytes], late: bool) -> None:
+    def _revise(self, now: float, plan: Plan, lost: set[bytes], late: bool) -> None:
         machine = self.machine
-        self.lost |= dead
+        self.lost |= lost
         if late and self._blame(now, plan):  # else what is missing of the living is on its way
             mine = machine.contribution[0] if machine.contribution else b""
             return machine.next_ballot(now, aside=mine in self.lost)

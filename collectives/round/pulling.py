@@ -9,6 +9,7 @@ from .. import messages as m
 from ..group import Entry, Member, Plan
 from ..identifiers import PeerId
 from .patience import silent_s, stuck_s
+from .ways import broken
 
 if TYPE_CHECKING:
     from .machine import RoundMachine
@@ -81,10 +82,7 @@ def on_the_way(machine: RoundMachine, now: float, entry: Entry) -> bool:
         return False
     if opened.decided is not None and opened.lacking_owners and opened.lacking_owners <= opened.cut:
         return False
-    lost = any(machine.actions.suspected(part.owner) and opened.lacking_of(part.owner) for part in plan.parts)
-    if plan.topology.kind != "butterfly":
-        lost = opened.lacking != 0 and any(machine.actions.suspected(c.member.peer) for c in plan.contributors)
-    return not lost and now - max(opened.bulk_at, opened.planned_at) <= stuck_s(machine)
+    return not broken(machine, plan) and now - max(opened.bulk_at, opened.planned_at) <= stuck_s(machine)
 
 
 def _count(spans: m.Spans) -> int:

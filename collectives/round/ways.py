@@ -69,8 +69,11 @@ def disputes(machine: RoundMachine, who: Member, body: m.Disputed) -> bool:
     return False
 
 
-def broken(plan: Plan, trees: Sequence[Tree], suspected: frozenset[PeerId]) -> bool:
-    """Whether results cannot reach everybody on the ways of the plan any more: an owner is gone, or who would hand them on."""
-    if trees:
-        return any(c.member.peer in suspected for c in plan.contributors) or any(part.owner in suspected for part in plan.parts)
-    return any(part.owner in suspected for part in plan.parts)
+def broken(machine: RoundMachine, plan: Plan) -> set[PeerId]:
+    """Who keeps results from coming here on the ways of a plan: owners that are gone and whose parts lack; of trees, whoever is gone."""
+    opened, peers = machine.open, {part.owner for part in plan.parts}
+    if plan.topology.kind == "butterfly":
+        peers = set(filter(opened.lacking_of, peers))
+    else:
+        peers = peers.union(c.member.peer for c in plan.contributors) if opened.lacking != 0 else set[PeerId]()
+    return set(filter(machine.actions.suspected, peers))

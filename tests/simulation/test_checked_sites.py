@@ -105,6 +105,13 @@ class Labs(Table):
         return set(found)
 
 
+def site_of(entry: Entry, peer: PeerId) -> set[PeerId]:
+    """Whose contributions were added up with that of a peer before they went to owners."""
+    members = [c.member.peer for c in entry.contributors]
+    groups = dict(zip(members, entry.topology.groups, strict=True)) if entry.topology.groups else {}
+    return {other for other in groups if groups[other] == groups.get(peer)}
+
+
 def one_element(data: bytes) -> bytes:
     found = np.frombuffer(data, np.float32).copy()
     found[1] = np.nextafter(found[1], np.float32(9))
@@ -164,15 +171,14 @@ def test_a_head_that_states_another_sum_is_named_in_that_round_and_nobody_adopts
     assert owner != liar[0]
     labs.forge(lambda sender, record, data: data)
     entry = labs.play()
-    groups = dict(zip([c.member.peer for c in entry.contributors], entry.topology.groups, strict=True))
     assert entry.topology.kind == "checked"
-    assert [*groups.values()].count(groups[liar[0]]) == 1  # nobody's head any more
+    assert site_of(entry, liar[0]) == {liar[0]}  # nobody's head any more
     labs.check()
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_head_that_lies_whenever_it_can_is_found_each_time_through_loss(seed: int) -> None:
-    """It may be head again where the one who convenes has not heard of it."""
+    """It may be head again where the one who convenes has not heard of it. A plan may also have been revised without it, or it is alone in one."""
     labs = Labs()
     lied: set[int] = set()
 
@@ -183,11 +189,11 @@ def test_a_head_that_lies_whenever_it_can_is_found_each_time_through_loss(seed: 
         return data
 
     labs.forge(change, Random(seed))
-    kinds = {entry.round: entry.topology.kind for entry in (labs.play() for _ in range(6))}
+    entries = [labs.play() for _ in range(6)]
     labs.check()
     assert labs.named() == {"p4"}
     assert lied
-    assert {kinds[round_] for round_ in lied} == {"butterfly"}
+    assert all(site_of(entry, "p4") <= {"p4"} for entry in entries if entry.round in lied)
 
 
 def test_a_witness_that_doubts_a_true_sum_is_named_and_the_head_goes_on() -> None:

@@ -345,7 +345,7 @@ def test_who_has_seen_no_round_does_not_end_that_of_the_others() -> None:
     and what those give that were drawn is counted."""
     seen = dict[int, Seen]()
     run, timing = msgspec.structs.replace(settings("fedavg", 7), sample=Sample(count=1)), Timing(redraw_s=8.0)
-    swarm = LocalSwarm(N, settings=run, latency_s=0.03, jitter_s=0.1, timing=timing).join_at(1, 140.0)
+    swarm = LocalSwarm(N, settings=run, latency_s=0.033, jitter_s=0.1, timing=timing).join_at(1, 140.0)
     play(swarm, seen, 5.0, limit_s=1000.0)
     entries = entries_of(swarm, 0)
     counted = [entry.round for entry in entries if entry.contributors]

@@ -1,0 +1,64 @@
+"""Who is not heard for a while: what it had to say is had from others, and what it gave counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from session_table import Peer, Table
+
+from atoll.collectives.identifiers import PeerId
+
+
+def offered(table: Table) -> tuple[Peer, list[Peer], list[bytes]]:
+    """All are in and have contributed: who convenes, the others, and what was contributed."""
+    peers = table.all_in()
+    cids = [peer.contribute(f"of {peer.name}") for peer in peers]
+    convener = next(peer for peer in peers if peer.machine.convener_of(0) == peer.machine.me)
+    return convener, [peer for peer in peers if peer is not convener], cids
+
+
+def counted(peer: Peer) -> list[bytes]:
+    """What the newest entry with contributions is made of."""
+    return [c.cid for c in next(c.entry for c in reversed(peer.machine.journal.entries) if c.entry.contributors).contributors]
+
+
+def test_who_hears_votes_but_not_for_what_asks_a_voter() -> None:
+    """The connection to the convener is lost as it proposes: others know soon what was decided."""
+    table = Table(4)
+    convener, (deaf, *others), cids = offered(table)
+    table.until(lambda: convener.machine.convening.plan is not None)
+
+    def lose(sender: PeerId, receiver: PeerId, channel: str, payload: Any) -> bool:
+        return channel == "control" and (sender, receiver) == (convener.name, deaf.name) and deaf.machine.open.reduced is not None
+
+    table.network.tap = lose
+    table.until(lambda: all(peer.rounds()[-1].contributors for peer in (convener, *others)))
+    decided_at = table.world.now
+    table.until(lambda: bool(deaf.rounds()[-1].contributors))
+    assert table.world.now - decided_at <= 3 * table.place.timing.pull_s  # a take-over would come seven pulls later at the soonest
+    assert counted(deaf) == cids
+    table.end()
+
+
+def test_who_is_silent_while_another_dies_is_counted_where_nothing_of_it_lacks() -> None:
+    """An owner dies in the gather phase, and of another member no message is heard for a while: only the dead one's contribution is lost."""
+    table = Table(4)
+    convener, others, cids = offered(table)
+    table.until(lambda: convener.machine.convening.plan is not None)
+    plan = convener.machine.convening.plan
+    assert plan is not None
+    victim = next(peer for peer in others if peer.name in {part.owner for part in plan.parts})
+    silent = next(peer for peer in others if peer.name not in {part.owner for part in plan.parts})
+    victim.kill()
+
+    def hush(sender: PeerId, receiver: PeerId, channel: str, payload: Any) -> bool:
+        revised = convener.machine.convening.plan is not None and convener.machine.convening.plan.revision > plan.revision
+        return sender == silent.name and channel != "record" and not revised
+
+    table.network.tap = hush
+    live = [peer for peer in table.peers if peer is not victim]
+    table.until(lambda: convener.session.actions.suspected(silent.name))
+    assert convener.session.actions.suspected(victim.name)
+    table.until(lambda: all(peer.rounds()[-1].contributors for peer in live))
+    assert counted(convener) == [cid for cid, peer in zip(cids, table.peers, strict=True) if peer is not victim]
+    table.end()
