@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .plans import PlanState
 
 LONG_AGO, NOT_YET = float("-inf"), float("inf")
+NEVER = 1 << 63
 Handed = tuple[dict[int, float], int]
 """A chunk that was handed out, and where the time of it stands."""
 
@@ -211,7 +212,14 @@ class Sender:
         lead = self._lead()
         if lead.rate <= 0:  # the usual case on fast links, asked for every record
             return next(iter(flow.parts)) if not lead.near or state.even(peer, len(flow.parts)) else None
-        return next((part for part in flow.parts if state.within(part[1], lead)), None)
+        refused: dict[int, int] = {}  # by part of the plan: its first chunk that is too far ahead; those behind it are, too
+        for part in flow.parts:
+            chunk, index = part[1], state.part_of[part[1]]
+            if chunk < refused.get(index, NEVER):
+                if state.within(chunk, lead):
+                    return part
+                refused[index] = chunk
+        return None
 
     def _encode(self, flow: Flow, workspace: Workspace, cid: bytes, chunk: int) -> memoryview | None:
         slot, frozen = flow.slot, self._frozen.get(cid)
