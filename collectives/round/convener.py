@@ -276,7 +276,7 @@ class Convening:
         self.dead = dead = {c.cid for c in plan.contributors if machine.silent(c.member)}
         own = {machine.contribution[0]} if machine.contribution else set[bytes]()
         refused = {c.cid for c in plan.contributors if c.member == machine.me} - own  # it held NaN, say: it will never come
-        gone = {cid for cids in held_up_by(plan, self.trees, self.missing).values() for cid in cids} & dead
+        gone = {cid for cids in held_up_by(plan, self.trees, self._waiting()).values() for cid in cids} & dead
         cut = broken(machine, plan)
         late = now > self.due_at or now - self.planned_at > (1 + self.stalls) * stuck_s(machine)
         if not (gone or refused or cut or late):
@@ -308,20 +308,23 @@ class Convening:
 
         An owner that misses most contributions is slow itself: it is replaced, and the contributions stay. Where all are behind alike,
         nobody is to blame. A contribution that has not come is left out, and its member owns nothing any more; where it is ours, the next
-        ballot is planned without it.
+        ballot is planned without it. What an owner lacked that has not been heard for a while, and may be dying, is held against nobody.
         """
         machine, me = self.machine, self.machine.me.peer
-        owners = {part.owner for part in plan.parts}
+        owners, since = {part.owner for part in plan.parts if not machine.actions.suspected(part.owner)}, now - machine.timing.detect_s / 2
+        waiting = {peer: cids for peer, cids in self._waiting().items() if peer == me or self.reported_at.get(peer, -1e9) > since}
         others = {owner: {c.cid for c in plan.contributors if c.member.peer != owner} for owner in owners}
-        behind = {owner: self.missing.get(owner, set()) & cids for owner, cids in others.items()}
+        behind = {owner: waiting.get(owner, set()) & cids for owner, cids in others.items()}
         short = {owner for owner, cids in behind.items() if 2 * len(cids) > len(others[owner])}
         silent = {
             part.owner
             for part in plan.parts
-            if part.owner != me and now - self.reported_at.get(part.owner, -1e9) > machine.timing.detect_s and self._part_lacks(part)
+            if part.owner in owners - {me}
+            and now - self.reported_at.get(part.owner, -1e9) > machine.timing.detect_s
+            and self._part_lacks(part)
         }
         if self.trees:
-            late = {cid for cids in held_up_by(plan, self.trees, self.missing).values() for cid in cids}
+            late = {cid for cids in held_up_by(plan, self.trees, self._waiting()).values() for cid in cids}
             late |= {c.cid for c in plan.contributors if c.member.peer in silent}
             self.lost |= late if 2 * len(late) <= len(plan.contributors) else set()
             return False
@@ -337,6 +340,10 @@ class Convening:
         if not owners - self.slow:
             self.lost |= {c.cid for c in plan.contributors if c.member.peer in silent}
         return False
+
+    def _waiting(self) -> dict[PeerId, set[bytes]]:
+        """What who adds up lacked when it was heard last. What the dead lacked nobody waits for, and may have come to all others."""
+        return {peer: cids for peer, cids in self.missing.items() if not self.machine.actions.suspected(peer)}
 
     def _part_lacks(self, part: Part) -> bool:
         return self.machine.open.lacking_of(part.owner)

@@ -62,3 +62,23 @@ def test_who_is_silent_while_another_dies_is_counted_where_nothing_of_it_lacks()
     table.until(lambda: all(peer.rounds()[-1].contributors for peer in live))
     assert counted(convener) == [cid for cid, peer in zip(cids, table.peers, strict=True) if peer is not victim]
     table.end()
+
+
+def test_what_a_dead_owner_lacked_is_nobodys_fault() -> None:
+    """An owner dies before a contribution has come to it that all others have: once the plan is late, its last word does not cost that contribution."""
+    table = Table(4)
+    convener, others, cids = offered(table)
+    table.until(lambda: convener.machine.convening.plan is not None)
+    plan = convener.machine.convening.plan
+    assert plan is not None
+    victim = next(peer for peer in others if peer.name in {part.owner for part in plan.parts})
+    giver = next(peer for peer in others if peer is not victim)
+    table.network.tap = lambda sender, receiver, channel, payload: channel == "record" and (sender, receiver) == (giver.name, victim.name)
+    table.until(lambda: victim.name in convener.machine.convening.missing)
+    given = cids[table.peers.index(giver)]
+    assert given in convener.machine.convening.missing[victim.name]
+    victim.kill()
+    live = [peer for peer in table.peers if peer is not victim]
+    table.until(lambda: all(peer.rounds()[-1].contributors for peer in live))
+    assert counted(convener) == [cid for cid, peer in zip(cids, table.peers, strict=True) if peer is not victim]
+    table.end()
